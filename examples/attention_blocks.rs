@@ -29,7 +29,7 @@ fn main() {
         let cells: Vec<String> = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"]
             .iter()
             .map(|kind| {
-                let step = Tpu::of(kind).step(*queries, *keys, *dim);
+                let step = Tpu::from_kind(kind).step(*queries, *keys, *dim);
                 format!("{} x {}, {:.1} %", step.queries, step.keys, step.waste * 100.0)
             })
             .collect();

@@ -6,7 +6,7 @@
 
 use ltx2::analysis::{Module, report};
 use ltx2::hlo::DType::BF16;
-use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type};
+use ltx2::hlo::{Argument, Builder, DeviceMesh, Program, ProgramOutput, Sharding, Type};
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Attributes, Client, ClientOptions, CompileOptions, CpuOptions, OptimizedProgram, OptionValue};
 use ltx2::pjrt::{Plugin, Topology, quiet_plugins};
@@ -25,7 +25,7 @@ struct Rules {
 }
 
 /// Builds `gelu(x · up) · down` (sigmoid approximation of GELU) with every tensor sharded by the rules.
-fn feed_forward(mesh: &Mesh, rules: Rules) -> anyhow::Result<Program> {
+fn feed_forward(mesh: &DeviceMesh, rules: Rules) -> anyhow::Result<Program> {
     let b = Builder::new("feed_forward").with_mesh(mesh.clone());
     let argument = |name: &str, dims: [usize; 2], axes: [&[&str]; 2]| {
         let sharding = Some(Sharding::new(&axes));
@@ -40,7 +40,7 @@ fn feed_forward(mesh: &Mesh, rules: Rules) -> anyhow::Result<Program> {
     let inner = &inner * (&inner * 1.702).logistic();
     let place = Sharding::new(&[rules.tokens, &[]]);
     let y = b.einsum("tm,em->te", &inner, &down, BF16).constrain(&place);
-    Ok(b.finish_with(vec![(Output { sharding: Some(place), ..Output::new("y", y.ty().clone()) }, y)])?)
+    Ok(b.finish_with(vec![(ProgramOutput { sharding: Some(place), ..ProgramOutput::new("y", y.ty().clone()) }, y)])?)
 }
 
 /// Compiles for eight absent TPUs, or for eight virtual devices. Returns which, and the optimized program.
@@ -66,7 +66,7 @@ fn compile(program: &Program) -> anyhow::Result<(&'static str, OptimizedProgram)
 
 fn main() -> anyhow::Result<()> {
     quiet_plugins();
-    let mesh = Mesh::new(&[("context", 8)]);
+    let mesh = DeviceMesh::new(&[("context", 8)]);
     let context: &[&str] = &["context"];
     // Tokens and weights are sharded over the same axis, so each device must gather the weights.
     let split = Rules { tokens: context, embed: context, mlp: &[] };

@@ -16,7 +16,7 @@ use axum::extract::{FromRequest, Multipart};
 use axum::http::Request;
 use ltx2::analysis::{self, Chip, Module, Trace, XSpace};
 use ltx2::config::{CliOverrides, load, parse_mesh, presets, read_experiment};
-use ltx2::hlo::Mesh;
+use ltx2::hlo::DeviceMesh;
 use ltx2::media::{probe_clip, read_image_with, read_png, read_sound, read_wav};
 use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
@@ -40,12 +40,12 @@ use ltx2::serve::fields::Fields;
 use ltx2::serve::form::Form;
 use ltx2::serve::generator::{Endpoint, Generator};
 use ltx2::serve::id::Ids;
-use ltx2::serve::inputs::Inputs;
+use ltx2::serve::inputs::InputStore;
 use ltx2::serve::jobs::Caller;
 use ltx2::serve::query::list_query;
 use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
-use ltx2::weights::{Checkpoint, Component, Lora, LoraFile, MergeOrder, ModelSource, Overrides};
+use ltx2::weights::{Checkpoint, Component, LoraFile, MergeOrder, ModelSource, Overrides, ScaledLora};
 
 /// Success, or why the input was rejected.
 pub type Read = Result<(), Box<dyn Error>>;
@@ -202,7 +202,7 @@ pub fn lora(bytes: &[u8]) -> Read {
         MODEL.with(|kept| {
             let model = kept.get_or_init(small_model);
             file.check(model)?;
-            let loras = [Lora { file: file.clone(), strength: 0.5 }];
+            let loras = [ScaledLora { file: file.clone(), strength: 0.5 }];
             for (component, name) in file.targets() {
                 let weight = model.checkpoint(component)?.get_float(name)?;
                 for order in [MergeOrder::Official, MergeOrder::Diffusers, MergeOrder::Exact] {
@@ -227,15 +227,21 @@ pub fn module(bytes: &[u8]) -> Read {
     let format = if kind.is_multiple_of(2) { "hlo_with_config" } else { "hlo" };
     let chip = Chip::all().get(usize::from(kind / 2));
     let module = Module::decode(format, bytes)?;
-    let mesh = Mesh::new(&[("data", 2), ("context", 4)]);
+    let mesh = DeviceMesh::new(&[("data", 2), ("context", 4)]);
     black_box(analysis::report(&module, &mesh.axes, &[2], chip));
-    black_box((module.loops(), module.stored(), module.purposes(), module.listing(), module.is_bound_to_device()));
+    black_box((
+        module.loops(),
+        module.stored_arrays(),
+        module.purposes(),
+        module.listing(),
+        module.is_bound_to_device(),
+    ));
     Ok(())
 }
 
 /// Reads and summarizes a profiler trace.
 pub fn trace(bytes: &[u8]) -> Read {
-    black_box(Trace::of(&XSpace::read(bytes)?, Some(2))?);
+    black_box(Trace::from_space(&XSpace::read(bytes)?, Some(2))?);
     Ok(())
 }
 
@@ -328,7 +334,7 @@ fn accept(form: impl FnOnce(&Fields, &Path) -> Result<Form, Box<dyn Error>>) -> 
 fn server() -> (Fields, Ids, tempfile::TempDir) {
     let given = CliOverrides { files: vec!["nano".into()], ..CliOverrides::default() };
     let folder = folder();
-    let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
+    let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder");
     let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
-    (fields, Ids::behind(None), folder)
+    (fields, Ids::after(None), folder)
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::UsageError;
 pub(super) use super::model_args::{ComponentArgs, ModelArgs, files, word};
 use super::numbers::{finite, num_frames, whole};
-use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, Loaded, Reference, load};
+use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, LoadedConfig, Reference, load};
 use crate::models::upsampler::Upsampling;
-use crate::tune::{Options, default_jobs};
+use crate::tune::{TuneOptions, default_jobs};
 
 /// Options of commands that can run the configuration of a sidecar.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -42,8 +42,8 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    pub(crate) fn given(&self) -> Result<CliOverrides, UsageError> {
-        let mut given = self.config.given();
+    pub(crate) fn overrides(&self) -> Result<CliOverrides, UsageError> {
+        let mut given = self.config.overrides();
         self.request.add(&mut given)?;
         self.model.add(&mut given);
         self.placement.add(&mut given);
@@ -56,7 +56,7 @@ impl RunArgs {
 ///
 /// # Errors
 /// Returns an error if the configuration is invalid or contains options that have no effect.
-pub(crate) fn load_run(given: &CliOverrides) -> Result<Loaded, ConfigError> {
+pub(crate) fn load_run(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     let loaded = load(given)?;
     loaded.check_effect()?;
     Ok(loaded)
@@ -70,7 +70,7 @@ const PROMPT: &str = "a red fox in the snow";
 /// # Errors
 /// Returns an error if flags or `--set` pairs request several videos, output files or progress reports, or if there is
 /// no prompt.
-pub(crate) fn timed_job(loaded: &Loaded) -> anyhow::Result<Job> {
+pub(crate) fn timed_job(loaded: &LoadedConfig) -> anyhow::Result<Job> {
     let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
     loaded.check_read("this command writes no video and shows no progress", |path| !is_of_files(path))?;
     let jobs = loaded.config.jobs()?;
@@ -98,7 +98,7 @@ pub(crate) struct ConfigArgs {
 
 impl ConfigArgs {
     /// Returns the overrides that these options set.
-    pub(crate) fn given(&self) -> CliOverrides {
+    pub(crate) fn overrides(&self) -> CliOverrides {
         CliOverrides { files: self.config.clone(), set: self.set.clone(), ..CliOverrides::default() }
     }
 }
@@ -118,10 +118,10 @@ pub(crate) struct JobArgs {
 }
 
 impl JobArgs {
-    pub(crate) fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<Options> {
+    pub(crate) fn options(&self, folder: PathBuf, measure: bool) -> std::io::Result<TuneOptions> {
         let jobs = self.jobs.map_or_else(default_jobs, usize::from);
         let (binary, modules) = (std::env::current_exe()?, self.modules.clone());
-        Ok(Options { binary, folder, modules, jobs, measure, retry: self.retry, chip: None })
+        Ok(TuneOptions { binary, folder, modules, jobs, measure, retry: self.retry, chip: None })
     }
 }
 

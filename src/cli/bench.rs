@@ -11,7 +11,7 @@ use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_run;
 use super::{UsageError, check_json, log, print_and_write_json, tell};
 use crate::perf::BenchReport;
-use crate::perf::bench::{BenchOptions, BenchTarget, Benched, bench};
+use crate::perf::bench::{BenchOptions, BenchResults, BenchTarget, bench};
 use crate::pipeline::one_line;
 use crate::pipeline::processes::together;
 use crate::text_file;
@@ -24,7 +24,7 @@ use crate::text_file;
   ltx2 bench -c nano_2_0 --model nano --weights random --baseline before.json --tolerance 0.05
   ltx2 bench --micro --platform cuda --json h200x2.json            microbenchmarks, no model
   ltx2 bench --micro --from h200x2.json --from h200x4.json --fit h200.toml")]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// File to write the report to, as JSON; `-` writes it to stdout instead of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -57,8 +57,8 @@ pub(crate) struct Args {
     run: RunArgs,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut given = args.run.given()?;
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut given = args.run.overrides()?;
     args.rerun.add(&mut given);
     given.flag("layers", "model.blocks", args.layers);
     let loaded = load_run(&given)?;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         } else {
             log::only_warnings();
         }
-        let Benched { report, failed } = bench(config, &job, loaded.sidecar(), &options, group)?;
+        let BenchResults { report, failed } = bench(config, &job, loaded.sidecar(), &options, group)?;
         let delivered = if first { finish(args, &report, baseline.as_ref()) } else { Ok(()) };
         match failed {
             // Convert the cause to text, so that the exit code is 1 whatever the cause, because the report was already
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn finish(args: &Args, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
+fn finish(args: &BenchArgs, report: &BenchReport, baseline: Option<&Value>) -> anyhow::Result<()> {
     let figures = serde_json::to_value(report)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&figures)?);
     print_and_write_json(args.json.as_deref(), args.force, &text, &table(report))?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::generate::prepare_run;
 use super::{UsageError, check_output_file, print, print_and_write_json};
 use crate::analysis::{AlphaBeta, Calibration, Chip, ChipError, CollectiveKind, Measurements, Microbenchmark, fit};
-use crate::config::{Config, ConfigError, Loaded};
+use crate::config::{Config, ConfigError, LoadedConfig};
 use crate::perf::micro::measure;
 use crate::runtime::micro;
 use crate::text_file;
@@ -32,7 +32,7 @@ pub(crate) struct MicroArgs {
 
 impl MicroArgs {
     /// Rejects flags and `--set` pairs that do not affect the measurement.
-    pub(crate) fn check_read(&self, loaded: &Loaded) -> Result<(), ConfigError> {
+    pub(crate) fn check_read(&self, loaded: &LoadedConfig) -> Result<(), ConfigError> {
         let places = ["runtime.", "mesh.", "layout"];
         let (why, is_read): (_, &dyn Fn(&str) -> bool) = match (self.from.is_empty(), &self.fit) {
             (true, _) => ("--micro runs no model", &|path| places.iter().any(|place| path.starts_with(place))),

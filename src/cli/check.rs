@@ -7,13 +7,13 @@ use clap::ValueEnum;
 use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs, load_run};
 use super::compile::{chip_of, target};
 use super::{UsageError, one_line, print};
-use crate::config::{AUTO, Config, Loaded, Model, Pipeline, Reference};
-use crate::models::ConfigError;
+use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference};
+use crate::models::ComponentConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
-use crate::pipeline::plan::layouts::{Comparison, Devices, compare, ranking};
+use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, ranking};
 use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::preflight::{check_components, preflight};
 use crate::pipeline::plan::verify::component;
@@ -23,7 +23,7 @@ use crate::weights::{ModelSource, ValidationReport, Version};
 /// Lists the components of a model, missing and wrongly shaped tensors, and what each pipeline needs; reads only file
 /// headers. With -c, --set or a placement option, also validates the resulting request as a run would.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
+pub(crate) struct CheckArgs {
     /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
     model: String,
     #[command(flatten)]
@@ -53,7 +53,7 @@ enum Finding {
 }
 
 /// Which LTX-2.5 features the present components support.
-struct Newest {
+struct Ltx25Features {
     /// Whether the video VAE has a decoder (`model.decoder: conv`).
     convolution: bool,
     /// Whether the diffusion decoder is present.
@@ -97,7 +97,7 @@ impl Verdict {
     }
 }
 
-impl Newest {
+impl Ltx25Features {
     /// Returns the decoder that `model.decoder: auto` selects, with `reference: official` or `diffusers`.
     fn decoder(&self, official: bool) -> Option<&'static str> {
         match (self.convolution, self.diffusion) {
@@ -137,7 +137,7 @@ impl Newest {
     }
 }
 
-impl Args {
+impl CheckArgs {
     fn selects_config(&self) -> bool {
         !self.config.config.is_empty() || !self.config.set.is_empty()
     }
@@ -165,8 +165,8 @@ impl Args {
     }
 
     /// Loads the configuration with the model of this command.
-    fn loaded(&self) -> anyhow::Result<Loaded> {
-        let mut given = self.config.given();
+    fn loaded(&self) -> anyhow::Result<LoadedConfig> {
+        let mut given = self.config.overrides();
         self.placement.add(&mut given);
         self.rerun.add(&mut given);
         given.flag("model", "model.path", Some(self.model.clone()));
@@ -186,7 +186,7 @@ struct ModelSurvey<'a> {
 
 impl<'a> ModelSurvey<'a> {
     fn new(source: &'a Arc<ModelSource>, model: Model) -> Self {
-        let configs = ModelConfigs::of(source);
+        let configs = ModelConfigs::from_source(source);
         let findings = Component::ALL.into_iter().map(|p| (p, examine(source, &configs, p))).collect();
         ModelSurvey { source, model, configs, findings }
     }
@@ -226,7 +226,7 @@ impl<'a> ModelSurvey<'a> {
         Verdict { missing, error: error.map(|error| error_line(&error)) }
     }
 
-    fn newest(&self) -> Newest {
+    fn newest(&self) -> Ltx25Features {
         let present =
             |part| !matches!(self.findings.iter().find(|(p, _)| *p == part), Some((_, Finding::Absent)) | None);
         let decodes = |reference| {
@@ -239,7 +239,7 @@ impl<'a> ModelSurvey<'a> {
         let duration = Verdict { missing, error: error.map(|error| error_line(&error)) };
         let mut rounds = self.request(Pipeline::Dfr);
         rounds.dfr.temporal_rounds = 1;
-        Newest {
+        Ltx25Features {
             convolution: present(Component::Vae) && self.configs.has_video_decoder().unwrap_or(false),
             diffusion: present(Component::DiffusionDecoder),
             usable: [Reference::Official, Reference::Diffusers].map(decodes),
@@ -249,14 +249,14 @@ impl<'a> ModelSurvey<'a> {
     }
 }
 
-fn opened(args: &Args) -> anyhow::Result<Arc<ModelSource>> {
+fn opened(args: &CheckArgs) -> anyhow::Result<Arc<ModelSource>> {
     let source = ModelSource::open(&args.model, &args.components.overrides())?;
     source.refuse_unread()?;
     Ok(Arc::new(source))
 }
 
 /// Checks whether `generate` would run the request on this model.
-fn verify(args: &Args) -> anyhow::Result<()> {
+fn verify(args: &CheckArgs) -> anyhow::Result<()> {
     let loaded = args.loaded()?;
     let mut config = loaded.config.clone();
     // The prompt's text does not matter, because only the model is checked.
@@ -269,7 +269,7 @@ fn verify(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     args.check_effect()?;
     let source = opened(args);
     if source.is_err() && args.selects_request() {
@@ -333,7 +333,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
-        lines.extend(newest.iter().flat_map(Newest::lines));
+        lines.extend(newest.iter().flat_map(Ltx25Features::lines));
         if let Some(Layouts { auto, faster, lacking }) = layouts {
             lines.extend([auto].into_iter().chain(faster).chain(lacking));
         }
@@ -360,19 +360,19 @@ struct Layouts {
     lacking: Vec<String>,
 }
 
-fn layouts(args: &Args, name: &str) -> anyhow::Result<Layouts> {
+fn layouts(args: &CheckArgs, name: &str) -> anyhow::Result<Layouts> {
     let config = args.loaded()?.config;
     let target = target(name, chip_of(&config)?.as_ref())?;
     let (toolchain, count, capacity) = target.described();
     let chip = target.chip();
-    let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+    let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     let mesh = config.mesh.filter(|_| config.layout == AUTO);
     let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };
     let compared = if config.layout == AUTO { None } else { compare(&config, devices, None)? };
     Ok(Layouts {
         auto: ranking(&auto, devices)?.decision(devices),
-        faster: compared.as_ref().and_then(Comparison::faster),
-        lacking: compared.as_ref().map(Comparison::lacking).unwrap_or_default(),
+        faster: compared.as_ref().and_then(LayoutComparison::faster),
+        lacking: compared.as_ref().map(LayoutComparison::lacking).unwrap_or_default(),
     })
 }
 
@@ -383,9 +383,12 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     match component(configs, source, part) {
         Ok(None) => Finding::Present,
         Ok(Some(report)) => Finding::Weights(report),
-        Err(e @ PipelineError::Config { source: ConfigError::Unsupported { .. } | ConfigError::Unread { .. }, .. }) => {
-            Finding::Unsupported(e.to_string())
-        }
+        Err(
+            e @ PipelineError::Config {
+                source: ComponentConfigError::Unsupported { .. } | ComponentConfigError::Unread { .. },
+                ..
+            },
+        ) => Finding::Unsupported(e.to_string()),
         Err(e) => Finding::Broken(e.to_string()),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use ndarray::{Array4, s};
 
-use super::comparison::{Clip, Scores, number, read, rows};
+use super::comparison::{ComparedClip, Scores, number, read, rows};
 use super::{UsageError, check_json, check_output_file, compare_report, print_and_write_json};
 use crate::media;
 use crate::quality;
@@ -20,7 +20,7 @@ Examples:
   ltx2 compare a.mp4 b.mp4 --min-psnr 40 --report difference.html
   ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
 )]
-pub(crate) struct Args {
+pub(crate) struct CompareArgs {
     /// Result to evaluate: a video, a folder of PNG files, a WAV file, or a dump
     a: PathBuf,
     /// Reference result of the same kind
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     force: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     check_json(args.json.as_deref(), args.force)?;
     check_output_file("--report", args.report.as_deref(), &["html", "htm"], args.force)?;
     let [mut a, mut b] = [read(&args.a)?, read(&args.b)?];
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
+fn score(args: &CompareArgs, a: &mut ComparedClip, b: &mut ComparedClip) -> Result<Scores, String> {
     let [name_a, name_b] = [&args.a, &args.b].map(|p| p.display().to_string());
     let mut scores = Scores { a: name_a.clone(), b: name_b.clone(), ..Scores::default() };
     let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} has {y}");
@@ -126,7 +126,7 @@ fn score(args: &Args, a: &mut Clip, b: &mut Clip) -> Result<Scores, String> {
 }
 
 /// Rejects bounds on frames or audio that are not compared, because such bounds would never fail.
-fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
+fn check_bounds_apply(args: &CompareArgs, scores: &Scores) -> Result<(), String> {
     let video = [("--min-psnr", args.min_psnr), ("--min-ssim", args.min_ssim), ("--max-mad", args.max_mad)];
     let audio = [("--max-audio-l2", args.max_audio_l2), ("--min-audio-cosine", args.min_audio_cosine)];
     let given =
@@ -139,7 +139,7 @@ fn check_bounds_apply(args: &Args, scores: &Scores) -> Result<(), String> {
 }
 
 /// Returns a message for each score outside its bound; NaN always fails.
-fn failures(args: &Args, scores: &Scores) -> Vec<String> {
+fn failures(args: &CompareArgs, scores: &Scores) -> Vec<String> {
     let (video, audio) = (scores.video.as_ref(), scores.audio.as_ref());
     let bounds = [
         ("psnr", "--min-psnr", video.map(|v| v.psnr), args.min_psnr),

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ndarray::{Array4, ArrayView1, Axis};
 
-use super::comparison::{Clip, Scores, rows};
+use super::comparison::{ComparedClip, Scores, rows};
 use crate::media::{Frames, png_bytes};
 use crate::tune::escaped;
 
@@ -17,7 +17,7 @@ table{border-collapse:collapse}td,th{padding:.2rem 1rem .2rem 0;text-align:left}
 font-variant-numeric:tabular-nums}.row{display:grid;grid-template-columns:repeat(3,1fr);gap:.5rem}\
 figure{margin:0}img,svg{width:100%;height:auto;background:#eee}figcaption{font-size:.85rem;color:#555}";
 
-pub(super) fn page(scores: &Scores, a: &Clip, b: &Clip) -> Result<String, String> {
+pub(super) fn page(scores: &Scores, a: &ComparedClip, b: &ComparedClip) -> Result<String, String> {
     let names = [escaped(&scores.a), escaped(&scores.b)];
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{} against {}</title><style>{STYLE}</style>\n\

@@ -13,7 +13,7 @@ use crate::quality::{AudioScores, TensorScores, VideoScores};
 use crate::tensor::Tensor;
 
 #[derive(Default)]
-pub(super) struct Clip {
+pub(super) struct ComparedClip {
     /// Frames `[frames, 3, height, width]`, values in 0..1.
     pub(crate) video: Option<Array4<f32>>,
     /// Audio `[channels, samples]`, and its sample rate if known.
@@ -22,35 +22,35 @@ pub(super) struct Clip {
 }
 
 /// Reads a result; the file extension determines its format.
-pub(super) fn read(path: &Path) -> Result<Clip, UsageError> {
+pub(super) fn read(path: &Path) -> Result<ComparedClip, UsageError> {
     let bad = |e: &dyn std::fmt::Display| UsageError(e.to_string());
     let video = |frames: Frames| frames.to_video();
     if path.is_dir() {
         let frames = media::read_png_frames(path).map_err(|e| bad(&e))?;
-        return Ok(Clip { video: Some(video(frames)), ..Clip::default() });
+        return Ok(ComparedClip { video: Some(video(frames)), ..ComparedClip::default() });
     }
     match path.extension().and_then(|e| e.to_str()).map(str::to_lowercase).as_deref() {
         Some("safetensors") => dump(tensors::read(path).map_err(|e| bad(&e))?),
         Some("wav") => {
             let audio = media::read_wav(path).map_err(|e| bad(&e))?;
-            Ok(Clip { audio: Some((audio.samples().clone(), Some(audio.rate()))), ..Clip::default() })
+            Ok(ComparedClip { audio: Some((audio.samples().clone(), Some(audio.rate()))), ..ComparedClip::default() })
         }
         Some("png") => {
             let frames = media::read_png(path).map_err(|e| bad(&e))?;
-            Ok(Clip { video: Some(video(frames)), ..Clip::default() })
+            Ok(ComparedClip { video: Some(video(frames)), ..ComparedClip::default() })
         }
         _ => {
             let (frames, audio) = media::read_video(path, Path::new("ffmpeg")).map_err(|e| bad(&e))?;
             let audio = audio.map(|a| (a.samples().clone(), Some(a.rate())));
-            Ok(Clip { video: frames.map(video), audio, ..Clip::default() })
+            Ok(ComparedClip { video: frames.map(video), audio, ..ComparedClip::default() })
         }
     }
 }
 
 /// Converts the tensors `video [b, f, 3, h, w]` and `audio [b, channels, samples]` of a dump into frames and audio, if
 /// they have these shapes.
-fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<Clip, UsageError> {
-    let mut clip = Clip::default();
+fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<ComparedClip, UsageError> {
+    let mut clip = ComparedClip::default();
     if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {
         let values = tensors.remove("video").expect("its shape is known").into_f32();
         clip.video = values.into_shape_with_order((n * f, 3, h, w)).ok();

@@ -10,7 +10,7 @@ use crate::analysis::Chip;
 use crate::config::Config;
 use crate::pipeline::PipelineError;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
-use crate::pipeline::programs::compile::{CompileOptions, compile, dump_files};
+use crate::pipeline::programs::compile::{ProgramCompileOptions, compile, dump_files};
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
 use crate::runtime::{ModuleStore, Target};
 use crate::tune::CompileReport;
@@ -24,7 +24,7 @@ use crate::tune::CompileReport;
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout tensor --program text-encoder
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
   ltx2 compile --target cpu:8 -c nano_2_0 -m nano --layout sequence --dump-hlo hlo")]
-pub(crate) struct Args {
+pub(crate) struct CompileArgs {
     /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
     #[arg(long, value_name = "TARGET")]
     target: String,
@@ -57,8 +57,8 @@ pub(crate) struct Args {
     config: ConfigArgs,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut given = args.config.given();
+pub(crate) fn run(args: &CompileArgs) -> anyhow::Result<()> {
+    let mut given = args.config.overrides();
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let loaded = load_run(&given)?;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let kinds = match (args.program, &args.save) {
         (Some(kind), _) => vec![kind],
         (None, None) => vec![ProgramKind::default()],
-        (None, Some(_)) => Programs::of(config, None)?.kinds().collect(),
+        (None, Some(_)) => Programs::from_config(config, None)?.kinds().collect(),
     };
     let dumps = args.dump_hlo.iter().flat_map(|folder| kinds.iter().flat_map(move |kind| dump_files(folder, *kind)));
     dumps.into_iter().try_for_each(|file| check_output_file("--dump-hlo", Some(&file), &[], args.force))?;
@@ -78,10 +78,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut shortage = None;
     for kind in kinds {
         let (layers, dump, save) = (args.layers, args.dump_hlo.as_deref(), args.save.as_deref());
-        let options = CompileOptions { target: target.clone(), kind, layers, dump, save, modules: modules.as_ref() };
+        let options =
+            ProgramCompileOptions { target: target.clone(), kind, layers, dump, save, modules: modules.as_ref() };
         let done = compile(config, &options)?;
         shortage = shortage.or_else(|| done.shortage.clone());
-        let report = CompileReport::of(done, &target);
+        let report = CompileReport::from_compilation(done, &target);
         if !to_stdout(args.json.as_deref()) {
             let space = if reports.is_empty() { "" } else { "\n" };
             print(&format!("{space}{}", table(&report)))?;
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Parses the value of `--target`.
 pub(super) fn target(name: &str, chip: Option<&Chip>) -> Result<Target, UsageError> {
-    Target::of(name, chip).map_err(|e| UsageError(format!("--target: {e}")))
+    Target::parse(name, chip).map_err(|e| UsageError(format!("--target: {e}")))
 }
 
 /// Returns the chip of `runtime.chip_file`.

@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{print, tell};
 use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Platform, PluginFile};
-use crate::pjrt::{Client, Device, Error, Plugin, Value};
+use crate::pjrt::{AttributeValue, Client, Device, PjrtError, Plugin};
 use crate::runtime::platform::{self, Choice};
 use crate::runtime::platforms;
-use crate::runtime::trial::{self, Purpose};
+use crate::runtime::trial::{self, LoadPurpose};
 
 /// Arguments of `ltx2 doctor`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     /// Prints JSON instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -65,7 +65,7 @@ impl From<&PluginFile> for PluginReport {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if let Ok(name) = std::env::var(PROBE) {
         let kind = Platform::named(&name).with_context(|| format!("{PROBE}: unknown platform '{name}'"))?;
         return print(&serde_json::to_string(&examine(kind))?);
@@ -179,7 +179,7 @@ fn examine(kind: Platform) -> PlatformReport {
     let is_neutral = Kind::of_file(&found.path).is_none();
     let own = Platform::of_file(&found.path);
     if own.is_none_or(|own| platforms::spec(own).loads_without_hardware) || hardware.is_ok() {
-        match trial::load(&found.path, None, Purpose::Run) {
+        match trial::load(&found.path, None, LoadPurpose::Run) {
             Ok(plugin) => match plugin.kind() {
                 Some(Kind::Unsupported(own)) => {
                     return report.without(
@@ -197,10 +197,10 @@ fn examine(kind: Platform) -> PlatformReport {
                 _ => report.plugin = Some(loaded(found, &plugin)),
             },
             // A plugin whose file name identifies no platform turned out to be libtpu.
-            Err(Error::NoHardware { platform, .. }) if platform != name => {
+            Err(PjrtError::NoHardware { platform, .. }) if platform != name => {
                 return report.without(found, &format!("is a plugin for {platform}"), None);
             }
-            Err(Error::NoHardware { .. }) if hardware.is_err() => {}
+            Err(PjrtError::NoHardware { .. }) if hardware.is_err() => {}
             Err(error) if is_neutral => return report.without_broken(found, error.to_string()),
             Err(error) => report.missing.push(error.to_string()),
         }
@@ -256,7 +256,7 @@ fn describe(report: &mut PlatformReport, client: &Client) -> crate::pjrt::Result
 /// Returns the StableHLO version, such as `1.20.0`, from the plugin's attributes.
 fn stablehlo_version(plugin: &Plugin) -> Option<String> {
     match plugin.attributes().ok()?.remove("stablehlo_current_version")? {
-        Value::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
+        AttributeValue::Ints(parts) => Some(parts.iter().map(i64::to_string).collect::<Vec<_>>().join(".")),
         other => Some(other.to_string()),
     }
 }

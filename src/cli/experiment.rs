@@ -10,8 +10,8 @@ use crate::config::{AUTO, Case, Config, Experiment, read_experiment, read_layout
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
-    Group, LOG, Options, diagnose_groups, experiment, given, group_diagnosis_text, markdown, page, ranked,
-    suggestions_markdown, table,
+    CaseGroup, LOG, TuneOptions, case_overrides, diagnose_groups, experiment, group_diagnosis_text, markdown, page,
+    ranked, suggestions_markdown, table,
 };
 
 /// Compiles the cases of a YAML file and ranks them; with --search, finds the fastest layout and mesh.
@@ -29,7 +29,7 @@ use crate::tune::{
 
 To compile for TPUs, set TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1. `ltx2 schema --of experiment` lists the keys.
 A search writes DIR/best.yml, a layout file whose comments list the layouts it was compared with.")]
-pub(crate) struct Args {
+pub(crate) struct ExperimentArgs {
     /// Experiment file
     #[arg(value_name = "FILE.yml", required_unless_present = "search", conflicts_with = "search")]
     file: Option<PathBuf>,
@@ -97,11 +97,11 @@ struct SearchArgs {
     layers: Option<u16>,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ExperimentArgs) -> anyhow::Result<()> {
     let chip = args.chip.as_deref().map(Chip::find).transpose().map_err(|e| UsageError(format!("--chip: {e}")))?;
     let chip = args.chip.clone().zip(chip);
     check_own(&args.output)?;
-    let mut options = Options { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
+    let mut options = TuneOptions { chip, ..args.jobs.options(args.output.clone(), args.measure)? };
     let Some(file) = &args.file else { return run_search(args, options) };
     if !args.config.config.is_empty() || !args.config.set.is_empty() {
         return Err(UsageError(
@@ -134,9 +134,9 @@ fn check_own(folder: &Path) -> Result<(), UsageError> {
 
 /// Prepares this process for the targets of the file: sets libtpu's arguments, which all cases must share, and uses the
 /// chip of the cases unless `--chip` is set.
-fn prepare(file: &Experiment, options: &mut Options) -> anyhow::Result<()> {
+fn prepare(file: &Experiment, options: &mut TuneOptions) -> anyhow::Result<()> {
     let cases = file.cases();
-    let configs = cases.iter().map(|case| Ok(load_run(&given(case, file).map_err(usage)?)?.config));
+    let configs = cases.iter().map(|case| Ok(load_run(&case_overrides(case, file).map_err(usage)?)?.config));
     let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
     let targets: Vec<String> = cases.into_iter().filter_map(|case| case.target).collect();
     let Some(first) = configs.first() else { return Ok(()) };
@@ -156,14 +156,14 @@ fn prepare(file: &Experiment, options: &mut Options) -> anyhow::Result<()> {
 }
 
 /// Uses the chip of the configuration unless `--chip` is set.
-fn use_configured_chip(config: &Config, options: &mut Options) -> Result<(), UsageError> {
+fn use_configured_chip(config: &Config, options: &mut TuneOptions) -> Result<(), UsageError> {
     if options.chip.is_none() {
         options.chip = config.runtime.chip_file.clone().zip(chip_of(config)?);
     }
     Ok(())
 }
 
-fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
+fn report(title: &str, groups: &[CaseGroup], folder: &Path) -> anyhow::Result<()> {
     let title = if title.is_empty() { "Experiment" } else { title };
     let write = |name: &str, text: String| {
         let path = folder.join(name);
@@ -180,10 +180,10 @@ fn report(title: &str, groups: &[Group], folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
+fn run_search(args: &ExperimentArgs, mut options: TuneOptions) -> anyhow::Result<()> {
     let s = &args.search;
     let name = s.target.clone().expect("--search requires --target");
-    let given = args.config.given();
+    let given = args.config.overrides();
     let case = |shape: &String| Case { shape: Some(shape.clone()), ..Case::default() };
     s.shape.iter().try_for_each(|shape| case(shape).size_settings().map(drop))?;
     let (mut shapes, mut videos) = (s.shape.clone(), s.videos.clone());
@@ -209,7 +209,7 @@ fn run_search(args: &Args, mut options: Options) -> anyhow::Result<()> {
         );
     }
     prepare_tpus(&config, std::slice::from_ref(&name))?;
-    let blocks = Programs::of(&config, None)?.layers();
+    let blocks = Programs::from_config(&config, None)?.layers();
     let request = SearchRequest {
         given,
         target: name,

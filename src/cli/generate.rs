@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::args::{OutputArgs, RerunArgs, RunArgs, load_run};
-use super::plan::Plan;
-use super::progress::Progress;
+use super::plan::RunPlan;
+use super::progress::ProgressDisplay;
 use super::{UsageError, log, print, signals, tell};
-use crate::config::{Config, Loaded, ProgressEvery, WeightSource, output_paths};
+use crate::config::{Config, LoadedConfig, ProgressEvery, WeightSource, output_paths};
 use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::plan::options::GenerateOptions;
@@ -28,7 +28,7 @@ use crate::runtime::processes::Group;
   ltx2 generate -c my.yml --set guidance.video.cfg=3 --print-config
   ltx2 generate -c out/ltx2_10.json -o again.mp4          generates an earlier video again
   ltx2 generate -c ltx2 --prompts prompts.txt --num-videos 2 -o clips")]
-pub(crate) struct Args {
+pub(crate) struct GenerateArgs {
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -37,16 +37,16 @@ pub(crate) struct Args {
     output: OutputArgs,
 }
 
-impl Args {
-    pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
-        let mut given = self.run.given()?;
+impl GenerateArgs {
+    pub(crate) fn load(&self) -> anyhow::Result<LoadedConfig> {
+        let mut given = self.run.overrides()?;
         self.rerun.add(&mut given);
         self.output.add(&mut given);
         Ok(load_run(&given)?)
     }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let loaded = args.load()?;
     let config = &loaded.config;
     if args.output.print_config {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.output.dry_run {
         let options = options(&loaded, &args.output, None)?;
         let verified = verify(config, &options);
-        let plan = Plan::new(&loaded, &options, &verified);
+        let plan = RunPlan::new(&loaded, &options, &verified);
         match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
             false => tell(plan.to_string().trim_end()),
@@ -73,14 +73,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// Returns the error that the run would fail with before it compiles a program.
 fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
     let is_elsewhere =
-        config.model.weights == WeightSource::File && matches!(Origin::of(config), Ok(Origin::Preset(_)));
+        config.model.weights == WeightSource::File && matches!(Origin::find(config), Ok(Origin::Preset(_)));
     if !is_elsewhere {
         return Ok(preflight(config, options).map(drop)?);
     }
     if config.request.num_frames.count().is_none() {
         return Ok(());
     }
-    match Programs::of(config, None) {
+    match Programs::from_config(config, None) {
         // Accept an input error: it may be caused by an upsampler, and the machine that will run the plan may have
         // another one.
         Ok(_) | Err(PipelineError::Input(_)) => Ok(()),
@@ -88,7 +88,7 @@ fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
     }
 }
 
-fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
+fn make(args: &GenerateArgs, loaded: &LoadedConfig, group: Option<&Arc<Group>>) -> anyhow::Result<()> {
     let config = &loaded.config;
     let later = group.is_some_and(|group| group.id() > 0);
     if later {
@@ -102,7 +102,7 @@ fn make(args: &Args, loaded: &Loaded, group: Option<&Arc<Group>>) -> anyhow::Res
     if options.resume && options.jobs.is_empty() {
         return Ok(());
     }
-    let mut progress = Progress::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
+    let mut progress = ProgressDisplay::new(options.jobs.len(), later || !tracing::enabled!(tracing::Level::INFO));
     let finished = generate(config, &options, group, &mut progress)?;
     if finished.is_empty() {
         return Ok(());
@@ -129,7 +129,7 @@ pub(super) fn prepare_libtpu(config: &Config) {
     }
 }
 
-fn options(loaded: &Loaded, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
+fn options(loaded: &LoadedConfig, output: &OutputArgs, group: Option<&Arc<Group>>) -> anyhow::Result<GenerateOptions> {
     let config = &loaded.config;
     let mut jobs = config.jobs()?;
     if output.checkpoint_every.is_some() || output.resume {

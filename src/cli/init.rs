@@ -12,7 +12,7 @@ use super::print;
 
 /// Writes a model with random weights in the diffusers layout.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
+pub(crate) struct InitArgs {
     /// Sizes of the model: `nano`, `nano_2_3` and `nano_2_5` run on a laptop; `ltx2` is the published 19B model (76 GB
     /// in f32), `ltx2_3` and `ltx2_5` are the 22B models.
     #[arg(long, default_value = "nano", value_parser = clap::builder::PossibleValuesParser::new(Preset::names()))]
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &InitArgs) -> anyhow::Result<()> {
     let preset = Preset::named(&args.preset).with_context(|| format!("unknown preset '{}'", args.preset))?;
     let dtype = if args.dtype == "f32" { DType::F32 } else { DType::BF16 };
     let written = init(&preset, args.seed, &args.dir, dtype)?;

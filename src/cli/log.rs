@@ -88,7 +88,7 @@ where
             return self.0.format_event(ctx, writer, event);
         }
         let metadata = event.metadata();
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         event.record(&mut fields);
         if metadata.target() == OBJECTS {
             return writeln!(writer, "{}", fields.message);
@@ -108,12 +108,12 @@ where
 
 /// Message and fields of an event.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     message: String,
     others: Map<String, Value>,
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn text::Debug) {
         if field.name() == "message" {
             // Writing to a string does not fail.

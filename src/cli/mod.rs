@@ -68,37 +68,37 @@ pub struct Cli {
 #[allow(clippy::large_enum_variant)] // A process has a single value.
 pub(crate) enum Command {
     /// Generate videos with sound from prompts
-    Generate(generate::Args),
+    Generate(generate::GenerateArgs),
     /// Serve video generation over HTTP with OpenAI's /v1/videos API and a web page
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Run one component on tensors from a file
-    Run(run::Args),
+    Run(run::RunFileArgs),
     /// Compile a program ahead of time and report memory, FLOPs, collectives and predicted time
-    Compile(compile::Args),
+    Compile(compile::CompileArgs),
     /// Compile all programs of a run into the compile cache, on the run's devices
-    Warm(warm::Args),
+    Warm(warm::WarmArgs),
     /// Compile, measure and rank layouts, or search for the fastest one
-    Experiment(experiment::Args),
+    Experiment(experiment::ExperimentArgs),
     /// Explain every collective and suggest layout changes that remove it
-    Why(why::Args),
+    Why(why::WhyArgs),
     /// Trace denoising steps and break down their time
-    Profile(profile::Args),
+    Profile(profile::ProfileArgs),
     /// Benchmark the programs of a run and a complete request
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Compare two results by PSNR, SSIM and audio distances
-    Compare(compare::Args),
+    Compare(compare::CompareArgs),
     /// Write a random model in the diffusers layout
-    Init(init::Args),
+    Init(init::InitArgs),
     /// List the components of a model and what is missing; reads only file headers
-    Check(check::Args),
+    Check(check::CheckArgs),
     /// Show plugins, versions and devices, and report what is missing
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Install PJRT plugins
-    Plugin(plugin::Args),
+    Plugin(plugin::PluginArgs),
     /// Print the JSON Schema of the YAML files
-    Schema(schema::Args),
+    Schema(schema::SchemaArgs),
     /// Print shell completions
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
 }
 
 /// Enables plugin trials: new plugin files are first loaded in a child process. If this process is such a child, loads
@@ -157,14 +157,14 @@ pub(crate) struct UsageError(pub(crate) String);
 /// Error of a server that stopped before it finished its work.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub(crate) struct Ended {
+pub(crate) struct ServerStopped {
     pub(crate) code: u8,
     pub(crate) why: String,
 }
 
 /// Returns whether the error is an unknown plugin option, set in the environment or in `runtime.xla_flags`.
 fn is_plugin_option_error(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let plugin = |error: &pjrt::Error| matches!(error, pjrt::Error::Flags { .. });
+    let plugin = |error: &pjrt::PjrtError| matches!(error, pjrt::PjrtError::Flags { .. });
     let platform = |error: &PlatformError| matches!(error, PlatformError::Pjrt(error) if plugin(error));
     let runtime = |error: &RuntimeError| match error {
         RuntimeError::Plugin(error) => plugin(error),
@@ -189,7 +189,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         if cause.is::<UsageError>() || cause.is::<ConfigError>() || is_plugin_option_error(cause) {
             return 2;
         }
-        if let Some(ended) = cause.downcast_ref::<Ended>() {
+        if let Some(ended) = cause.downcast_ref::<ServerStopped>() {
             return ended.code;
         }
         let error = cause.downcast_ref::<PipelineError>();
@@ -303,14 +303,15 @@ mod tests {
         assert_eq!(exit_code(&kept(kept(PipelineError::Interrupted(8, 8))).into()), 130);
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);
-        let flags = || pjrt::Error::Flags { plugin: "p.so".into(), reason: "Unknown flag in XLA_FLAGS: --a".into() };
+        let flags =
+            || pjrt::PjrtError::Flags { plugin: "p.so".into(), reason: "Unknown flag in XLA_FLAGS: --a".into() };
         let line = "Unknown flag in XLA_FLAGS: --a (plugin p.so); correct or remove the flag";
         assert_eq!(flags().to_string(), line);
         let error = PipelineError::from(PlatformError::from(flags()));
         assert_eq!((exit_code(&error.into()), exit_code(&RuntimeError::from(flags()).into())), (2, 2));
         let option = RuntimeError::Flag { option: "xla_a".into(), source: flags() };
         assert_eq!(exit_code(&PipelineError::from(option).into()), 2);
-        let program = |op| crate::hlo::Error { op, scope: "a".into(), program: "b".into(), message: "c".into() };
+        let program = |op| crate::hlo::BuildError { op, scope: "a".into(), program: "b".into(), message: "c".into() };
         assert_eq!(exit_code(&PipelineError::from(program("layout")).into()), 2);
         assert_eq!(exit_code(&PipelineError::from(program("add")).into()), 1);
     }

@@ -6,17 +6,17 @@ use serde::Serialize;
 
 use super::compile_table::mesh_text;
 use super::one_line;
-use crate::config::{Config, Loaded, NumFrames, WeightSource, encoded_frames};
+use crate::config::{Config, LoadedConfig, NumFrames, WeightSource, encoded_frames};
 use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::stages::duration::smallest_valid_prediction;
-use crate::request::{self, Chain, coordinate_grids};
+use crate::request::{self, ClipChain, coordinate_grids};
 use crate::sampling::guidance::Branch;
 use crate::sampling::latents::VideoGrid;
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Plan {
+pub(crate) struct RunPlan {
     preset: &'static str,
     pipeline: &'static str,
     model: String,
@@ -52,13 +52,13 @@ pub(crate) struct Plan {
     outputs: Vec<String>,
 }
 
-impl Plan {
+impl RunPlan {
     /// Creates the plan of a configuration; `verified` is the result of its validation. Token counts are 0 if the model
     /// does not support the sizes.
-    pub(crate) fn new(loaded: &Loaded, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
+    pub(crate) fn new(loaded: &LoadedConfig, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
         let config = &loaded.config;
         let r = &config.request;
-        let origin = Origin::of(config);
+        let origin = Origin::find(config);
         let version = match &origin {
             Ok(Origin::Files(source)) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
             Ok(preset) => Err(format!("{} is not on this machine", preset.name())),
@@ -71,7 +71,7 @@ impl Plan {
         let clip = config.clip_frames();
         let video = clip.and_then(|count| grid.latents(1, 1, r.width, r.height, count).ok());
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
-        Plan {
+        RunPlan {
             preset: loaded.preset(),
             pipeline: config.pipeline.name(),
             model: config.model.path.clone(),
@@ -91,7 +91,9 @@ impl Plan {
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
             video_tokens: video.map_or(0, |v| grid.tokens(&v)),
             reference_tokens: reference_tokens(config, &grid),
-            clips: count.and_then(|count| Chain::of(config, count)).map(|chain| [chain.clips(), chain.clip]),
+            clips: count
+                .and_then(|count| ClipChain::from_config(config, count))
+                .map(|chain| [chain.clips(), chain.clip]),
             audio_tokens: clip.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
@@ -125,7 +127,7 @@ fn branch_name(branch: Branch) -> &'static str {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for RunPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [frames, rows, columns] = self.video_latents;
         writeln!(f, "pipeline   {}, preset {}", self.pipeline, self.preset)?;

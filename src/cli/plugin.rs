@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use zip::ZipArchive;
 
-use self::index::Index;
+use self::index::WheelIndex;
 use self::settings::Settings;
 use super::{print, tell};
 use crate::media::sync_folder;
@@ -23,7 +23,7 @@ use crate::temporaries;
 
 /// Arguments of `ltx2 plugin`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct PluginArgs {
     /// Subcommand to run.
     #[command(subcommand)]
     pub(crate) action: Action,
@@ -55,7 +55,7 @@ fn platforms() -> impl TypedValueParser<Value = Platform> {
 /// File in a plugin's folder that lists the installed wheels; written last.
 const STAMP: &str = "installed.txt";
 
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(args: &PluginArgs) -> Result<()> {
     let Action::Install(install) = &args.action;
     let folder = match &install.dir {
         Some(folder) => folder.clone(),
@@ -97,7 +97,7 @@ pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
         temporaries::note(work.path());
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
-        let index = Index::new(Settings::read()?)?;
+        let index = WheelIndex::new(Settings::read()?)?;
         for (n, wheel) in wheels.iter().enumerate() {
             tell(format_args!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version));
             unpack(&download(&index, wheel, work.path())?, &fresh)?;
@@ -163,7 +163,7 @@ fn sync_all(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Downloads a wheel into a folder and verifies its checksum.
-fn download(index: &Index, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+fn download(index: &WheelIndex, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
     let file = index.download(wheel, folder)?;
     let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
     if sum != wheel.sha256 {

@@ -8,7 +8,7 @@ use super::args::{RerunArgs, RunArgs, load_run, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_run;
 use super::{UsageError, check_json, check_output_file, log, print_and_write_json};
-use crate::analysis::{Chip, Comparison, Trace, XSpace};
+use crate::analysis::{Chip, Trace, TraceComparison, XSpace};
 use crate::config::load;
 use crate::media::write_file;
 use crate::perf::profile::{Profile, profile};
@@ -27,7 +27,7 @@ const SUMMARY: &str = "summary.json";
   ltx2 profile -c ltx2 --weights random --platform cuda -o out/profile
   ltx2 profile -c ltx2 --layout sequence --mesh context=2 --steps 4 -o out/profile
   ltx2 profile --read out/profile/plugins/profile/2026_01_31_12_00_00/host.xplane.pb")]
-pub(crate) struct Args {
+pub(crate) struct ProfileArgs {
     /// Folder for the trace and summary.json
     #[arg(short, long, value_name = "DIR", required_unless_present = "read")]
     output: Option<PathBuf>,
@@ -46,13 +46,13 @@ pub(crate) struct Args {
     run: RunArgs,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.read {
         check_json(args.json.as_deref(), args.force)?;
         let mut given = args.run.clone();
         // Here --steps is the number of traced steps, not a request setting.
         given.request.steps = None;
-        let mut given = given.given()?;
+        let mut given = given.overrides()?;
         args.rerun.add(&mut given);
         let loaded = load(&given)?;
         loaded.check_read("--read does not run the model", |path| path == "runtime.chip_file")?;
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // --steps is the number of traced steps; the configuration keeps the total.
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
-    let mut given = given.given()?;
+    let mut given = given.overrides()?;
     args.rerun.add(&mut given);
     let loaded = load_run(&given)?;
     let config = &loaded.config;
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn read(args: &Args, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
+fn read(args: &ProfileArgs, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
     let wrong = |reason: String| anyhow::anyhow!("{}: {reason}", path.display());
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;
     let space = XSpace::read(&bytes).map_err(|e| wrong(format!("not an xplane.pb: {e}")))?;
@@ -101,9 +101,9 @@ fn read(args: &Args, path: &Path, chip: Option<&Chip>) -> anyhow::Result<()> {
         )
         .into());
     }
-    let trace = Trace::of(&space, steps).map_err(wrong)?;
+    let trace = Trace::from_space(&space, steps).map_err(wrong)?;
     let devices = [("devices".to_string(), trace.devices.len())];
-    let comparison = chip.and_then(|chip| Comparison::of_space(&space, &trace, &devices, chip));
+    let comparison = chip.and_then(|chip| TraceComparison::of_space(&space, &trace, &devices, chip));
     if let (Some(chip), None) = (chip, &comparison) {
         return Err(wrong(format!("the trace contains no program whose time can be predicted for {}", chip.name)));
     }
@@ -122,7 +122,7 @@ fn text(profile: &Profile, summary: &Path) -> String {
     out + &tables(&profile.trace, profile.comparison.as_ref())
 }
 
-fn tables(trace: &Trace, comparison: Option<&Comparison>) -> String {
+fn tables(trace: &Trace, comparison: Option<&TraceComparison>) -> String {
     let comparison = comparison.map_or(String::new(), |comparison| format!("\n{comparison}"));
     format!("{trace}{comparison}")
 }

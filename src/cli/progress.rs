@@ -11,10 +11,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::tell;
 use crate::config::Job;
 use crate::interrupts;
-use crate::pipeline::generate::{Finished, Observer, OnLoad};
+use crate::pipeline::generate::{FinishedVideo, Observer, OnLoad};
 
 /// Shows a progress bar on a terminal, otherwise a line per tenth of the steps. Stops the run on an interrupt.
-pub(crate) struct Progress {
+pub(crate) struct ProgressDisplay {
     bar: Option<ProgressBar>,
     terminal: bool,
     quiet: bool,
@@ -22,11 +22,11 @@ pub(crate) struct Progress {
     tenths: usize,
 }
 
-impl Progress {
+impl ProgressDisplay {
     pub(crate) fn new(videos: usize, quiet: bool) -> Self {
         interrupts::doing("before the first step; no video was written");
         let terminal = std::io::stderr().is_terminal();
-        Progress { bar: None, terminal, quiet, videos, tenths: 0 }
+        ProgressDisplay { bar: None, terminal, quiet, videos, tenths: 0 }
     }
 }
 
@@ -48,7 +48,7 @@ fn load_bar(total: u64, terminal: bool) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-impl Observer for Progress {
+impl Observer for ProgressDisplay {
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {
         let steps = matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round);
         interrupts::doing(match steps {
@@ -111,7 +111,7 @@ impl Observer for Progress {
         }))
     }
 
-    fn finished(&mut self, video: &Finished, table: &str) {
+    fn finished(&mut self, video: &FinishedVideo, table: &str) {
         if !self.quiet {
             tell(format_args!("{}\n{table}", video.path.display()));
         }

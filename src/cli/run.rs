@@ -25,7 +25,7 @@ use crate::runtime::{Engine, platform};
 #[command(after_help = "Examples:
   ltx2 run transformer --model models/nano --inputs in.safetensors -o out.safetensors --set num_frames=4 --set height=5 --set width=8
   ltx2 run vocoder --model models/nano --inputs mel.safetensors -o audio.safetensors --dtype f32")]
-pub(crate) struct Args {
+pub(crate) struct RunFileArgs {
     /// Component to run.
     #[arg(value_parser = components())]
     component: ProgramKind,
@@ -76,7 +76,7 @@ fn components() -> impl TypedValueParser<Value = ProgramKind> {
     PossibleValuesParser::new(values).try_map(|name| ProgramKind::named(&name))
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
     check_output_file("--output", Some(&args.output), &["safetensors"], args.force)?;
     let mut scalars = parse_scalars(&args.set)?;
     let mesh = args.mesh.as_deref().map(parse_mesh).transpose()?;

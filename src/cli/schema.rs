@@ -10,7 +10,7 @@ use crate::tune::{diagnosis_schema, report_schema};
   ltx2 schema > ltx2.schema.json
   ltx2 schema --of experiment > experiment.schema.json
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
-pub(crate) struct Args {
+pub(crate) struct SchemaArgs {
     /// Kind of file
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     of: SchemaKind,
@@ -29,7 +29,7 @@ enum SchemaKind {
     Why,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &SchemaArgs) -> anyhow::Result<()> {
     let schema = match args.of {
         SchemaKind::Run => json_schema().clone(),
         SchemaKind::Experiment => experiment_schema(),

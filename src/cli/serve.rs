@@ -9,18 +9,18 @@ use serde_json::{Value, json};
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs, word};
 use super::generate::prepare_libtpu;
 use super::numbers::whole;
-use super::signals::{Heard, listen};
-use super::{Ended, UsageError, log, print, tell};
-use crate::config::{CliOverrides, Drain, Loaded, LogFormat, load};
+use super::signals::{ReceivedSignal, listen};
+use super::{ServerStopped, UsageError, log, print, tell};
+use crate::config::{CliOverrides, Drain, LoadedConfig, LogFormat, load};
 use crate::interrupts;
 use crate::pipeline::plan::setup::check_flags;
 use crate::pipeline::processes::together;
 use crate::pjrt::end_process;
 use crate::pjrt::limit_heaps;
 use crate::runtime::processes::Group;
-use crate::serve::health::Condition;
+use crate::serve::health::HealthState;
 use crate::serve::model_device::{factory_together, follow};
-use crate::serve::server::{CUT, Options, StartError, state_folder};
+use crate::serve::server::{CUT, ServerOptions, StartError, state_folder};
 use crate::serve::start;
 use crate::temporaries;
 
@@ -37,7 +37,7 @@ const KEY_VARIABLE: &str = "LTX2_API_KEY";
   curl localhost:8000/v1/videos -F prompt=\"a red circle bounces on blue, low beeps\"
 
 LTX2_API_KEY sets an additional API key. SIGTERM and Ctrl-C drain the server; a second one stops it at once.")]
-pub(crate) struct Args {
+pub(crate) struct ServeArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
@@ -173,9 +173,9 @@ fn list(values: &[String]) -> Option<Value> {
     (!values.is_empty()).then(|| json!(values))
 }
 
-impl Args {
-    fn load(&self) -> anyhow::Result<Loaded> {
-        let mut given = self.config.given();
+impl ServeArgs {
+    fn load(&self) -> anyhow::Result<LoadedConfig> {
+        let mut given = self.config.overrides();
         self.server.add(&mut given);
         self.limits.add(&mut given);
         self.keeping.add(&mut given);
@@ -234,7 +234,7 @@ impl KeepingArgs {
     }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     limit_heaps();
     let mut loaded = args.load()?;
     if args.print_config {
@@ -266,9 +266,9 @@ fn usage(error: StartError) -> anyhow::Error {
     }
 }
 
-fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
+fn serve(loaded: LoadedConfig, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
-    let options = Options { key: std::env::var(KEY_VARIABLE).ok(), ..Options::default() };
+    let options = ServerOptions { key: std::env::var(KEY_VARIABLE).ok(), ..ServerOptions::default() };
     let (insecure, form) = (loaded.config.serve.insecure, loaded.config.serve.log_format);
     let factory = factory_together(loaded.config.clone(), loaded.sidecar().cloned(), group);
     let server = start(loaded, options, Box::new(factory)).map_err(usage)?;
@@ -286,7 +286,7 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
     }
     let mut warm = false;
     while signals.count() == 0 && !server.has_failed() {
-        if !warm && server.health().now() == Condition::Ready {
+        if !warm && server.health().now() == HealthState::Ready {
             warm = true;
             tracing::info!("ready");
         }
@@ -314,7 +314,9 @@ fn serve(loaded: Loaded, group: Option<Arc<Group>>) -> anyhow::Result<()> {
             // The device thread still runs.
             end_process(CUT.into())
         }
-        code => Err(Ended { code, why: health.failure().unwrap_or_else(|| "a server thread failed".into()) }.into()),
+        code => {
+            Err(ServerStopped { code, why: health.failure().unwrap_or_else(|| "a server thread failed".into()) }.into())
+        }
     }
 }
 
@@ -341,8 +343,8 @@ impl Signals {
         let signals = Signals::default();
         let heard = signals.clone();
         listen(true, move |signal| match signal {
-            Heard::End => drop(heard.ends.fetch_add(1, Ordering::SeqCst)),
-            Heard::Hangup => heard.rereads.store(true, Ordering::SeqCst),
+            ReceivedSignal::End => drop(heard.ends.fetch_add(1, Ordering::SeqCst)),
+            ReceivedSignal::Hangup => heard.rereads.store(true, Ordering::SeqCst),
         })?;
         Ok(signals)
     }

@@ -17,7 +17,7 @@ pub(super) const INTERRUPTED: u8 = 130;
 
 /// Received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum ReceivedSignal {
     /// SIGINT or SIGTERM.
     End,
     Hangup,
@@ -27,7 +27,7 @@ pub(super) enum Heard {
 ///
 /// # Errors
 /// Returns an error if a thread or a signal handler cannot be created.
-pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -> anyhow::Result<()> {
+pub(super) fn listen(hangup: bool, on_signal: impl Fn(ReceivedSignal) + Send + 'static) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let listening = runtime.enter();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -44,9 +44,9 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(Heard) + Send + 'static) -
                 }
             };
             let heard = tokio::select! {
-                _ = terminate.recv() => Heard::End,
-                _ = interrupt.recv() => Heard::End,
-                _ = hangup => Heard::Hangup,
+                _ = terminate.recv() => ReceivedSignal::End,
+                _ = interrupt.recv() => ReceivedSignal::End,
+                _ = hangup => ReceivedSignal::Hangup,
             };
             on_signal(heard);
         }

@@ -6,7 +6,7 @@ use super::args::{RunArgs, load_run};
 use super::generate::prepare_run;
 use super::{log, print};
 use crate::pipeline::processes::together;
-use crate::pipeline::programs::warm::{Warmed, warm};
+use crate::pipeline::programs::warm::{WarmedProgram, warm};
 
 /// Compiles all programs of a configuration into the compile cache, on the devices that run them; needs no weights.
 #[derive(clap::Args, Clone, Debug)]
@@ -16,7 +16,7 @@ use crate::pipeline::programs::warm::{Warmed, warm};
   ltx2 warm -c ltx2 --set runtime.compile_cache=/shared/programs --json
 
 Programs depend on sizes, pipeline, guidance, layout and compiler options, but not on prompts, seeds and steps.")]
-pub(crate) struct Args {
+pub(crate) struct WarmArgs {
     /// Prints JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -24,8 +24,8 @@ pub(crate) struct Args {
     run: RunArgs,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let loaded = load_run(&args.run.given()?)?;
+pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<()> {
+    let loaded = load_run(&args.run.overrides()?)?;
     let config = &loaded.config;
     prepare_run(config);
     together(config, |group| {
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })
 }
 
-fn table(programs: &[Warmed]) -> String {
+fn table(programs: &[WarmedProgram]) -> String {
     let mut text = String::new();
     for p in programs {
         let state = if p.compiled { "compiled" } else { "already cached" };

@@ -19,7 +19,7 @@ use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_
   ltx2 why -c nano_2_0 --model nano --layout tensor --target cpu:4 --collective 1
 
 The largest gain comes first. A change is marked free if it needs no additional memory or collectives.")]
-pub(crate) struct Args {
+pub(crate) struct WhyArgs {
     /// Target devices, as in `compile`
     #[arg(long, value_name = "TARGET")]
     target: String,
@@ -60,8 +60,8 @@ pub(crate) struct Args {
     config: ConfigArgs,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut given = args.config.given();
+pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
+    let mut given = args.config.overrides();
     args.model.add(&mut given);
     args.placement.add(&mut given);
     let config = load_run(&given)?.config;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     prepare_tpus(&config, std::slice::from_ref(&args.target))?;
-    let blocks = crate::pipeline::programs::build::Programs::of(&config, None)?.layers();
+    let blocks = crate::pipeline::programs::build::Programs::from_config(&config, None)?.layers();
     let request = DiagnoseRequest {
         settings: settings(args),
         given,
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Returns the arguments that give a child process the same configuration, except for the layout.
-fn settings(args: &Args) -> Vec<String> {
+fn settings(args: &WhyArgs) -> Vec<String> {
     let mut out = Vec::new();
     let mut add = |flag: &str, value: Option<String>| out.extend(value.into_iter().flat_map(|v| [flag.into(), v]));
     args.config.config.iter().for_each(|c| add("-c", Some(c.clone())));

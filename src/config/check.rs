@@ -6,7 +6,7 @@ use super::check_chain::{check_chain, check_rates, outside};
 use super::check_source::check_source;
 use super::error::ConfigError;
 use super::layout;
-use super::legal::{FRAME_STEP, Fault, around, fail, remove, remove_one};
+use super::legal::{FRAME_STEP, InvalidValue, around, fail, remove, remove_one};
 use super::message::{Message, Setting, message};
 use super::pipeline::{PipelineSpec, pipeline_names};
 use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
@@ -36,7 +36,7 @@ pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         .map_err(|(key, value, why)| ConfigError::Value { key, value, origin: tree.origin(key), why })
 }
 
-fn check_request(config: &Config) -> Result<(), Fault> {
+fn check_request(config: &Config) -> Result<(), InvalidValue> {
     let r = &config.request;
     let multiple = config.size_multiple();
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
@@ -115,7 +115,7 @@ fn check_request(config: &Config) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_sampling(config: &Config) -> Result<(), Fault> {
+fn check_sampling(config: &Config) -> Result<(), InvalidValue> {
     if let Some(sigmas) = &config.sampler.sigmas
         && let Some(why) = schedule_fault(sigmas)
     {
@@ -152,7 +152,7 @@ fn check_sampling(config: &Config) -> Result<(), Fault> {
     check_guidance(config)
 }
 
-fn check_upsampling(config: &Config) -> Result<(), Fault> {
+fn check_upsampling(config: &Config) -> Result<(), InvalidValue> {
     let (asked, spec) = (&config.two_stage.upsample, config.pipeline.spec());
     if *asked == TwoStage::default().upsample {
         return Ok(());
@@ -177,7 +177,7 @@ fn check_upsampling(config: &Config) -> Result<(), Fault> {
     fail("two_stage.upsample", format!("[{}]", names.join(", ")), why)
 }
 
-fn check_run(config: &Config) -> Result<(), Fault> {
+fn check_run(config: &Config) -> Result<(), InvalidValue> {
     if let Some(t) = config.runtime.tiling {
         let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
         for (what, size, overlap, step) in pairs {
@@ -213,7 +213,7 @@ fn check_run(config: &Config) -> Result<(), Fault> {
 }
 
 /// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.
-fn check_sampler(config: &Config) -> Result<(), Fault> {
+fn check_sampler(config: &Config) -> Result<(), InvalidValue> {
     let (first, second) = config.samplers().map_err(|(key, value)| {
         (key, value, "this sampler does not have this option; remove it, or choose another sampler.kind".into())
     })?;
@@ -235,7 +235,7 @@ fn check_sampler(config: &Config) -> Result<(), Fault> {
 }
 
 /// Checks guidance options against the guider and the sampler.
-fn check_guidance(config: &Config) -> Result<(), Fault> {
+fn check_guidance(config: &Config) -> Result<(), InvalidValue> {
     let guidance = &config.guidance;
     if let Err((key, value)) = guidance.kind.guider(guidance.apg) {
         let why = "this guider does not have this option; remove it, or choose another guidance.kind";

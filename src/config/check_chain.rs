@@ -1,10 +1,10 @@
 //! Checks of chained clips, frame rate and motion speed.
 
-use super::legal::{FRAME_STEP, Fault, around, fail, remove};
+use super::legal::{FRAME_STEP, InvalidValue, around, fail, remove};
 use super::message::{Message, Setting, message};
 use super::schema::Config;
 
-pub(super) fn check_chain(config: &Config) -> Result<(), Fault> {
+pub(super) fn check_chain(config: &Config) -> Result<(), InvalidValue> {
     let (r, name) = (&config.request, config.pipeline.name());
     let Some(chain) = &r.chain else { return Ok(()) };
     let refused = |why: Message| fail("request.chain", name.into(), why);
@@ -64,7 +64,7 @@ pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 
-pub(super) fn check_rates(config: &Config) -> Result<(), Fault> {
+pub(super) fn check_rates(config: &Config) -> Result<(), InvalidValue> {
     let r = &config.request;
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
         return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0");

@@ -1,11 +1,11 @@
 //! Checks of the input video and of the options that use it.
 
-use super::legal::{Fault, fail, remove};
+use super::legal::{InvalidValue, fail, remove};
 use super::message::{Setting, message};
 use super::pipeline::{VideoUse, rejected_video, wrong_pipeline};
 use super::schema::{Config, Retake};
 
-pub(super) fn check_source(config: &Config) -> Result<(), Fault> {
+pub(super) fn check_source(config: &Config) -> Result<(), InvalidValue> {
     let (r, spec) = (&config.request, config.pipeline.spec());
     let name = || spec.name.to_string();
     match &r.video {

@@ -3,7 +3,7 @@
 //! The conditions depend on the resolved configuration and the model generation. Keys without a rule always have an
 //! effect.
 
-use super::effect_facts::{Facts, Stream};
+use super::effect_facts::{EffectFacts, GuidanceStream};
 use super::legal::{or_remove, remove, remove_one};
 use super::message::Setting::{NumFramesKey, This};
 use super::message::{Message, message};
@@ -14,17 +14,17 @@ use crate::models::upsampler::Upsampling;
 use crate::pjrt::discover::Platform;
 use crate::weights::Version;
 
-pub(super) struct Rule {
+pub(super) struct EffectRule {
     /// Keys or sections that the rule covers.
     pub(super) keys: &'static [&'static str],
-    pub(super) scope: Scope,
+    pub(super) scope: RuleScope,
     /// Returns why a key has no effect and what to change; `None` if the key has an effect.
-    pub(super) reason: fn(&Facts<'_>, &'static str) -> Option<Message>,
+    pub(super) reason: fn(&EffectFacts<'_>, &'static str) -> Option<Message>,
 }
 
 /// Origins of values that a rule checks; a value without effect from any other origin is accepted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum RuleScope {
     /// Flags, `--set`, server requests and the user's files.
     Run,
     /// As `Run`, but not the user's files: a file may set components and texts for other runs.
@@ -34,21 +34,21 @@ pub(super) enum Scope {
     Server,
 }
 
-type Reason = fn(&Facts<'_>, &'static str) -> Option<Message>;
+type EffectReason = fn(&EffectFacts<'_>, &'static str) -> Option<Message>;
 
-const fn request(keys: &'static [&'static str], reason: Reason) -> Rule {
-    Rule { keys, scope: Scope::Run, reason }
+const fn request(keys: &'static [&'static str], reason: EffectReason) -> EffectRule {
+    EffectRule { keys, scope: RuleScope::Run, reason }
 }
 
-const fn flags(keys: &'static [&'static str], reason: Reason) -> Rule {
-    Rule { keys, scope: Scope::Flags, reason }
+const fn flags(keys: &'static [&'static str], reason: EffectReason) -> EffectRule {
+    EffectRule { keys, scope: RuleScope::Flags, reason }
 }
 
-const fn server(keys: &'static [&'static str], reason: Reason) -> Rule {
-    Rule { keys, scope: Scope::Server, reason }
+const fn server(keys: &'static [&'static str], reason: EffectReason) -> EffectRule {
+    EffectRule { keys, scope: RuleScope::Server, reason }
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(super) const RULES: &[EffectRule] = &[
     // Model components.
     flags(&["model.vae"], |f, _| f.without_video()),
     flags(&["model.upsampler"], |f, _| {
@@ -128,8 +128,8 @@ pub(super) const RULES: &[Rule] = &[
     }),
     request(&["guidance.video.stg", "guidance.audio.stg"], |f, key| f.unused_stg(key)),
     request(&["guidance.stg_blocks"], |f, _| f.unused_blocks(None)),
-    request(&["guidance.video.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Video))),
-    request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(Stream::Audio))),
+    request(&["guidance.video.stg_blocks"], |f, _| f.unused_blocks(Some(GuidanceStream::Video))),
+    request(&["guidance.audio.stg_blocks"], |f, _| f.unused_blocks(Some(GuidanceStream::Audio))),
     request(&["guidance.stg_streams"], |f, _| f.unused_stg_streams()),
     request(&["guidance.video.skip", "guidance.audio.skip"], |f, key| {
         let why = remove("there is only one step, which is never skipped");

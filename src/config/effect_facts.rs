@@ -12,36 +12,36 @@ use crate::runtime::platform::Choice;
 use crate::weights::Version;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum GuidanceStream {
     Video,
     Audio,
 }
 
-impl Stream {
-    const BOTH: [Stream; 2] = [Stream::Video, Stream::Audio];
+impl GuidanceStream {
+    const BOTH: [GuidanceStream; 2] = [GuidanceStream::Video, GuidanceStream::Audio];
 
     /// Returns the stream to which a key in `guidance.video` or `guidance.audio` belongs.
-    pub(super) fn of(key: &str) -> Self {
-        if key.starts_with("guidance.video.") { Stream::Video } else { Stream::Audio }
+    pub(super) fn from_key(key: &str) -> Self {
+        if key.starts_with("guidance.video.") { GuidanceStream::Video } else { GuidanceStream::Audio }
     }
 
     pub(super) fn other(self) -> Self {
-        if self == Stream::Video { Stream::Audio } else { Stream::Video }
+        if self == GuidanceStream::Video { GuidanceStream::Audio } else { GuidanceStream::Video }
     }
 
     pub(super) fn name(self) -> &'static str {
-        if self == Stream::Video { "video" } else { "audio" }
+        if self == GuidanceStream::Video { "video" } else { "audio" }
     }
 }
 
 /// Data that the rules' conditions depend on.
-pub(super) struct Facts<'a> {
+pub(super) struct EffectFacts<'a> {
     pub(super) config: &'a Config,
     /// Model generation.
     pub(super) version: Version,
 }
 
-impl Facts<'_> {
+impl EffectFacts<'_> {
     pub(super) fn spec(&self) -> &'static PipelineSpec {
         self.config.pipeline.spec()
     }
@@ -202,13 +202,13 @@ impl Facts<'_> {
 }
 
 /// Guidance.
-impl Facts<'_> {
-    pub(super) fn streams(&self) -> impl Iterator<Item = Stream> {
-        Stream::BOTH.into_iter()
+impl EffectFacts<'_> {
+    pub(super) fn streams(&self) -> impl Iterator<Item = GuidanceStream> {
+        GuidanceStream::BOTH.into_iter()
     }
 
-    pub(super) fn is_absent(&self, stream: Stream) -> bool {
-        stream == Stream::Video && !self.spec().has_video()
+    pub(super) fn is_absent(&self, stream: GuidanceStream) -> bool {
+        stream == GuidanceStream::Video && !self.spec().has_video()
     }
 
     /// Returns whether the request decides which streams are kept (`request.retake`).
@@ -217,27 +217,27 @@ impl Facts<'_> {
     }
 
     /// Returns whether the stream is denoised, that is, neither a complete input nor absent.
-    pub(super) fn is_made(&self, stream: Stream) -> bool {
+    pub(super) fn is_made(&self, stream: GuidanceStream) -> bool {
         let retake = self.config.request.retake.as_ref().filter(|_| self.keeps_streams());
         match stream {
-            Stream::Video => self.spec().generates_video && retake.is_none_or(|span| span.video),
-            Stream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),
+            GuidanceStream::Video => self.spec().generates_video && retake.is_none_or(|span| span.video),
+            GuidanceStream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),
         }
     }
 
-    pub(super) fn own(&self, stream: Stream) -> &Scales {
-        if stream == Stream::Video { &self.config.guidance.video } else { &self.config.guidance.audio }
+    pub(super) fn own(&self, stream: GuidanceStream) -> &Scales {
+        if stream == GuidanceStream::Video { &self.config.guidance.video } else { &self.config.guidance.audio }
     }
 
-    pub(super) fn by_sigma(&self, stream: Stream) -> &[SigmaScales] {
+    pub(super) fn by_sigma(&self, stream: GuidanceStream) -> &[SigmaScales] {
         let own = self.own(stream).by_sigma.as_ref().or(self.own(stream.other()).by_sigma.as_ref());
         own.map_or(&[], Vec::as_slice)
     }
 
     /// Returns the scales of a stream for every entry of `by_sigma`, or its general scales if there are no entries.
-    pub(super) fn levels(&self, stream: Stream) -> Vec<ResolvedScales> {
+    pub(super) fn levels(&self, stream: GuidanceStream) -> Vec<ResolvedScales> {
         let scales = self.config.scales();
-        let base = if stream == Stream::Video { scales.video } else { scales.audio };
+        let base = if stream == GuidanceStream::Video { scales.video } else { scales.audio };
         let at = |level: &SigmaScales| ResolvedScales {
             cfg: level.cfg.unwrap_or(base.cfg),
             stg: level.stg.unwrap_or(base.stg),
@@ -248,7 +248,7 @@ impl Facts<'_> {
         if levels.is_empty() { vec![base] } else { levels.iter().map(at).collect() }
     }
 
-    pub(super) fn guides_by_prompt(&self, stream: Stream) -> bool {
+    pub(super) fn guides_by_prompt(&self, stream: GuidanceStream) -> bool {
         let off = f64::from(self.config.guidance.kind.off());
         self.is_made(stream) && self.levels(stream).iter().any(|at| at.cfg != off)
     }
@@ -258,7 +258,7 @@ impl Facts<'_> {
             || self.config.samplers().is_ok_and(|(first, _)| first.reads_negative())
     }
 
-    pub(super) fn has_stg(&self, stream: Stream) -> bool {
+    pub(super) fn has_stg(&self, stream: GuidanceStream) -> bool {
         self.levels(stream).iter().any(|at| at.stg != 0.0)
     }
 
@@ -270,14 +270,15 @@ impl Facts<'_> {
         is_own: impl Fn(&Scales) -> bool,
         is_at: impl Fn(&SigmaScales) -> bool,
     ) -> Option<Message> {
-        let stream = Stream::of(key);
+        let stream = GuidanceStream::from_key(key);
         // A stream without its own value inherits the other stream's value.
         let inherits = !is_own(self.own(stream.other()));
-        let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
+        let mut users =
+            GuidanceStream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits)).peekable();
         if users.peek().is_none() {
             let name = stream.name();
             return Some(match (stream, self.config.given_sound()) {
-                (Stream::Audio, Some(_)) => {
+                (GuidanceStream::Audio, Some(_)) => {
                     remove("request.audio is used as the sound track, so the audio stream has no guidance")
                 }
                 _ if self.keeps_streams() => {
@@ -292,7 +293,7 @@ impl Facts<'_> {
 
     /// Returns why a modality scale in a `by_sigma` entry has no effect: the pipeline has only one stream.
     pub(super) fn unused_level(&self, key: &str) -> Option<Message> {
-        let levels = self.own(Stream::of(key)).by_sigma.as_deref().unwrap_or_default();
+        let levels = self.own(GuidanceStream::from_key(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
         let name = self.spec().name;
         let why = format!("the pipeline {name} has only one stream; remove modality from the entries");
@@ -300,12 +301,12 @@ impl Facts<'_> {
     }
 
     pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<Message> {
-        let stream = Stream::of(key);
+        let stream = GuidanceStream::from_key(key);
         let inherits = self.own(stream.other()).rescale.is_none();
         let off = f64::from(self.config.guidance.kind.off());
         let modality = self.spec().has_video();
         let is_guided = |at: &ResolvedScales| at.cfg != off || at.stg != 0.0 || (modality && at.modality != 1.0);
-        let mut users = Stream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
+        let mut users = GuidanceStream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
         let guided = users.any(|s| self.levels(s).iter().any(is_guided));
         let name = stream.name();
         let why = "stream is unguided: its cfg, stg and modality are off; enable one";
@@ -313,7 +314,7 @@ impl Facts<'_> {
     }
 
     /// Returns the indices of the transformer blocks that STG perturbs in a stream.
-    pub(super) fn perturbed(&self, stream: Stream) -> &[usize] {
+    pub(super) fn perturbed(&self, stream: GuidanceStream) -> &[usize] {
         let guidance = &self.config.guidance;
         let both = guidance.stg_streams == Reference::Diffusers && self.streams().any(|s| self.perturbs(s));
         match self.perturbs(stream) || both {
@@ -324,14 +325,14 @@ impl Facts<'_> {
 
     /// Returns whether STG perturbs a stream because the stream's own STG scale is not 0. In a retake, this can also be
     /// a stream that is kept.
-    pub(super) fn perturbs(&self, stream: Stream) -> bool {
+    pub(super) fn perturbs(&self, stream: GuidanceStream) -> bool {
         let runs = self.streams().any(|s| self.is_made(s) && self.has_stg(s));
         let takes_part = self.is_made(stream) || self.keeps_streams();
         runs && takes_part && self.has_stg(stream)
     }
 
     pub(super) fn unused_stg(&self, key: &str) -> Option<Message> {
-        if !self.perturbs(Stream::of(key))
+        if !self.perturbs(GuidanceStream::from_key(key))
             && let Some(why) = self.unused_scale(key, |s| s.stg.is_some(), |at| at.stg.is_some())
         {
             return Some(why);
@@ -353,10 +354,10 @@ impl Facts<'_> {
         })
     }
 
-    pub(super) fn unused_blocks(&self, own: Option<Stream>) -> Option<Message> {
+    pub(super) fn unused_blocks(&self, own: Option<GuidanceStream>) -> Option<Message> {
         let both = self.config.guidance.stg_streams == Reference::Diffusers;
         let any = self.streams().any(|s| self.perturbs(s));
-        let perturbed = |s: Stream| self.perturbs(s) || (both && any);
+        let perturbed = |s: GuidanceStream| self.perturbs(s) || (both && any);
         if let Some(stream) = own {
             let why = format!(
                 "guidance.{0}.stg is 0, so no block of this stream is perturbed; set guidance.{0}.stg too",
@@ -372,7 +373,7 @@ impl Facts<'_> {
     }
 
     pub(super) fn unused_stg_streams(&self) -> Option<Message> {
-        let [video, audio] = Stream::BOTH.map(|s| self.perturbs(s));
+        let [video, audio] = GuidanceStream::BOTH.map(|s| self.perturbs(s));
         let why = or_remove("guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too");
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;

@@ -93,7 +93,7 @@ pub enum ConfigError {
     Cycle { place: String, chain: String },
     /// An input video that cannot be read.
     #[error(transparent)]
-    Video(crate::media::Error),
+    Video(crate::media::MediaError),
     /// A LoRA file with an invalid header.
     #[error(transparent)]
     Lora(crate::weights::WeightsError),

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::error::{ConfigError, ValueOrigin};
 use super::experiment::{Cases, Experiment, OneOrMany};
 use super::validate::validate_experiment;
-use super::yaml::{self, Data, Node};
+use super::yaml::{self, YamlData, YamlNode};
 use super::{paths, presets};
 use crate::text_file;
 
@@ -24,9 +24,9 @@ pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
     validate_experiment(&node, &label)?;
     let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
     let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
-    Written { label: &label, node: &node }.check(&file)?;
+    ParsedExperiment { label: &label, node: &node }.check(&file)?;
     from_folder(&mut file, path.parent().unwrap_or(Path::new("")));
-    Written { label: &label, node: &node }.check_names(&file)?;
+    ParsedExperiment { label: &label, node: &node }.check_names(&file)?;
     let count = file.count();
     if count > MOST {
         return Err(wrong(format!("{count} cases exceed the limit of {MOST}")));
@@ -61,30 +61,30 @@ fn from_folder(file: &mut Experiment, folder: &Path) {
 }
 
 /// Experiment file with its YAML tree, for line numbers in errors.
-struct Written<'a> {
+struct ParsedExperiment<'a> {
     label: &'a str,
-    node: &'a Node,
+    node: &'a YamlNode,
 }
 
 /// Keys whose values are lists of [`Cases`].
 const LISTS: [&str; 2] = ["include", "exclude"];
 
-impl Written<'_> {
-    fn place(&self, node: &Node) -> String {
+impl ParsedExperiment<'_> {
+    fn place(&self, node: &YamlNode) -> String {
         format!("{}:{}", self.label, node.line)
     }
 
     /// Returns the YAML entries of the key `list`.
-    fn entries(&self, list: &str) -> &[Node] {
+    fn entries(&self, list: &str) -> &[YamlNode] {
         match self.node.get(list) {
-            Some(Node { data: Data::List(entries), .. }) => entries,
+            Some(YamlNode { data: YamlData::List(entries), .. }) => entries,
             _ => &[],
         }
     }
 
     /// Rejects mutually exclusive keys.
     fn check(&self, file: &Experiment) -> Result<(), ConfigError> {
-        let both = |first, second, node: &Node| {
+        let both = |first, second, node: &YamlNode| {
             let origin = ValueOrigin::File { file: self.label.into(), line: node.line };
             Err(ConfigError::Both { origin, first, second })
         };
@@ -126,7 +126,7 @@ impl Written<'_> {
         Ok(())
     }
 
-    fn check_config_name(&self, name: &str, key: &str, node: &Node) -> Result<(), ConfigError> {
+    fn check_config_name(&self, name: &str, key: &str, node: &YamlNode) -> Result<(), ConfigError> {
         if Path::new(name).is_file() || presets::shipped_config(name).is_some() {
             return Ok(());
         }
@@ -134,7 +134,7 @@ impl Written<'_> {
         Err(ConfigError::Syntax { place: self.place(node), message })
     }
 
-    fn check_slice_name(&self, name: &str, file: &Experiment, key: &str, node: &Node) -> Result<(), ConfigError> {
+    fn check_slice_name(&self, name: &str, file: &Experiment, key: &str, node: &YamlNode) -> Result<(), ConfigError> {
         if file.slices.names().any(|slice| slice == name) {
             return Ok(());
         }

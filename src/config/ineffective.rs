@@ -8,10 +8,10 @@
 
 use serde_json::Value;
 
-use super::effect::{RULES, Rule, Scope};
-use super::effect_facts::Facts;
+use super::effect::{EffectRule, RULES, RuleScope};
+use super::effect_facts::EffectFacts;
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{BY_REFERENCE, Loaded};
+use super::load::{BY_REFERENCE, LoadedConfig};
 use super::message::Message;
 use super::presets::is_shipped;
 use super::schema::Config;
@@ -24,22 +24,22 @@ const SHOWN: usize = 60;
 const ALWAYS_CHECKED: [&str; 1] = ["two_stage.upsample"];
 
 /// Value that the user wrote and that has no effect.
-struct Fault {
+struct IneffectiveValue {
     key: &'static str,
     origin: ValueOrigin,
     why: Message,
 }
 
 /// Returns whether the user wrote the value of `key` on the command line, or in a file if the scope includes files.
-fn is_written(origin: &ValueOrigin, scope: Scope, key: &str) -> bool {
+fn is_written(origin: &ValueOrigin, scope: RuleScope, key: &str) -> bool {
     match origin {
         ValueOrigin::Set | ValueOrigin::Flag(_) => true,
-        ValueOrigin::File { .. } => !is_shipped(origin) && scope != Scope::Flags && !BY_REFERENCE.contains(&key),
+        ValueOrigin::File { .. } => !is_shipped(origin) && scope != RuleScope::Flags && !BY_REFERENCE.contains(&key),
         _ => false,
     }
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Rejects flags, `--set` pairs and values of the user's files that have no effect on the run.
     ///
     /// # Errors
@@ -79,33 +79,34 @@ impl Loaded {
     pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
         let served = [self.config.pipeline].into_iter().chain(self.config.serve.pipelines.iter().copied());
         let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
-        let everywhere = |rule: &Rule, key: &'static str| {
-            configs.iter().all(|config| (rule.reason)(&Facts { config, version: self.version }, key).is_some())
+        let everywhere = |rule: &EffectRule, key: &'static str| {
+            configs.iter().all(|config| (rule.reason)(&EffectFacts { config, version: self.version }, key).is_some())
         };
-        let is_checked = |rule: &Rule| rule.scope == Scope::Server && rule.keys.iter().all(|key| everywhere(rule, key));
+        let is_checked =
+            |rule: &EffectRule| rule.scope == RuleScope::Server && rule.keys.iter().all(|key| everywhere(rule, key));
         self.first_fault(is_checked, &is_written)
     }
 
     fn first_fault(
         &self,
-        is_checked: impl Fn(&Rule) -> bool,
-        written: &dyn Fn(&ValueOrigin, Scope, &str) -> bool,
+        is_checked: impl Fn(&EffectRule) -> bool,
+        written: &dyn Fn(&ValueOrigin, RuleScope, &str) -> bool,
     ) -> Result<(), ConfigError> {
-        let facts = Facts { config: &self.config, version: self.version };
+        let facts = EffectFacts { config: &self.config, version: self.version };
         let mut faults = Vec::new();
         for rule in RULES.iter().filter(|rule| is_checked(rule)) {
             for key in rule.keys {
                 if let Some(origin) = self.find_written_origin(key, &|origin| written(origin, rule.scope, key))
                     && let Some(why) = (rule.reason)(&facts, key)
                 {
-                    faults.push(Fault { key, origin, why });
+                    faults.push(IneffectiveValue { key, origin, why });
                 }
             }
         }
         // Reject a flag or field that sets several keys only if none of them has an effect.
         let mut leaves = Vec::new();
         self.tree.leaves(String::new(), &mut leaves);
-        let has_other_effect = |fault: &Fault| {
+        let has_other_effect = |fault: &IneffectiveValue| {
             let shared = match &fault.origin {
                 ValueOrigin::Flag(_) => true,
                 ValueOrigin::Field(name) => name != "ltx2",
@@ -119,7 +120,7 @@ impl Loaded {
         };
         match faults.iter().find(|fault| !has_other_effect(fault)) {
             None => Ok(()),
-            Some(Fault { key, origin, why }) => {
+            Some(IneffectiveValue { key, origin, why }) => {
                 let value = self.tree.get(key).map_or(String::new(), |tree| shown(&tree.to_value()));
                 Err(ConfigError::Value { key, value, origin: origin.clone(), why: why.clone() })
             }
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
     use crate::config::{CliOverrides, load};
 
-    fn loaded(file: &str, set: &[&str]) -> Result<Loaded, ConfigError> {
+    fn loaded(file: &str, set: &[&str]) -> Result<LoadedConfig, ConfigError> {
         let set = set.iter().map(|pair| (*pair).to_string()).collect();
         load(&CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() })
     }

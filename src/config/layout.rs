@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ConfigError;
 use super::presets;
 use super::schema::{AUTO, Config, Mesh};
-use super::yaml::{self, Data, Node};
+use super::yaml::{self, YamlData, YamlNode};
 use crate::analysis::Chip;
 use crate::hlo;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, LayoutError, Override, Rule};
@@ -52,7 +52,7 @@ impl LayoutSource {
     ///
     /// # Errors
     /// Never fails for a file that [`read_layout_source`] accepted.
-    pub fn on(&self, mesh: hlo::Mesh) -> Result<Layout, LayoutError> {
+    pub fn on(&self, mesh: hlo::DeviceMesh) -> Result<Layout, LayoutError> {
         let split = |rules: &[Rule]| -> Vec<Rule> {
             let present = |axes: &[String]| axes.iter().filter(|a| mesh.size(a).is_some()).cloned().collect();
             rules.iter().map(|r| Rule { mesh_axes: present(&r.mesh_axes), ..r.clone() }).collect()
@@ -166,7 +166,7 @@ pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
 ///
 /// # Errors
 /// Returns an error if the mesh does not match the number of devices.
-pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, ConfigError> {
+pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::DeviceMesh, ConfigError> {
     let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
     if let Err(why) = check_mesh(mesh) {
         return fail(why);
@@ -194,7 +194,7 @@ pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::Mesh, Con
         if axis == "data" { own * slices } else { own }
     };
     let axes = sizes(mesh).into_iter().map(|(a, s)| (a.to_string(), size(a, s))).filter(|(_, s)| *s > 1).collect();
-    Ok(hlo::Mesh { axes })
+    Ok(hlo::DeviceMesh { axes })
 }
 
 fn per_slice_suffix(slices: usize) -> &'static str {
@@ -217,8 +217,8 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     };
     let node = yaml::parse(&text, &label)?;
     let wrong = |line: u64, message: String| ConfigError::Syntax { place: format!("{label}:{line}"), message };
-    let rules = |node: Option<&Node>| -> Result<Vec<Rule>, ConfigError> {
-        let Some(Node { data: Data::Map(entries), .. }) = node else { return Ok(Vec::new()) };
+    let rules = |node: Option<&YamlNode>| -> Result<Vec<Rule>, ConfigError> {
+        let Some(YamlNode { data: YamlData::Map(entries), .. }) = node else { return Ok(Vec::new()) };
         let mut rules = Vec::new();
         for (key, value) in entries {
             let axis: Axis = serde_json::from_value(key.as_str().into()).map_err(|e: serde_json::Error| {
@@ -252,7 +252,7 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
         Ok(rules)
     };
     let mut overrides = Vec::new();
-    if let Some(Node { data: Data::Map(entries), .. }) = node.get("tensors") {
+    if let Some(YamlNode { data: YamlData::Map(entries), .. }) = node.get("tensors") {
         for (pattern, node) in entries {
             overrides.push(Override { pattern: pattern.clone(), rules: rules(Some(node))? });
         }
@@ -286,7 +286,7 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
 }
 
 /// Returns the line of the deepest existing node on a path.
-fn line_of(mut node: &Node, path: &serde_path_to_error::Path) -> u64 {
+fn line_of(mut node: &YamlNode, path: &serde_path_to_error::Path) -> u64 {
     for segment in path {
         let serde_path_to_error::Segment::Map { key } = segment else { break };
         let Some(inner) = node.get(key) else { break };
@@ -376,7 +376,7 @@ mod tests {
     fn meshes_are_parsed_and_resolved() {
         let mesh = parse_mesh("cfg=2,context=-1").unwrap();
         assert_eq!(mesh_text(&mesh), "data=1,cfg=2,fsdp=1,context=-1,tensor=1");
-        assert_eq!(resolve_mesh(&mesh, 8).unwrap(), hlo::Mesh::new(&[("cfg", 2), ("context", 4)]));
+        assert_eq!(resolve_mesh(&mesh, 8).unwrap(), hlo::DeviceMesh::new(&[("cfg", 2), ("context", 4)]));
         assert_eq!(resolve_mesh(&Mesh::default(), 8).unwrap().axes, []);
         let message = |text: &str| parse_mesh(text).unwrap_err().to_string();
         assert_eq!(message("cfg"), "--mesh cfg: 'cfg' is not AXIS=SIZE; e.g. --mesh cfg=2,context=4");
@@ -385,7 +385,7 @@ mod tests {
         assert!(message("cfg=0").contains("cfg = 0 must be at least 1, or -1 for the remaining devices"));
         assert!(message("cfg=2,cfg=2").contains("'cfg' is given twice"));
         let slices = parse_mesh("dcn.data=2,context=-1").unwrap();
-        assert_eq!(resolve_mesh(&slices, 8).unwrap(), hlo::Mesh::new(&[("data", 2), ("context", 4)]));
+        assert_eq!(resolve_mesh(&slices, 8).unwrap(), hlo::DeviceMesh::new(&[("data", 2), ("context", 4)]));
         let error = resolve_mesh(&Mesh { context: 3, ..slices }, 4).unwrap_err().to_string();
         assert!(
             error.ends_with("context=3,tensor=1,dcn.data=2: needs 3 devices per slice, but there are 2"),

@@ -12,9 +12,9 @@ pub(crate) fn whole_frames(frames: usize) -> usize {
 }
 
 /// Key and value that failed a check, and the reason.
-pub(super) type Fault = (&'static str, String, Message);
+pub(super) type InvalidValue = (&'static str, String, Message);
 
-pub(super) fn fail(key: &'static str, value: String, why: impl Into<Message>) -> Result<(), Fault> {
+pub(super) fn fail(key: &'static str, value: String, why: impl Into<Message>) -> Result<(), InvalidValue> {
     Err((key, value, why.into()))
 }
 

@@ -15,7 +15,7 @@ use super::serve::Serve;
 use super::sidecar::Sidecar;
 use super::tree::Tree;
 use super::validate::{accepts_text, in_file, validate};
-use super::yaml::{self, Data, Node};
+use super::yaml::{self, YamlData, YamlNode};
 use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
@@ -24,7 +24,7 @@ use crate::weights::{ModelSource, Overrides, Version};
 
 /// Configuration with the origin of every value.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     pub config: Config,
     pub(super) tree: Tree,
     /// Values that would apply without those that the user wrote: presets and defaults or, for a server request, the
@@ -52,7 +52,7 @@ pub(super) struct Length {
     pub(super) origin: ValueOrigin,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Returns the merged YAML with the origin of each value in a comment.
     pub fn to_yaml(&self) -> String {
         format!("# preset: {}\n{}", self.preset, self.tree.to_yaml())
@@ -88,7 +88,7 @@ impl Loaded {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, a key is unknown, or a value is invalid.
-pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
+pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     let (mut files, mut sidecar) = (Vec::new(), None);
     for file in given.files.iter().rev() {
         read_chain(Path::new(file), None, &mut Vec::new(), &mut files, &mut sidecar)?;
@@ -104,7 +104,7 @@ pub fn load(given: &CliOverrides) -> Result<Loaded, ConfigError> {
     let allows_changes = given.allow_changed_inputs;
     let sidecar = sidecar.map(|sidecar| Sidecar { allows_changes, ..sidecar.within(&loaded.tree) });
     let sections = given.flags.iter().filter(|flag| flag.value == json!({})).map(|flag| (flag.path, flag.name));
-    Ok(Loaded { sidecar, sections: sections.collect(), ..loaded })
+    Ok(LoadedConfig { sidecar, sections: sections.collect(), ..loaded })
 }
 
 /// Merges `layers` (lowest precedence first) over the preset that they select. `known` is the model generation; `None`:
@@ -113,7 +113,7 @@ pub(super) fn combine(
     mut layers: Vec<Tree>,
     length: Option<Length>,
     known: Option<Version>,
-) -> Result<Loaded, ConfigError> {
+) -> Result<LoadedConfig, ConfigError> {
     // Merge once without a preset: the merged layers select the preset.
     let mut merged = defaults().clone();
     for layer in &layers {
@@ -165,7 +165,7 @@ pub(super) fn combine(
         config = check::typed(&merged)?;
     }
     check::check(&config, &merged)?;
-    Ok(Loaded {
+    Ok(LoadedConfig {
         config,
         tree: merged,
         below,
@@ -218,13 +218,13 @@ fn read_chain(
     seen.push(identity);
 
     let root = yaml::parse(&text, &label)?;
-    *found = found.take().or_else(|| Sidecar::of(&root, &label));
+    *found = found.take().or_else(|| Sidecar::from_node(&root, &label));
     let (mut node, is_sidecar) = sidecar::unwrap(root);
     validate(&node, &in_file(&label))?;
     reference_video::expand(&mut node, |line| ValueOrigin::File { file: label.clone(), line })?;
     paths::resolve(&mut node, &folder);
     let parent = match node.get("extends") {
-        Some(Node { data: Data::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
+        Some(YamlNode { data: YamlData::Scalar(Value::String(parent)), line }) => Some((parent.clone(), *line)),
         _ => None,
     };
     let file = label.clone();
@@ -321,14 +321,14 @@ fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
     let mut layer = Tree::Map(Vec::new());
     for pair in &given.set {
         let (path, value) = set_pair(pair)?;
-        let mut own = Node::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
+        let mut own = YamlNode::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
         reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
         layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
     }
     let by_set = layer.clone();
     for flag in &given.flags {
         let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
-        validate(&Node::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
+        validate(&YamlNode::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
         if !(flag.yields && by_set.get(flag.path).is_some()) {
             layer.merge(tree);
         }
@@ -365,7 +365,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
         other => other,
     };
     let fits = |value: &Value| {
-        let node = Node::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value());
+        let node = YamlNode::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value());
         validate(&node, &|_| Location::Argument(place.clone()))
     };
     match parsed {
@@ -451,7 +451,7 @@ impl Config {
         // A rerun may use different processes.
         let shares = &mut own.runtime.distributed;
         (shares.coordinator, shares.process_id, shares.num_processes) = (None, None, None);
-        let mut node = Node::from_value(serde_json::to_value(own).expect("a configuration serializes"));
+        let mut node = YamlNode::from_value(serde_json::to_value(own).expect("a configuration serializes"));
         if let Ok(folder) = std::env::current_dir() {
             paths::resolve(&mut node, &folder);
         }

@@ -41,7 +41,7 @@ pub(crate) use layout::{LayoutFile, LayoutSource, resolve_mesh};
 pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
 pub(crate) use load::BY_REFERENCE;
-pub use load::{Loaded, load};
+pub use load::{LoadedConfig, load};
 pub use message::{Message, Setting};
 pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};

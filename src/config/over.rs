@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, Location, ValueOrigin};
-use super::load::{Length, Loaded, combine, expand_reference};
+use super::load::{Length, LoadedConfig, combine, expand_reference};
 use super::reference_video;
 use super::tree::{Tree, are_same};
 use super::validate::validate;
-use super::yaml::Node;
+use super::yaml::YamlNode;
 
 const FRAMES: &str = "request.num_frames";
 
@@ -74,7 +74,7 @@ impl RequestLayer {
 
 /// Validates a tree and converts its keys to canonical names.
 fn parse_field_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
-    let (origin, mut node) = (ValueOrigin::Field(field.into()), Node::from_value(tree));
+    let (origin, mut node) = (ValueOrigin::Field(field.into()), YamlNode::from_value(tree));
     validate(&node, &|_| Location::Field(field.into()))?;
     reference_video::expand(&mut node, |_| origin.clone())?;
     Ok(Tree::from_node(&node, &|_| origin.clone()))
@@ -97,12 +97,12 @@ fn overruled(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, St
     }
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Returns the configuration with the fields of a request applied.
     ///
     /// # Errors
     /// Returns the errors of [`super::load()`].
-    pub(crate) fn with_request(&self, layer: &RequestLayer) -> Result<Loaded, ConfigError> {
+    pub(crate) fn with_request(&self, layer: &RequestLayer) -> Result<LoadedConfig, ConfigError> {
         let mut layers = self.layers.clone();
         layers.iter_mut().for_each(|below| layer.unwritten.iter().for_each(|key| below.cut(key)));
         let mut top = layer.tree.clone();

@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::presets::shipped_layout;
 use super::schema::{AUTO, Config};
-use super::yaml::{Data, Node};
+use super::yaml::{YamlData, YamlNode};
 use crate::analysis::Chip;
 use crate::models::presets::Preset;
 use crate::weights::HubCache;
@@ -23,8 +23,8 @@ pub(crate) const MODEL_PATHS: [&str; 9] = [
 ];
 
 /// Rewrites the paths of a configuration file in `folder` to be relative to the working directory.
-pub(crate) fn resolve(root: &mut Node, folder: &Path) {
-    let Data::Map(sections) = &mut root.data else { return };
+pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
+    let YamlData::Map(sections) = &mut root.data else { return };
     for (section, node) in sections {
         match section.as_str() {
             "model" => {
@@ -61,7 +61,7 @@ pub(crate) fn resolve(root: &mut Node, folder: &Path) {
             }
             "serve" => {
                 ["api_key_file", "state"].iter().for_each(|key| text(node, key, |t| join(folder, t)));
-                if let Some(Data::Map(loras)) = child(node, "loras").map(|loras| &mut loras.data) {
+                if let Some(YamlData::Map(loras)) = child(node, "loras").map(|loras| &mut loras.data) {
                     loras.iter_mut().for_each(|(_, lora)| text(lora, "path", |t| join(folder, t)));
                 }
             }
@@ -103,20 +103,20 @@ fn layout(folder: &Path, name: &str) -> String {
     if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
 }
 
-fn change(node: &mut Node, f: impl FnOnce(&str) -> String) {
-    if let Data::Scalar(serde_json::Value::String(text)) = &mut node.data {
+fn change(node: &mut YamlNode, f: impl FnOnce(&str) -> String) {
+    if let YamlData::Scalar(serde_json::Value::String(text)) = &mut node.data {
         *text = f(text);
     }
 }
 
-fn child<'a>(node: &'a mut Node, key: &str) -> Option<&'a mut Node> {
+fn child<'a>(node: &'a mut YamlNode, key: &str) -> Option<&'a mut YamlNode> {
     match &mut node.data {
-        Data::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, n)| n),
+        YamlData::Map(entries) => entries.iter_mut().find(|(k, _)| k == key).map(|(_, n)| n),
         _ => None,
     }
 }
 
-fn text(node: &mut Node, key: &str, f: impl FnOnce(&str) -> String) {
+fn text(node: &mut YamlNode, key: &str, f: impl FnOnce(&str) -> String) {
     if let Some(found) = child(node, key) {
         change(found, f);
     }
@@ -145,17 +145,17 @@ fn cache_folder(setting: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Op
     }
 }
 
-fn each(node: &mut Node, key: &str, f: impl Fn(&mut Node)) {
-    if let Some(Node { data: Data::List(items), .. }) = child(node, key) {
+fn each(node: &mut YamlNode, key: &str, f: impl Fn(&mut YamlNode)) {
+    if let Some(YamlNode { data: YamlData::List(items), .. }) = child(node, key) {
         items.iter_mut().for_each(f);
     }
 }
 
 /// Applies `f` to every item of every list in a map.
-fn lists(node: &mut Node, f: impl Fn(&mut Node)) {
-    let Data::Map(entries) = &mut node.data else { return };
+fn lists(node: &mut YamlNode, f: impl Fn(&mut YamlNode)) {
+    let YamlData::Map(entries) = &mut node.data else { return };
     for (_, value) in entries {
-        if let Data::List(items) = &mut value.data {
+        if let YamlData::List(items) = &mut value.data {
             items.iter_mut().for_each(&f);
         }
     }

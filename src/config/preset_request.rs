@@ -9,7 +9,7 @@ use super::pipeline::{Pipeline, Support, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::schema::{Config, Model};
 use super::tree::Tree;
-use super::yaml::Node;
+use super::yaml::YamlNode;
 use crate::weights::Version;
 
 /// Placeholder path of required inputs.
@@ -28,7 +28,7 @@ impl Config {
         }
         let frames = merged.leaf("request.num_frames").map_or(Value::Null, |(frames, _)| frames.clone());
         let own = json!({"pipeline": pipeline.name(), "request": inputs(pipeline, &frames)});
-        lay(&mut merged, Tree::from_node(&Node::from_value(own), &|_| ValueOrigin::Default))?;
+        lay(&mut merged, Tree::from_node(&YamlNode::from_value(own), &|_| ValueOrigin::Default))?;
         replace_ancestral_sampler(&mut merged);
         Ok(Config { model, ..typed(&merged)? })
     }

@@ -9,7 +9,7 @@ use super::error::{ConfigError, ValueOrigin};
 use super::schema::Config;
 use super::tree::Tree;
 use super::validate::{in_file, validate};
-use super::yaml::{self, Data, Node};
+use super::yaml::{self, YamlData, YamlNode};
 
 macro_rules! config {
     ($name:literal) => {
@@ -137,7 +137,7 @@ pub(super) fn is_shipped(origin: &ValueOrigin) -> bool {
 pub(super) fn defaults() -> &'static Tree {
     static DEFAULTS: LazyLock<Tree> = LazyLock::new(|| {
         let value = serde_json::to_value(Config::default()).expect("a configuration serializes");
-        Tree::from_node(&Node::from_value(value), &|_| ValueOrigin::Default)
+        Tree::from_node(&YamlNode::from_value(value), &|_| ValueOrigin::Default)
     });
     &DEFAULTS
 }
@@ -159,7 +159,7 @@ fn parse_preset(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     let node = yaml::parse(text, name)?;
     validate(&node, &in_file(name))?;
     let parent = match node.get("extends") {
-        Some(Node { data: Data::Scalar(Value::String(parent)), .. }) => find(&CONFIGS, parent),
+        Some(YamlNode { data: YamlData::Scalar(Value::String(parent)), .. }) => find(&CONFIGS, parent),
         _ => None,
     };
     let mut layers = parent.map_or(Ok(Vec::new()), |(parent, _)| preset_layers(parent))?;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::error::{ConfigError, ValueOrigin};
-use super::yaml::{Data, Node};
+use super::yaml::{YamlData, YamlNode};
 
 const LIST: &str = "reference_videos";
 const SINGLE: &str = "reference_video";
@@ -12,8 +12,8 @@ const SINGLE: &str = "reference_video";
 ///
 /// # Errors
 /// Returns an error if both keys are set.
-pub(super) fn expand(root: &mut Node, origin: impl Fn(u64) -> ValueOrigin) -> Result<(), ConfigError> {
-    let Some(Data::Map(request)) = entry(root, "request").map(|node| &mut node.data) else { return Ok(()) };
+pub(super) fn expand(root: &mut YamlNode, origin: impl Fn(u64) -> ValueOrigin) -> Result<(), ConfigError> {
+    let Some(YamlData::Map(request)) = entry(root, "request").map(|node| &mut node.data) else { return Ok(()) };
     let Some(found) = request.iter().position(|(name, _)| name == SINGLE) else { return Ok(()) };
     if request.iter().any(|(name, _)| name == LIST) {
         let origin = origin(request[found].1.line);
@@ -23,20 +23,20 @@ pub(super) fn expand(root: &mut Node, origin: impl Fn(u64) -> ValueOrigin) -> Re
     *name = LIST.into();
     let line = node.line;
     let item = match &node.data {
-        Data::List(_) => return Ok(()),
-        Data::Scalar(Value::Null) => {
-            node.data = Data::List(Vec::new());
+        YamlData::List(_) => return Ok(()),
+        YamlData::Scalar(Value::Null) => {
+            node.data = YamlData::List(Vec::new());
             return Ok(());
         }
-        Data::Scalar(_) => Data::Map(vec![("path".into(), node.clone())]),
-        Data::Map(_) => node.data.clone(),
+        YamlData::Scalar(_) => YamlData::Map(vec![("path".into(), node.clone())]),
+        YamlData::Map(_) => node.data.clone(),
     };
-    node.data = Data::List(vec![Node { line, data: item }]);
+    node.data = YamlData::List(vec![YamlNode { line, data: item }]);
     Ok(())
 }
 
-fn entry<'a>(root: &'a mut Node, key: &str) -> Option<&'a mut Node> {
-    let Data::Map(entries) = &mut root.data else { return None };
+fn entry<'a>(root: &'a mut YamlNode, key: &str) -> Option<&'a mut YamlNode> {
+    let YamlData::Map(entries) = &mut root.data else { return None };
     entries.iter_mut().find(|(name, _)| name == key).map(|(_, node)| node)
 }
 

@@ -86,7 +86,7 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     }
     let mut found: [Option<(usize, &str)>; 2] = [None, None];
     for lora in loras() {
-        let scales = ReferenceScales::of(&lora.path).map_err(ConfigError::Lora)?;
+        let scales = ReferenceScales::read(&lora.path).map_err(ConfigError::Lora)?;
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
@@ -228,7 +228,7 @@ mod tests {
     use crate::media::{Frames, write_png_frames};
 
     /// Loads a configuration whose reference video is a folder of black frames.
-    fn of(frames: usize, set: &[&str]) -> Result<Config, String> {
+    fn load_reference(frames: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((frames, 64, 96, 3))).expect("frames");
         write_png_frames(folder.path(), &frames).expect("written");
@@ -258,31 +258,37 @@ mod tests {
 
     #[test]
     fn missing_scales_and_lengths_are_read_from_files() {
-        let config = of(30, &[&lora("ic_tiny_a"), "request.num_frames=17"]).expect("legal");
+        let config = load_reference(30, &[&lora("ic_tiny_a"), "request.num_frames=17"]).expect("legal");
         assert_eq!(config.pipeline, Pipeline::IcLora);
         assert_eq!(config.conditioning.reference_scales(), [2, 1]);
         assert_eq!(config.request.reference_videos[0].frames, Some(17));
         assert_eq!(config.model.loras[0].stages, [1]);
         assert_eq!(config.sampler.sigmas.as_ref().map(Vec::len), Some(9), "the distilled preset");
         // Without scales in the header, or without a LoRA, references have the size of the stage.
-        assert_eq!(of(9, &[&lora("ic_tiny_a_plain")]).expect("legal").conditioning.reference_scales(), [1, 1]);
-        let config = of(9, &["pipeline=text_to_video"]).expect("legal");
+        assert_eq!(
+            load_reference(9, &[&lora("ic_tiny_a_plain")]).expect("legal").conditioning.reference_scales(),
+            [1, 1]
+        );
+        let config = load_reference(9, &["pipeline=text_to_video"]).expect("legal");
         assert_eq!((config.pipeline, config.conditioning.reference_scales()), (Pipeline::TextToVideo, [1, 1]));
         assert_eq!(config.request.reference_videos[0].frames, Some(9));
         // Explicit values take precedence.
         let both = ["conditioning.reference_downscale_factor=4", "conditioning.reference_temporal_scale_factor=2"];
         let gone = lora("gone");
         let set = [&[gone.as_str(), "request.width=1024"], &both[..]].concat();
-        assert_eq!(of(9, &set).expect("not read").conditioning.reference_scales(), [4, 2]);
+        assert_eq!(load_reference(9, &set).expect("not read").conditioning.reference_scales(), [4, 2]);
         // Explicit stages are kept; in other pipelines, the default is both stages.
         let both = format!("{}, stages: [1, 2]}}]", lora("ic_tiny_a").trim_end_matches("}]"));
-        assert_eq!(of(9, &[&both]).expect("legal").model.loras[0].stages, [1, 2]);
-        assert_eq!(of(9, &[&lora("ic_tiny_a"), "pipeline=distilled"]).expect("legal").model.loras[0].stages, [1, 2]);
+        assert_eq!(load_reference(9, &[&both]).expect("legal").model.loras[0].stages, [1, 2]);
+        assert_eq!(
+            load_reference(9, &[&lora("ic_tiny_a"), "pipeline=distilled"]).expect("legal").model.loras[0].stages,
+            [1, 2]
+        );
     }
 
     #[test]
     fn invalid_references_are_one_line_errors() {
-        let fails = |set: &[&str]| of(9, set).expect_err("refused");
+        let fails = |set: &[&str]| load_reference(9, set).expect_err("refused");
         let error = fails(&[&lora("ic_tiny_a"), "request.width=704"]);
         let why =
             "must be a multiple of 128 with two stages and reference videos at 1/2 size; the nearest are 640 and 768";

@@ -34,7 +34,7 @@ with_defaults! {
         /// Paths of the model and its components.
         pub model: Model = Model::default(),
         /// The video to generate.
-        pub request: Request = Request::default(),
+        pub request: RequestConfig = RequestConfig::default(),
         /// Reference implementation whose conventions apply where implementations of the model differ. Sets
         /// `sampler.sigma_shift`, `sampler.step_noise`, `sampler.noise_order`, `guidance.stg_streams`,
         /// `conditioning.cross_timestep`, `conditioning.keyframe_span`, `conditioning.noising`,
@@ -45,7 +45,7 @@ with_defaults! {
         /// Tokenization of prompts.
         pub text: Text = Text::default(),
         /// Sampler and noise levels of the denoising loop.
-        pub sampler: Sampler = Sampler::default(),
+        pub sampler: SamplerConfig = SamplerConfig::default(),
         /// Guidance of the video and the audio stream.
         pub guidance: Guidance = Guidance::default(),
         /// Conditioning on images, video and audio, and between the two streams.
@@ -164,7 +164,8 @@ with_defaults! {
     /// The video to generate.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
-    pub struct Request {
+    #[schemars(rename = "Request")]
+    pub struct RequestConfig {
         /// Text prompt; an empty prompt generates an unconditional video.
         pub prompt: Option<String> = None,
         /// Negative prompt: what to avoid.
@@ -217,7 +218,7 @@ with_defaults! {
     }
 }
 
-impl Request {
+impl RequestConfig {
     /// Returns the paths of all input images, audio files and videos.
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
         let references = self.reference_videos.iter().flat_map(|v| [Some(&v.path), v.attention_mask.as_ref()]);
@@ -226,7 +227,7 @@ impl Request {
         lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
     }
 
-    /// Returns mutable references to the paths of [`Request::files`].
+    /// Returns mutable references to the paths of [`RequestConfig::files`].
     pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let references = self.reference_videos.iter_mut().flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]);
         let images = self.images.iter_mut().map(|i| &mut i.path);
@@ -448,7 +449,8 @@ with_defaults! {
     /// Sampler and noise levels of the denoising loop.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
-    pub struct Sampler {
+    #[schemars(rename = "Sampler")]
+    pub struct SamplerConfig {
         /// Sampler (integrator of the denoising ODE or SDE).
         pub kind: SamplerKind = SamplerKind::Euler,
         /// Stochasticity (eta, 0 to 1) of ancestral samplers; null uses the sampler's default.
@@ -504,7 +506,7 @@ impl Conditioning {
     }
 }
 
-impl Sampler {
+impl SamplerConfig {
     /// Returns the options that only some samplers accept, for latents of type `dtype`.
     pub fn options(&self, dtype: Dtype) -> SamplerOptions {
         let draws = match (self.step_noise, dtype) {

@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use super::check;
 use super::effect::RULES;
-use super::effect_facts::Facts;
+use super::effect_facts::EffectFacts;
 use super::error::{ConfigError, ValueOrigin};
 use super::schema::Config;
 use super::tree::Tree;
-use super::yaml::{Data, Node};
+use super::yaml::{YamlData, YamlNode};
 use crate::weights::Version;
 
 /// Data that a sidecar records about its run, in addition to the configuration.
@@ -47,10 +47,10 @@ const MODEL_KEYS: [&str; 11] = [
 
 impl Sidecar {
     /// Returns the sidecar in the parsed file `root`; `None` if the file is a plain configuration.
-    pub(super) fn of(root: &Node, file: &str) -> Option<Self> {
-        let is_map = |node: &Node| matches!(node.data, Data::Map(_));
+    pub(super) fn from_node(root: &YamlNode, file: &str) -> Option<Self> {
+        let is_map = |node: &YamlNode| matches!(node.data, YamlData::Map(_));
         root.get("config").filter(|config| is_map(config))?;
-        let part = |key: &str| root.get(key).map_or(Value::Null, Node::to_value);
+        let part = |key: &str| root.get(key).map_or(Value::Null, YamlNode::to_value);
         Some(Sidecar {
             file: file.into(),
             inputs: part("inputs"),
@@ -75,15 +75,15 @@ impl Sidecar {
 /// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. Output paths are
 /// removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and frames and
 /// audio are saved only on request.
-pub(super) fn unwrap(root: Node) -> (Node, bool) {
-    let Data::Map(entries) = root.data else { return (root, false) };
-    let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, Data::Map(_))) else {
-        return (Node { line: root.line, data: Data::Map(entries) }, false);
+pub(super) fn unwrap(root: YamlNode) -> (YamlNode, bool) {
+    let YamlData::Map(entries) = root.data else { return (root, false) };
+    let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, YamlData::Map(_))) else {
+        return (YamlNode { line: root.line, data: YamlData::Map(entries) }, false);
     };
-    let mut config = entries.into_iter().nth(at).map_or(Node::from_value(Value::Null), |(_, n)| n);
-    if let Data::Map(sections) = &mut config.data {
+    let mut config = entries.into_iter().nth(at).map_or(YamlNode::from_value(Value::Null), |(_, n)| n);
+    if let YamlData::Map(sections) = &mut config.data {
         for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
-            if let Data::Map(keys) = &mut section.data {
+            if let YamlData::Map(keys) = &mut section.data {
                 keys.retain(|(k, _)| !["path", "save_frames", "save_audio"].contains(&k.as_str()));
             }
         }
@@ -123,8 +123,8 @@ pub(super) fn prune(
     if !is_overridden || !has(&|_, origin| matches!(origin, ValueOrigin::Sidecar { .. })) {
         return Ok(false);
     }
-    let own = Facts { config: &check::typed(without_flags)?, version };
-    let facts = Facts { config, version };
+    let own = EffectFacts { config: &check::typed(without_flags)?, version };
+    let facts = EffectFacts { config, version };
     let mut changed = false;
     for rule in RULES {
         for key in rule.keys {

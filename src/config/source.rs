@@ -190,7 +190,7 @@ mod tests {
     use crate::media::{Frames, write_png_frames};
 
     /// Loads a configuration whose input video is a folder of black frames.
-    fn of(frames: usize, height: usize, width: usize, set: &[&str]) -> Result<Config, String> {
+    fn load_video(frames: usize, height: usize, width: usize, set: &[&str]) -> Result<Config, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
         write_png_frames(folder.path(), &frames).expect("written");
@@ -203,24 +203,24 @@ mod tests {
 
     #[test]
     fn input_video_sets_size_and_frame_count() {
-        let config = of(25, 64, 96, &RETAKE).expect("legal");
+        let config = load_video(25, 64, 96, &RETAKE).expect("legal");
         assert_eq!((config.request.width, config.request.height), (96, 64));
         assert_eq!((config.request.num_frames, config.request.frame_rate), (NumFrames::Count(25), 24.0));
         assert_eq!(config.request.negative_prompt, "");
         // Explicit values take precedence: the first 17 frames, at another size.
         let set = [&RETAKE[..], &["request.num_frames=17", "request.width=64", "request.negative_prompt=x"]].concat();
-        let config = of(25, 64, 96, &set).expect("legal");
+        let config = load_video(25, 64, 96, &set).expect("legal");
         assert_eq!((config.request.width, config.request.num_frames), (64, NumFrames::Count(17)));
         assert_eq!(config.request.negative_prompt, "x");
         // `video_to_audio` accepts any size and length.
-        let config = of(30, 50, 40, &["pipeline=video_to_audio"]).expect("legal");
+        let config = load_video(30, 50, 40, &["pipeline=video_to_audio"]).expect("legal");
         assert_eq!((config.request.width, config.request.height), (64, 64));
         assert_eq!(config.request.num_frames, NumFrames::Count(25));
     }
 
     #[test]
     fn extend_clip_length_is_overlap_plus_added_frames() {
-        let extend = |set: &[&str]| of(30, 64, 96, &[&["pipeline=extend"], set].concat());
+        let extend = |set: &[&str]| load_video(30, 64, 96, &[&["pipeline=extend"], set].concat());
         let frames = |set: &[&str]| extend(set).expect("legal").request.num_frames;
         assert_eq!(frames(&["request.extend={seconds: 2}"]), NumFrames::Count(25 + 48));
         assert_eq!(frames(&["request.extend={seconds: 0.1, at: start, overlap: 17}"]), NumFrames::Count(17 + 8));
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn invalid_input_videos_are_one_line_errors() {
-        let span = |span: &str| of(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
+        let span = |span: &str| load_video(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
             ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; to must be after from"),
             ("{from: 1.5, to: 2}", "starts after the end of the video at 1.042 s"),
@@ -253,21 +253,21 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         assert!(span("{from: 0.5, to: 99}").is_ok(), "a span goes to the end at most");
-        let error = of(30, 64, 96, &RETAKE).expect_err("30 frames");
+        let error = load_video(30, 64, 96, &RETAKE).expect_err("30 frames");
         assert!(error.contains("must be one more than a multiple of 8; the nearest are 25 and 33"), "{error}");
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");
         for (frames, first, more) in [(24, 17, 1), (29, 25, 4), (117, 113, 4)] {
-            let error = of(frames, 64, 96, &RETAKE).expect_err("no legal number");
+            let error = load_video(frames, 64, 96, &RETAKE).expect_err("no legal number");
             let typed = format!("pass --num-frames {first} to use its first {first} frames, or repeat its last frame");
             assert!(error.contains(&typed) && error.contains(&format!("tpad=stop_mode=clone:stop={more} ")), "{error}");
             let given = format!("request.num_frames={first}");
-            of(frames, 64, 96, &[&RETAKE[..], &[&given]].concat()).expect("what the error says is legal");
+            load_video(frames, 64, 96, &[&RETAKE[..], &[&given]].concat()).expect("what the error says is legal");
         }
-        let error = of(25, 60, 96, &RETAKE).expect_err("60 rows");
+        let error = load_video(25, 60, 96, &RETAKE).expect_err("60 rows");
         assert!(error.contains("request.height = 60 (video ") && error.contains("nearest are 32 and 64"), "{error}");
-        let error = of(25, 64, 96, &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
+        let error = load_video(25, 64, 96, &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
         assert!(error.contains("request.num_frames = 33 (--set): the video has 25"), "{error}");
-        let error = of(25, 64, 96, &[]).expect_err("text to video");
+        let error = load_video(25, 64, 96, &[]).expect_err("text to video");
         assert!(error.contains("only the pipelines retake, extend and video_to_audio take a video"), "{error}");
         let none = load(&CliOverrides { set: vec!["pipeline=retake".into()], ..CliOverrides::default() });
         assert!(none.expect_err("no video").to_string().contains("needs a video: --video PATH"));

@@ -12,9 +12,9 @@ use crate::weights::MergeOrder;
 
 mod sidecars;
 
-struct Folder(tempfile::TempDir);
+struct TestFolder(tempfile::TempDir);
 
-impl Folder {
+impl TestFolder {
     fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -22,20 +22,20 @@ impl Folder {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        Folder(folder)
+        TestFolder(folder)
     }
 
     fn path(&self, name: &str) -> String {
         self.0.path().join(name).display().to_string()
     }
 
-    fn given(&self, name: &str) -> CliOverrides {
+    fn overrides(&self, name: &str) -> CliOverrides {
         file(&self.path(name))
     }
 
     /// Returns the error without the folder's path.
     fn error(&self, name: &str) -> String {
-        let text = load(&self.given(name)).unwrap_err().to_string();
+        let text = load(&self.overrides(name)).unwrap_err().to_string();
         text.replace(&format!("{}/", self.0.path().display()), "")
     }
 }
@@ -50,7 +50,7 @@ pub(super) fn set(pairs: &[&str]) -> CliOverrides {
 
 #[test]
 fn later_files_override_earlier_ones() {
-    let files = Folder::new(&[
+    let files = TestFolder::new(&[
         ("base.yml", "request: {seed: 3}\nsampler: {steps: 20}\n"),
         ("model.yml", "extends: base.yml\nlayout: ulysses\nmodel: {path: LTX-2.3}\nsampler: {steps: 9}\n"),
         ("slice.yml", "layout: tensor\nmesh: {cfg: 2, tensor: 4}\n"),
@@ -68,11 +68,11 @@ fn later_files_override_earlier_ones() {
 
 #[test]
 fn layers_follow_the_precedence_order() {
-    let files = Folder::new(&[
+    let files = TestFolder::new(&[
         ("base.yml", "request:\n  width: 512\n  height: 320\n  seed: 3\nsampler: {steps: 20}\n"),
         ("sub/top.yml", "extends: ../base.yml\nrequest:\n  height: 256\nsampler: {steps: 12}\n"),
     ]);
-    let mut given = files.given("sub/top.yml");
+    let mut given = files.overrides("sub/top.yml");
     given.set = vec!["sampler.steps=9".into(), "request.seed=5".into()];
     given.flag("seed", "request.seed", Some(6u64));
     let loaded = load(&given).unwrap();
@@ -94,8 +94,8 @@ fn printed_configuration_loads_to_the_same_values() {
     let mut given = set(&["model.loras=[{path: a.safetensors, strength: 0.5}]", "runtime.xla_flags.xla_x=true"]);
     given.mesh = Some("cfg=2".into());
     let loaded = load(&given).unwrap();
-    let files = Folder::new(&[("again.yml", &loaded.to_yaml())]);
-    let mut again = load(&files.given("again.yml")).unwrap().config;
+    let files = TestFolder::new(&[("again.yml", &loaded.to_yaml())]);
+    let mut again = load(&files.overrides("again.yml")).unwrap().config;
     again.model.loras[0].path = "a.safetensors".into();
     assert_eq!(again, loaded.config);
 }
@@ -128,10 +128,10 @@ fn every_shipped_file_loads() {
 /// A slice configuration sets the layout but no keys of the model, so each model generation keeps its preset.
 #[test]
 fn slice_files_work_with_any_model_and_pipeline() {
-    let folder = Folder::new(&[("mine.yml", "extends: tpu/v6e-8\nrequest: {seed: 3}\n")]);
+    let folder = TestFolder::new(&[("mine.yml", "extends: tpu/v6e-8\nrequest: {seed: 3}\n")]);
     let by_name = |model: &str, pipeline: &str| {
         let set = vec![format!("model.path={model}"), format!("pipeline={pipeline}")];
-        load(&CliOverrides { set, ..folder.given("mine.yml") }).unwrap()
+        load(&CliOverrides { set, ..folder.overrides("mine.yml") }).unwrap()
     };
     for (model, pipeline, preset) in [
         ("Lightricks/LTX-2", "text_to_video", "ltx2"),
@@ -155,8 +155,8 @@ fn documented_keys_are_in_the_schema() {
         mesh: {data: 1, cfg: 1, fsdp: 1, context: 1, tensor: 1}\nlayout: shardings/replicated.yml\n\
         runtime: {platform: auto, dtype: bf16, attention: auto, residency: auto, compile_cache: auto, xla_flags: {}}\n\
         output: {path: null, save_frames: null, save_audio: null, sidecar: true}\n";
-    let files = Folder::new(&[("contract.yml", text)]);
-    let loaded = load(&files.given("contract.yml")).unwrap();
+    let files = TestFolder::new(&[("contract.yml", text)]);
+    let loaded = load(&files.overrides("contract.yml")).unwrap();
     let expected =
         Config { mesh: Some(Mesh::default()), layout: "shardings/replicated.yml".into(), ..Config::default() };
     assert_eq!(loaded.config.request, expected.request);
@@ -183,8 +183,8 @@ fn documented_keys_are_in_the_schema() {
 
 #[test]
 fn reference_sets_keys_that_can_be_set_separately() {
-    let files = Folder::new(&[("d.yml", "reference: diffusers\ntwo_stage: {audio: stage_1}\n")]);
-    let mut given = files.given("d.yml");
+    let files = TestFolder::new(&[("d.yml", "reference: diffusers\ntwo_stage: {audio: stage_1}\n")]);
+    let mut given = files.overrides("d.yml");
     let config = load(&given).unwrap().config;
     assert_eq!(config.sampler.sigma_shift, Reference::Diffusers);
     assert_eq!(config.conditioning.cross_timestep, CrossTimestep::Diffusers);
@@ -237,7 +237,7 @@ fn set_overrides_shared_flags() {
 
 #[test]
 fn exclusive_keys_replace_each_other_across_layers() {
-    let files = Folder::new(&[
+    let files = TestFolder::new(&[
         ("list.yml", "request: {prompts: p.txt}\nsampler: {sigmas: [1, 0.5, 0]}\n"),
         ("p.txt", "one\n\ntwo\n"),
         ("neg.yml", "request: {negative_prompt_file: n.txt}\n"),
@@ -245,7 +245,7 @@ fn exclusive_keys_replace_each_other_across_layers() {
         ("both.yml", "request:\n  prompt: a\n  prompts: p.txt\n"),
         ("lengths.yml", "sampler:\n  steps: 3\n  sigmas: [1, 0.5]\n"),
     ]);
-    let mut given = files.given("list.yml");
+    let mut given = files.overrides("list.yml");
     let config = load(&given).unwrap().config;
     assert_eq!(config.sampler.steps, 2);
     let jobs = config.jobs().unwrap();
@@ -257,7 +257,7 @@ fn exclusive_keys_replace_each_other_across_layers() {
     assert_eq!((config.sampler.steps, config.sampler.sigmas.clone(), config.request.prompts.clone()), (4, None, None));
     assert_eq!(config.jobs().unwrap().iter().map(|j| j.seed).collect::<Vec<_>>(), [10, 11]);
 
-    let loaded = load(&files.given("neg.yml")).unwrap();
+    let loaded = load(&files.overrides("neg.yml")).unwrap();
     assert_eq!(loaded.config.request.negative_prompt, "ugly");
     assert_eq!(
         files.error("both.yml"),
@@ -271,20 +271,20 @@ fn exclusive_keys_replace_each_other_across_layers() {
 
 #[test]
 fn circular_extends_is_an_error() {
-    let files = Folder::new(&[
+    let files = TestFolder::new(&[
         ("a.yml", "extends: b.yml\n"),
         ("b.yml", "\nextends: a.yml\n"),
         ("c.yml", "extends: ltx2_full_guidance\n"),
         ("d.yml", "extends: gone.yml\n"),
     ]);
     assert_eq!(files.error("a.yml"), "b.yml:2: circular 'extends': a.yml -> b.yml -> a.yml");
-    assert_eq!(load(&files.given("c.yml")).unwrap().config.guidance.stg_blocks, [29]);
+    assert_eq!(load(&files.overrides("c.yml")).unwrap().config.guidance.stg_blocks, [29]);
     assert!(files.error("d.yml").starts_with("cannot read gone.yml: No such file"));
 }
 
 #[test]
 fn invalid_values_list_valid_ones() {
-    let files = Folder::new(&[("w.yml", "request:\n  width: 500\n")]);
+    let files = TestFolder::new(&[("w.yml", "request:\n  width: 500\n")]);
     assert_eq!(
         files.error("w.yml"),
         "request.width = 500 (w.yml:2): must be a multiple of 32; the nearest are 480 and 512"
@@ -469,8 +469,8 @@ fn seconds_select_the_nearest_frame_count() {
 
 #[test]
 fn command_line_paths_are_relative_to_the_working_directory() {
-    let files = Folder::new(&[("in/c.yml", "output: {path: x.mp4}\nmodel: {path: ./m}\n")]);
-    let mut given = files.given("in/c.yml");
+    let files = TestFolder::new(&[("in/c.yml", "output: {path: x.mp4}\nmodel: {path: ./m}\n")]);
+    let mut given = files.overrides("in/c.yml");
     let config = load(&given).unwrap().config;
     assert_eq!(config.output.path, Some(files.path("in/x.mp4")));
     assert_eq!(PathBuf::from(config.model.path), Path::new(&files.path("in/m")));

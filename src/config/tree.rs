@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::error::ValueOrigin;
-use super::yaml::{Data, Node};
+use super::yaml::{YamlData, YamlNode};
 
 /// Merged configuration. Maps are merged key by key; a list is a single value.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,9 +18,9 @@ pub(crate) enum Tree {
 
 impl Tree {
     /// Converts the YAML of one layer; `origin` returns the origin of a line.
-    pub(crate) fn from_node(node: &Node, origin: &impl Fn(u64) -> ValueOrigin) -> Tree {
+    pub(crate) fn from_node(node: &YamlNode, origin: &impl Fn(u64) -> ValueOrigin) -> Tree {
         match &node.data {
-            Data::Map(entries) => {
+            YamlData::Map(entries) => {
                 Tree::Map(entries.iter().map(|(k, n)| (k.clone(), Tree::from_node(n, origin))).collect())
             }
             _ => Tree::Leaf(node.to_value(), origin(node.line)),
@@ -29,7 +29,7 @@ impl Tree {
 
     /// Returns a tree with one value at a dotted path.
     pub(crate) fn at(path: &str, value: Value, origin: &ValueOrigin) -> Tree {
-        let leaf = Tree::from_node(&Node::from_value(value), &|_| origin.clone());
+        let leaf = Tree::from_node(&YamlNode::from_value(value), &|_| origin.clone());
         path.rsplit('.').fold(leaf, |inner, key| Tree::Map(vec![(key.to_string(), inner)]))
     }
 

@@ -9,7 +9,7 @@ use super::error::{ConfigError, Location};
 use super::experiment::Experiment;
 use super::reference_video;
 use super::schema::Config;
-use super::yaml::{Data, Node};
+use super::yaml::{YamlData, YamlNode};
 
 /// Returns the JSON Schema of a configuration; its `$defs` include the schema of experiments.
 pub fn json_schema() -> &'static Value {
@@ -42,14 +42,14 @@ pub(super) fn in_file(file: &str) -> impl Fn(u64) -> Location {
 /// # Errors
 /// Returns [`ConfigError::UnknownKey`] with the most similar key, or [`ConfigError::WrongType`] with the accepted
 /// values.
-pub(super) fn validate(node: &Node, locate: Locate) -> Result<(), ConfigError> {
-    if matches!(node.data, Data::Scalar(Value::Null)) {
+pub(super) fn validate(node: &YamlNode, locate: Locate) -> Result<(), ConfigError> {
+    if matches!(node.data, YamlData::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
     }
     check(node, json_schema(), "", locate)
 }
 
-pub(crate) fn validate_experiment(node: &Node, file: &str) -> Result<(), ConfigError> {
+pub(crate) fn validate_experiment(node: &YamlNode, file: &str) -> Result<(), ConfigError> {
     check(node, &json_schema()["$defs"]["Experiment"], "", &in_file(file))
 }
 
@@ -99,10 +99,10 @@ fn property<'a>(schema: &'a Value, key: &str) -> Option<&'a Value> {
     })
 }
 
-fn check(node: &Node, schema: &Value, path: &str, locate: Locate) -> Result<(), ConfigError> {
+fn check(node: &YamlNode, schema: &Value, path: &str, locate: Locate) -> Result<(), ConfigError> {
     let options = alternatives(schema);
     match &node.data {
-        Data::Map(entries) => {
+        YamlData::Map(entries) => {
             let Some(object) = options.iter().find(|s| types(s).contains(&"object")) else {
                 return Err(wrong(node, &options, path, locate));
             };
@@ -125,7 +125,7 @@ fn check(node: &Node, schema: &Value, path: &str, locate: Locate) -> Result<(), 
                 }),
             }
         }
-        Data::List(items) => {
+        YamlData::List(items) => {
             let Some(list) = options.iter().find(|s| types(s).contains(&"array")) else {
                 return Err(wrong(node, &options, path, locate));
             };
@@ -134,7 +134,7 @@ fn check(node: &Node, schema: &Value, path: &str, locate: Locate) -> Result<(), 
                 .enumerate()
                 .try_for_each(|(i, item)| check(item, &list["items"], &format!("{path}[{i}]"), locate))
         }
-        Data::Scalar(value) => match options.iter().any(|s| fits(value, s)) {
+        YamlData::Scalar(value) => match options.iter().any(|s| fits(value, s)) {
             true => Ok(()),
             false => Err(wrong(node, &options, path, locate)),
         },
@@ -188,17 +188,17 @@ fn describe(schema: &Value) -> String {
     types(schema).iter().map(name).collect::<Vec<_>>().join(" or ")
 }
 
-fn wrong(node: &Node, options: &[&Value], path: &str, locate: Locate) -> ConfigError {
+fn wrong(node: &YamlNode, options: &[&Value], path: &str, locate: Locate) -> ConfigError {
     let mut expected: Vec<String> = options.iter().map(|s| describe(s)).collect();
     // Sort null last.
     expected.sort_by_key(|e| e == "null");
     let found = match &node.data {
-        Data::List(_) => "a list".to_string(),
-        Data::Map(_) => "a map of keys".to_string(),
-        Data::Scalar(Value::String(text)) => format!("the text '{text}'"),
-        Data::Scalar(value) => value.to_string(),
+        YamlData::List(_) => "a list".to_string(),
+        YamlData::Map(_) => "a map of keys".to_string(),
+        YamlData::Scalar(Value::String(text)) => format!("the text '{text}'"),
+        YamlData::Scalar(value) => value.to_string(),
     };
-    let numeric = matches!(&node.data, Data::Scalar(v) if v.is_number() || v.is_boolean());
+    let numeric = matches!(&node.data, YamlData::Scalar(v) if v.is_number() || v.is_boolean());
     let quote = if numeric && expected.iter().any(|e| e.starts_with("text")) { " (quote it)" } else { "" };
     ConfigError::WrongType {
         location: locate(node.line),

@@ -10,27 +10,27 @@ use super::error::ConfigError;
 
 /// Value with the line of its key, or its own line in a list.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct YamlNode {
     /// Line, from 1; 0 if the tree was not parsed from text.
     pub(crate) line: u64,
-    pub(crate) data: Data,
+    pub(crate) data: YamlData,
 }
 
 /// YAML value.
 #[derive(Clone, Debug)]
-pub(crate) enum Data {
+pub(crate) enum YamlData {
     /// Null, boolean, number or string.
     Scalar(Value),
-    List(Vec<Node>),
+    List(Vec<YamlNode>),
     /// Entries in file order.
-    Map(Vec<(String, Node)>),
+    Map(Vec<(String, YamlNode)>),
 }
 
-impl Node {
+impl YamlNode {
     /// Returns the value of a key if this is a map that has it.
-    pub(crate) fn get(&self, key: &str) -> Option<&Node> {
+    pub(crate) fn get(&self, key: &str) -> Option<&YamlNode> {
         match &self.data {
-            Data::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, n)| n),
+            YamlData::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, n)| n),
             _ => None,
         }
     }
@@ -38,20 +38,20 @@ impl Node {
     /// Returns the value without line numbers.
     pub(crate) fn to_value(&self) -> Value {
         match &self.data {
-            Data::Scalar(v) => v.clone(),
-            Data::List(items) => items.iter().map(Node::to_value).collect(),
-            Data::Map(entries) => Value::Object(entries.iter().map(|(k, n)| (k.clone(), n.to_value())).collect()),
+            YamlData::Scalar(v) => v.clone(),
+            YamlData::List(items) => items.iter().map(YamlNode::to_value).collect(),
+            YamlData::Map(entries) => Value::Object(entries.iter().map(|(k, n)| (k.clone(), n.to_value())).collect()),
         }
     }
 
     /// Converts a value that was not parsed from text.
-    pub(crate) fn from_value(value: Value) -> Node {
+    pub(crate) fn from_value(value: Value) -> YamlNode {
         let data = match value {
-            Value::Array(items) => Data::List(items.into_iter().map(Node::from_value).collect()),
-            Value::Object(map) => Data::Map(map.into_iter().map(|(k, v)| (k, Node::from_value(v))).collect()),
-            scalar => Data::Scalar(scalar),
+            Value::Array(items) => YamlData::List(items.into_iter().map(YamlNode::from_value).collect()),
+            Value::Object(map) => YamlData::Map(map.into_iter().map(|(k, v)| (k, YamlNode::from_value(v))).collect()),
+            scalar => YamlData::Scalar(scalar),
         };
-        Node { line: 0, data }
+        YamlNode { line: 0, data }
     }
 }
 
@@ -59,10 +59,10 @@ impl Node {
 ///
 /// # Errors
 /// Returns [`ConfigError::Syntax`] with the line; duplicate keys are an error.
-pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
+pub(crate) fn parse(text: &str, place: &str) -> Result<YamlNode, ConfigError> {
     // Only `true` and `false` are booleans: `prompt: no` is text.
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-    match serde_saphyr::from_str_with_options::<Spanned<Data>>(text, options) {
+    match serde_saphyr::from_str_with_options::<Spanned<YamlData>>(text, options) {
         Ok(root) => Ok(node(root)),
         Err(error) => {
             let line = error.location().map_or(String::new(), |l| format!(":{}", l.line()));
@@ -81,60 +81,60 @@ pub(crate) fn parse(text: &str, place: &str) -> Result<Node, ConfigError> {
     }
 }
 
-fn node(spanned: Spanned<Data>) -> Node {
-    Node { line: spanned.referenced.line(), data: spanned.value }
+fn node(spanned: Spanned<YamlData>) -> YamlNode {
+    YamlNode { line: spanned.referenced.line(), data: spanned.value }
 }
 
 struct DataVisitor;
 
 macro_rules! scalars {
     ($($visit:ident: $type:ty),*) => {
-        $(fn $visit<E>(self, value: $type) -> Result<Data, E> {
-            Ok(Data::Scalar(value.into()))
+        $(fn $visit<E>(self, value: $type) -> Result<YamlData, E> {
+            Ok(YamlData::Scalar(value.into()))
         })*
     };
 }
 
 impl<'de> Visitor<'de> for DataVisitor {
-    type Value = Data;
+    type Value = YamlData;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E>(self) -> Result<Data, E> {
-        Ok(Data::Scalar(Value::Null))
+    fn visit_unit<E>(self) -> Result<YamlData, E> {
+        Ok(YamlData::Scalar(Value::Null))
     }
 
-    fn visit_none<E>(self) -> Result<Data, E> {
-        Ok(Data::Scalar(Value::Null))
+    fn visit_none<E>(self) -> Result<YamlData, E> {
+        Ok(YamlData::Scalar(Value::Null))
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Data, D::Error> {
-        Data::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlData, D::Error> {
+        YamlData::deserialize(deserializer)
     }
 
     // Non-finite numbers become null.
     scalars!(visit_bool: bool, visit_u64: u64, visit_i64: i64, visit_f64: f64, visit_str: &str);
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Data, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<YamlData, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element::<Spanned<Data>>()? {
+        while let Some(item) = seq.next_element::<Spanned<YamlData>>()? {
             items.push(node(item));
         }
-        Ok(Data::List(items))
+        Ok(YamlData::List(items))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Data, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<YamlData, A::Error> {
         let mut entries = Vec::new();
-        while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<Data>>()? {
-            entries.push((key.value, Node { line: key.referenced.line(), data: value.value }));
+        while let Some((key, value)) = map.next_entry::<Spanned<String>, Spanned<YamlData>>()? {
+            entries.push((key.value, YamlNode { line: key.referenced.line(), data: value.value }));
         }
-        Ok(Data::Map(entries))
+        Ok(YamlData::Map(entries))
     }
 }
 
-impl<'de> Deserialize<'de> for Data {
+impl<'de> Deserialize<'de> for YamlData {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(DataVisitor)
     }
@@ -149,7 +149,7 @@ mod tests {
         let root = parse("a: 1\nb:\n  # c\n  d: [1,\n   x]\n\n  e: {f: 18446744073709551615}\n", "t.yml").unwrap();
         let line = |path: &[&str]| path.iter().try_fold(&root, |n, k| n.get(k)).unwrap().line;
         assert_eq!([line(&["a"]), line(&["b"]), line(&["b", "d"]), line(&["b", "e", "f"])], [1, 2, 4, 7]);
-        let Data::List(items) = &root.get("b").unwrap().get("d").unwrap().data else { panic!("a list") };
+        let YamlData::List(items) = &root.get("b").unwrap().get("d").unwrap().data else { panic!("a list") };
         assert_eq!(items[1].line, 5);
         assert_eq!(root.to_value()["b"]["e"]["f"], u64::MAX);
     }

@@ -36,7 +36,7 @@ use crate::pipeline::stages::prompts::tokens;
 use crate::pipeline::{PipelineError, Result};
 use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
 use crate::runtime::processes::Group;
-use crate::runtime::{Executable, PeakMatmul, ShardedTensor, peak_matmul};
+use crate::runtime::{CompiledProgram, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
 use crate::sampling::denoise::StreamRole;
 use crate::temporaries;
@@ -97,7 +97,7 @@ pub(crate) struct BenchOptions {
 }
 
 /// Benchmark results. `failed`: the target that failed and its error; the targets after it were not measured.
-pub(crate) struct Benched {
+pub(crate) struct BenchResults {
     pub(crate) report: BenchReport,
     pub(crate) failed: Option<(String, PipelineError)>,
 }
@@ -122,12 +122,12 @@ pub(crate) fn bench(
     sidecar: Option<&Sidecar>,
     options: &BenchOptions,
     group: Option<&Arc<Group>>,
-) -> Result<Benched> {
+) -> Result<BenchResults> {
     if let Some(group) = group {
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
+    let Preflight { model, requests, .. } = Preflight::check(config, std::slice::from_ref(job), sidecar)?;
     let no_request = || PipelineError::Bug("no request was created for a job".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
     check_request(&request)?;
@@ -158,7 +158,7 @@ pub(crate) fn bench(
         compile_seconds: executor.compile_time.as_secs_f64(),
         peak_memory_bytes: peak_memory(executor),
     };
-    Ok(Benched { report, failed })
+    Ok(BenchResults { report, failed })
 }
 
 struct Bench<'a> {
@@ -189,7 +189,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Self> {
         let (first, second) = request.passes();
         let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
-        let (programs, done) = (Programs::of(config, None)?, BTreeMap::new());
+        let (programs, done) = (Programs::from_config(config, None)?, BTreeMap::new());
         let chip = setup::chip(config, &runner.executor.engine().toolchain().kind).ok();
         let folder = tempfile::tempdir().map_err(|e| {
             let (path, reason) = (std::env::temp_dir(), e.to_string());
@@ -253,7 +253,8 @@ impl<'a> Bench<'a> {
     }
 
     fn audio_encoder(&mut self, kind: ProgramKind) -> Result<()> {
-        let (c, shapes) = (self.runner.model.configs.audio_vae()?, Shapes::of(&self.runner.model.sizes, &self.first)?);
+        let (c, shapes) =
+            (self.runner.model.configs.audio_vae()?, Shapes::from_request(&self.runner.model.sizes, &self.first)?);
         let shape = (1, c.in_channels, c.frames_of(shapes.audio.length), c.bins());
         let call = self.runner.audio_encoder(Array4::zeros(shape))?;
         self.call(kind, &call)
@@ -298,7 +299,8 @@ impl<'a> Bench<'a> {
 
     fn upsampler(&mut self, kind: ProgramKind) -> Result<()> {
         let sizes = &self.runner.model.sizes;
-        let (from, to) = (Shapes::of(sizes, &self.first)?.video, Shapes::of(sizes, self.request)?.video);
+        let (from, to) =
+            (Shapes::from_request(sizes, &self.first)?.video, Shapes::from_request(sizes, self.request)?.video);
         let of_kind = |step: &UpsamplingStep| {
             (step.upsampling == Upsampling::TemporalX2) == (kind == ProgramKind::FrameUpsampler)
         };
@@ -352,7 +354,7 @@ impl<'a> Bench<'a> {
         let has_frames = video.frames.count() > 0;
         let frames = has_frames.then(|| ("video", Tensor::from(video.frames.data().clone())));
         let outputs = frames.into_iter().chain([("audio", Tensor::from(video.audio.clone()))]);
-        let outputs = outputs.map(|(name, value)| (name.to_string(), OutputCheck::of(&value))).collect();
+        let outputs = outputs.map(|(name, value)| (name.to_string(), OutputCheck::measure(&value))).collect();
         let share =
             |t: &PhaseTime| (t.phase, HostDevice { device: t.device.as_secs_f64(), host: t.host().as_secs_f64() });
         let parts = video.timings.iter().map(share).collect();
@@ -416,7 +418,7 @@ impl<'a> Bench<'a> {
         Err(PipelineError::Input("the benchmark has no timed runs; request at least one run".into()))
     }
 
-    fn compiled(&self, kind: ProgramKind, program: &Executable) -> Result<ProgramInfo> {
+    fn compiled(&self, kind: ProgramKind, program: &CompiledProgram) -> Result<ProgramInfo> {
         let stacked = self.programs.stacked(kind)?;
         let optimized = program.compiled().optimized_program().ok();
         let module = optimized.and_then(|o| Module::decode(&o.format, &o.bytes).ok());
@@ -462,7 +464,7 @@ impl<'a> Bench<'a> {
 }
 
 fn check<'a>(outputs: impl Iterator<Item = (&'a str, &'a ShardedTensor)>) -> Result<BTreeMap<String, OutputCheck>> {
-    outputs.map(|(name, value)| Ok((name.to_string(), OutputCheck::of(&value.download()?)))).collect()
+    outputs.map(|(name, value)| Ok((name.to_string(), OutputCheck::measure(&value.download()?)))).collect()
 }
 
 /// Returns a quantile of sorted values, with linear interpolation.

@@ -95,7 +95,7 @@ pub(crate) struct OutputCheck {
 }
 
 impl OutputCheck {
-    pub(super) fn of(tensor: &Tensor) -> Self {
+    pub(super) fn measure(tensor: &Tensor) -> Self {
         let mut finite = true;
         let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
         let mut look = |v: f32| {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn constant_and_non_finite_outputs_are_reported() {
-        let of = |values: Vec<f32>| OutputCheck::of(&Tensor::from(ndarray::Array1::from(values)));
+        let of = |values: Vec<f32>| OutputCheck::measure(&Tensor::from(ndarray::Array1::from(values)));
         let (good, flat, broken) = (of(vec![1.0, 2.0]), of(vec![1.0, 1.0]), of(vec![1.0, f32::NAN]));
         assert_eq!([good.finite, flat.finite, broken.finite], [true, true, false]);
         assert_eq!([good.constant, flat.constant], [false, true]);

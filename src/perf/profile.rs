@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
-use crate::analysis::{Comparison, Module, Trace, XSpace};
+use crate::analysis::{Module, Trace, TraceComparison, XSpace};
 use crate::config::{Config, Job, Sidecar};
 use crate::media::write_atomically;
 use crate::pipeline::plan::options::GenerateOptions;
@@ -18,9 +18,9 @@ use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::session::Session;
 use crate::pipeline::{PipelineError, Result};
-use crate::pjrt::{Error, ProfileOptions, Profiler};
+use crate::pjrt::{PjrtError, ProfileOptions, Profiler};
 use crate::runtime::processes::{Group, host};
-use crate::runtime::{Executable, RuntimeError, flags};
+use crate::runtime::{CompiledProgram, RuntimeError, flags};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Profile {
@@ -40,7 +40,7 @@ pub(crate) struct Profile {
     pub(crate) xplane: PathBuf,
     pub(crate) trace: Trace,
     /// Comparison of predicted and traced times; `None` if the chip is unknown.
-    pub(crate) comparison: Option<Comparison>,
+    pub(crate) comparison: Option<TraceComparison>,
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up. Writes the trace where TensorBoard
@@ -62,12 +62,12 @@ pub(crate) fn profile(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::of(config, std::slice::from_ref(job), sidecar)?;
+    let Preflight { model, requests, .. } = Preflight::check(config, std::slice::from_ref(job), sidecar)?;
     let mut session = Session::start_traceable(config, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {
-        return Err(RuntimeError::from(Error::NoProfiler { plugin: plugin.path().to_owned() }).into());
+        return Err(RuntimeError::from(PjrtError::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let no_request = || PipelineError::Bug("no request was created for a job".into());
     let request = requests.into_iter().next().ok_or_else(no_request)?;
@@ -93,7 +93,8 @@ pub(crate) fn profile(
     let recorded = profiler.stop().map_err(RuntimeError::from)?;
     let (bytes, space) = with_program(recorded, denoising.program(), &file)?;
     write_atomically(&file, &bytes)?;
-    let trace = Trace::of(&space, Some(steps)).map_err(|reason| PipelineError::File { path: file.clone(), reason })?;
+    let trace =
+        Trace::from_space(&space, Some(steps)).map_err(|reason| PipelineError::File { path: file.clone(), reason })?;
     if let Some(group) = group {
         processes::wait_for_all(group)?;
     }
@@ -101,7 +102,7 @@ pub(crate) fn profile(
     let mesh = &runner.build.layout.mesh;
     let device = runner.executor.engine().own_device().kind().to_string();
     let comparison = match setup::chip(config, &device) {
-        Ok(chip) => Comparison::of_space(&space, &trace, &mesh.axes, &chip),
+        Ok(chip) => TraceComparison::of_space(&space, &trace, &mesh.axes, &chip),
         Err(e) => {
             tracing::warn!("cannot predict times: {e}");
             None
@@ -138,7 +139,7 @@ fn run(executor: &Executor, denoising: &Denoising, steps: usize, ready: impl FnO
 }
 
 /// Adds the optimized program, which contains the names of the operations, to the trace if the plugin left it out.
-fn with_program(mut bytes: Vec<u8>, program: &Executable, file: &Path) -> Result<(Vec<u8>, XSpace)> {
+fn with_program(mut bytes: Vec<u8>, program: &CompiledProgram, file: &Path) -> Result<(Vec<u8>, XSpace)> {
     let read = |bytes: &[u8]| {
         let wrong = |e: prost::DecodeError| format!("cannot decode the plugin's trace: {e}");
         XSpace::read(bytes).map_err(|e| PipelineError::File { path: file.to_owned(), reason: wrong(e) })

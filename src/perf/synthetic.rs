@@ -16,7 +16,7 @@ use crate::pipeline::stages::condition_encoder::PassTokens;
 use crate::pipeline::stages::conditions::ConditionTokens;
 use crate::pipeline::stages::denoise_loop::{CallNoise, DenoiseLoop};
 use crate::request::{ModelSizes, Request, Shapes};
-use crate::runtime::{Executable, Outputs, ShardedTensor};
+use crate::runtime::{CompiledProgram, Outputs, ShardedTensor};
 use crate::sampling::AnySampler;
 use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::noise::TorchRng;
@@ -33,7 +33,7 @@ impl<'a> SyntheticInputs<'a> {
 
     /// Returns the latent shapes of a pass and the shape of its denoising program.
     pub(crate) fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
-        let shapes = Shapes::of(sizes, request)?;
+        let shapes = Shapes::from_request(sizes, request)?;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
         Ok((shapes, shape))
     }
@@ -55,7 +55,7 @@ impl<'a> SyntheticInputs<'a> {
 
     /// Returns the encoded conditions of a pass.
     fn conditions(&self, runner: &mut Runner, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
-        let sound = runner.given(request)?;
+        let sound = runner.input_sound(request)?;
         let tokens = PassTokens { sound: sound.as_ref().map(|sound| &sound.tokens), ..PassTokens::default() };
         runner.encode_conditions(request, shapes, tokens)
     }
@@ -104,7 +104,7 @@ impl Denoising {
         self.sampler.noises() == 0
     }
 
-    pub(crate) fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &CompiledProgram {
         self.steps.program()
     }
 

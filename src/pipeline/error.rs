@@ -13,13 +13,13 @@ pub enum PipelineError {
     Config {
         /// The configuration file or preset, followed by the component if the file contains several.
         place: PathBuf,
-        source: crate::models::ConfigError,
+        source: crate::models::ComponentConfigError,
     },
     /// The run's configuration is invalid.
     #[error(transparent)]
     Request(#[from] crate::config::ConfigError),
     #[error(transparent)]
-    Program(#[from] crate::hlo::Error),
+    Program(#[from] crate::hlo::BuildError),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::RuntimeError),
     /// The sizes or the noise levels are invalid.
@@ -29,7 +29,7 @@ pub enum PipelineError {
     Tokenizer(#[from] crate::models::tokenizer::TokenizerError),
     /// A video, image or audio file cannot be read or written.
     #[error(transparent)]
-    Media(#[from] crate::media::Error),
+    Media(#[from] crate::media::MediaError),
     /// The platform (PJRT plugin) cannot be opened.
     #[error(transparent)]
     Platform(#[from] crate::runtime::platform::PlatformError),
@@ -81,7 +81,7 @@ pub enum PipelineError {
     Output {
         /// Config key or flag that requests the file.
         key: &'static str,
-        source: crate::media::Error,
+        source: crate::media::MediaError,
     },
     /// The disk has less free space than the run needs.
     #[error("{0}")]
@@ -138,7 +138,7 @@ pub type Result<T> = std::result::Result<T, PipelineError>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::media::Error as Media;
+    use crate::media::MediaError as Media;
 
     #[test]
     fn one_line_skips_repeated_causes() {

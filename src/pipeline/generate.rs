@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result, one_line};
-use super::model::Model;
+use super::model::OpenModel;
 use super::output::chain_writer::ChainWriter;
 use super::output::denoise_checkpoint::{Every, Saving};
 use super::output::recorded::warn_of_versions;
 use super::output::report::RunReport;
-pub use super::output::writer::Finished;
-use super::output::writer::{self, Failures, Made, Outcome, Writer, Written, finish_steps, write_json};
+pub use super::output::writer::FinishedVideo;
+use super::output::writer::{
+    self, Failures, UnwrittenVideo, VideoWriter, WriteOutcome, WrittenVideo, finish_steps, write_json,
+};
 use super::plan::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::plan::outputs;
 use super::plan::overwrites::Replaceable;
@@ -46,7 +48,7 @@ pub trait Observer {
     /// the run.
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
     /// Called when a video has been written. `table`: text that lists the time of each phase.
-    fn finished(&mut self, video: &Finished, table: &str);
+    fn finished(&mut self, video: &FinishedVideo, table: &str);
     /// Returns a callback for the progress of loading, which is called on other threads. `None`: this progress is not
     /// reported.
     fn on_load(&mut self) -> Option<OnLoad> {
@@ -73,7 +75,7 @@ pub fn generate(
     options: &GenerateOptions,
     group: Option<&Arc<Group>>,
     observer: &mut dyn Observer,
-) -> Result<Vec<Finished>> {
+) -> Result<Vec<FinishedVideo>> {
     if let Some(group) = group {
         processes::compare(group, config, options)?;
     }
@@ -102,9 +104,9 @@ pub fn generate(
     let size = videos_at_once(&session.runner.build.layout);
     let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
-        let mut writer = Writer::new(scope, config, options);
+        let mut writer = VideoWriter::new(scope, config, options);
         for ((jobs, requests), paths) in batches {
-            let together = Together { jobs, requests, paths, inputs: &inputs };
+            let together = VideoBatch { jobs, requests, paths, inputs: &inputs };
             let saving = saving(config, options, &session.runner.model, jobs, &paths[0], group.is_none());
             let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
@@ -162,7 +164,7 @@ pub fn generate(
 /// Results of the videos written so far.
 #[derive(Default)]
 struct Results {
-    finished: Vec<Finished>,
+    finished: Vec<FinishedVideo>,
     perf: Vec<Value>,
     /// Errors of files other than videos. They are returned after all videos are written.
     late: Failures,
@@ -173,9 +175,9 @@ impl Results {
     ///
     /// # Errors
     /// Returns an error if a video could not be written; of several errors, the first.
-    fn add(&mut self, outcomes: Vec<Outcome>, observer: &mut dyn Observer) -> Result<()> {
+    fn add(&mut self, outcomes: Vec<WriteOutcome>, observer: &mut dyn Observer) -> Result<()> {
         let (written, failed) = writer::sorted(outcomes, &mut self.late);
-        for Written { video, table, figures } in written {
+        for WrittenVideo { video, table, figures } in written {
             observer.finished(&video, &table);
             self.finished.push(video);
             self.perf.push(figures);
@@ -198,7 +200,7 @@ fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Re
 fn saving(
     config: &Config,
     options: &GenerateOptions,
-    model: &Model,
+    model: &OpenModel,
     jobs: &[Job],
     output: &Path,
     is_alone: bool,
@@ -237,7 +239,7 @@ fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
 }
 
 /// A batch: videos that are generated together.
-struct Together<'a> {
+struct VideoBatch<'a> {
     jobs: &'a [Job],
     requests: &'a [Request],
     paths: &'a [PathBuf],
@@ -248,19 +250,19 @@ struct Together<'a> {
 /// Combines generated videos with their reports and sidecars, to be written.
 fn pending_videos(
     session: &Session,
-    together: &Together,
+    together: &VideoBatch,
     videos: Vec<Generated>,
     made: Duration,
     replaceable: &Replaceable,
-) -> Vec<Made> {
+) -> Vec<UnwrittenVideo> {
     let Session { config, runner, versions, .. } = session;
     let model = sidecar_model(config, runner);
-    let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| Made {
+    let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| UnwrittenVideo {
         job: job.clone(),
         path: path.clone(),
         replaceable: replaceable.clone(),
         keep: Some(KeepPlace::Temporary),
-        report: RunReport::of(&generated, &runner.executor, made),
+        report: RunReport::new(&generated, &runner.executor, made),
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
         generated,
     };
@@ -282,12 +284,12 @@ fn chained(
     session: &mut Session,
     options: &GenerateOptions,
     run: &RunOptions,
-    together: &Together,
+    together: &VideoBatch,
     started: Instant,
     replaceable: &Replaceable,
     observer: &mut dyn Observer,
-) -> Result<Vec<Outcome>> {
-    let Together { jobs, requests, paths, inputs } = together;
+) -> Result<Vec<WriteOutcome>> {
+    let VideoBatch { jobs, requests, paths, inputs } = together;
     let Session { config, runner, versions, first } = session;
     let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaceable));
     let mut files = files.transpose()?;

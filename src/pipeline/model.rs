@@ -15,19 +15,19 @@ use crate::av::Av;
 use crate::config::{Config, Job, Reference};
 use crate::models::tokenizer::Tokenizer;
 use crate::request::{self, ModelSizes, Request, Shapes};
-use crate::sampling::latents::Statistics;
+use crate::sampling::latents::LatentStatistics;
 use crate::sampling::sigmas::FlowMatch;
 pub use crate::weights::Component;
 use crate::weights::ModelSource;
 use crate::weights::fingerprint::SAMPLED;
 
 /// Returns statistics with mean 0 and standard deviation 1, which do not change latents.
-fn plain_statistics(length: usize, scaling_factor: f32) -> Statistics {
-    Statistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
+fn plain_statistics(length: usize, scaling_factor: f32) -> LatentStatistics {
+    LatentStatistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
 }
 
 /// An opened model.
-pub struct Model {
+pub struct OpenModel {
     /// Configurations of the components, from which programs are built.
     pub configs: ModelConfigs,
     /// Sizes that programs and requests depend on, derived from the configurations.
@@ -36,26 +36,28 @@ pub struct Model {
     pub scheduler: FlowMatch,
     pub tokenizer: Tokenizer,
     /// Means and standard deviations that normalise video latents and audio tokens.
-    pub statistics: Av<Statistics>,
+    pub statistics: Av<LatentStatistics>,
     /// Means and standard deviations of the latents that the diffusion decoder expects. `None`: the VAE decodes the
     /// video.
-    pub(crate) diffusion: Option<Statistics>,
+    pub(crate) diffusion: Option<LatentStatistics>,
     /// Audio sample rate in Hz.
     pub(crate) sample_rate: usize,
     /// Where the parameters come from.
     pub(crate) weights: Weights,
 }
 
-impl Model {
+impl OpenModel {
     /// Opens the model of a configuration, with weights from files or random weights (`model.weights`). Verifies every
     /// component that the run reads.
     ///
     /// # Errors
-    /// Returns the errors of [`Model::open`] and [`Model::random`].
-    pub fn of(config: &Config) -> Result<Self> {
+    /// Returns the errors of [`OpenModel::open`] and [`OpenModel::random`].
+    pub fn from_config(config: &Config) -> Result<Self> {
         match origin::of_run(config)? {
-            (_, Weights::Files(source)) => Model::read(&source, ModelConfigs::of(&source).for_run(config), config),
-            (origin, Weights::Random(seed)) => Model::drawn(ModelConfigs::from(origin).for_run(config), seed),
+            (_, Weights::Files(source)) => {
+                OpenModel::read(&source, ModelConfigs::from_source(&source).for_run(config), config)
+            }
+            (origin, Weights::Random(seed)) => OpenModel::drawn(ModelConfigs::from(origin).for_run(config), seed),
         }
     }
 
@@ -65,7 +67,7 @@ impl Model {
     /// # Errors
     /// Returns an error if a configuration or the tokenizer is invalid; the error quotes its path.
     pub fn random(origin: Origin, seed: u64) -> Result<Self> {
-        Model::drawn(ModelConfigs::from(origin), seed)
+        OpenModel::drawn(ModelConfigs::from(origin), seed)
     }
 
     fn drawn(configs: ModelConfigs, seed: u64) -> Result<Self> {
@@ -90,7 +92,7 @@ impl Model {
             true => Some(plain_statistics(configs.diffusion_decoder()?.latent_channels, 1.0)),
             false => None,
         };
-        Model::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
+        OpenModel::with(configs, tokenizer, statistics, diffusion, Weights::Random(seed))
     }
 
     /// Opens a model from its files: verifies the components of a text-to-video run, and reads configurations,
@@ -99,7 +101,7 @@ impl Model {
     /// # Errors
     /// Returns an error if a component is missing or invalid; the error quotes its path.
     pub fn open(source: &Arc<ModelSource>) -> Result<Self> {
-        Model::read(source, ModelConfigs::of(source), &Config::default())
+        OpenModel::read(source, ModelConfigs::from_source(source), &Config::default())
     }
 
     fn read(source: &Arc<ModelSource>, configs: ModelConfigs, config: &Config) -> Result<Self> {
@@ -127,17 +129,17 @@ impl Model {
             false => None,
         };
         let tokenizer = verify::tokenizer(&configs, source)?;
-        Model::with(configs, tokenizer, statistics, diffusion, Weights::Files(source.clone()))
+        OpenModel::with(configs, tokenizer, statistics, diffusion, Weights::Files(source.clone()))
     }
 
     fn with(
         configs: ModelConfigs,
         tokenizer: Tokenizer,
-        statistics: Av<Statistics>,
-        diffusion: Option<Statistics>,
+        statistics: Av<LatentStatistics>,
+        diffusion: Option<LatentStatistics>,
         weights: Weights,
     ) -> Result<Self> {
-        Ok(Model {
+        Ok(OpenModel {
             tokenizer,
             statistics,
             diffusion,
@@ -170,7 +172,7 @@ impl Model {
     /// Returns an error if the model does not support the sizes or the noise schedule.
     pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
         let request = request::resolve_job(config, &self.sizes, job)?;
-        let shapes = Shapes::of(&self.sizes, &request.passes().0)?;
+        let shapes = Shapes::from_request(&self.sizes, &request.passes().0)?;
         let by_diffusers = config.guidance.stg_streams == Reference::Diffusers;
         let stg = request.all_scales().into_iter().flatten().any(|s| s.stg != 0.0);
         if stg && by_diffusers && !self.sizes.transformer.perturbed_attn && job.index == 0 {

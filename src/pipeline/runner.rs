@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::error::{PipelineError, Result};
-use super::model::Model;
-use super::plan::memory::Planned;
+use super::model::OpenModel;
+use super::plan::memory::FittedPlan;
 use super::programs::ProgramKind;
 use super::programs::call::Call;
 use super::programs::configs::ModelConfigs;
@@ -24,7 +24,7 @@ use crate::tensor::Tensor;
 
 /// A model, its devices, and the options with which its programs are built.
 pub struct Runner {
-    pub model: Model,
+    pub model: OpenModel,
     pub executor: Executor,
     /// Options with which programs are built: layout, element type, lowering.
     pub build: Build,
@@ -33,12 +33,12 @@ pub struct Runner {
     /// The encoder to which `h264` was resolved. `None`: not resolved yet.
     pub(crate) round_trip: Option<RoundTrip>,
     /// Memory plan. `None`: no run has been planned yet.
-    pub(super) planned: Option<Planned>,
+    pub(super) planned: Option<FittedPlan>,
     /// Last denoising loop of each program. A later request that differs only in prompts and seed reuses the loop.
     pub(super) loops: HashMap<ProgramKind, SharedLoop>,
     pub(super) written: HashMap<NetworkKey, Rc<Network>>,
     /// Cache of the connectors' tables, by program hash and number of tokens.
-    pub(super) tables: BTreeMap<(String, usize), Rc<Tables>>,
+    pub(super) tables: BTreeMap<(String, usize), Rc<UploadedTables>>,
 }
 
 /// Everything that a cached network depends on, except the model's files.
@@ -72,7 +72,7 @@ impl<const N: usize> From<[usize; N]> for NetworkSizes {
 }
 
 /// Tables that have been uploaded, by argument name.
-pub(super) type Tables = Vec<(String, Rc<ShardedTensor>)>;
+pub(super) type UploadedTables = Vec<(String, Rc<ShardedTensor>)>;
 
 /// Denoising loop of an earlier request, whose tables and guidance scales are on the devices.
 pub(super) struct SharedLoop {
@@ -83,7 +83,7 @@ pub(super) struct SharedLoop {
 
 impl Runner {
     /// Creates a runner without compiled programs or loaded parameters.
-    pub fn new(model: Model, executor: Executor, build: Build) -> Self {
+    pub fn new(model: OpenModel, executor: Executor, build: Build) -> Self {
         Runner {
             model,
             executor,
@@ -104,7 +104,7 @@ impl Runner {
         &mut self,
         program: ProgramKind,
         sizes: impl Into<NetworkSizes>,
-        write: impl Fn(&Model, &Build) -> Result<Network>,
+        write: impl Fn(&OpenModel, &Build) -> Result<Network>,
     ) -> Result<Rc<Network>> {
         let (build, vocoder_clamp) = (self.build.clone(), self.model.configs.vocoder_clamp);
         let key = NetworkKey { program, build, vocoder_clamp, sizes: sizes.into() };
@@ -142,7 +142,7 @@ impl Runner {
     }
 
     /// Applies a memory plan to all following runs.
-    pub(crate) fn follow(&mut self, planned: Planned) {
+    pub(crate) fn follow(&mut self, planned: FittedPlan) {
         self.executor.keep(planned.keep);
         if !self.executor.keeps_all() {
             self.tables.clear();

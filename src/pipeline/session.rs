@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
-use super::model::Model;
+use super::model::OpenModel;
 use super::plan::layouts;
 use super::plan::loras::Loras;
 use super::plan::memory;
@@ -47,7 +47,7 @@ impl Session {
     /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the devices have
     /// too little memory.
     pub fn open(config: &Config) -> Result<Self> {
-        let mut session = Session::start(config, Model::of(config)?, None)?;
+        let mut session = Session::start(config, OpenModel::from_config(config)?, None)?;
         session.plan(false, None)?;
         Ok(session)
     }
@@ -74,7 +74,7 @@ impl Session {
     /// # Errors
     /// Returns an error if a program cannot be compiled or the devices have too little memory.
     pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
-        let programs = Programs::of(&self.config, None)?.dumping(dump);
+        let programs = Programs::from_config(&self.config, None)?.dumping(dump);
         let runner = &mut self.runner;
         let planned = memory::plan(&self.config, &programs, &mut runner.executor, &runner.build, group)?;
         runner.follow(planned);
@@ -87,7 +87,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns an error if the platform does not exist or the layout is not suitable.
-    pub fn start(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
+    pub fn start(config: &Config, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
         Session::start_with(config, model, group, setup::engine_options(config))
     }
 
@@ -96,23 +96,24 @@ impl Session {
     ///
     /// # Errors
     /// Returns the errors of [`Session::start`].
-    pub fn start_traceable(config: &Config, model: Model, group: Option<&Arc<Group>>) -> Result<Self> {
+    pub fn start_traceable(config: &Config, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
         let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
         Session::start_with(config, model, group, options)
     }
 
     fn start_with(
         config: &Config,
-        model: Model,
+        model: OpenModel,
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
         // Verify the model before waiting for the devices: it may have been opened for another run.
-        let programs = Programs::of(config, None)?;
+        let programs = Programs::from_config(config, None)?;
         model.verify(config)?;
         let mut config = config.clone();
         let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
-        let Devices { config, engine, build, mut versions } = Devices::open(&config, &programs, group, engine_options)?;
+        let SessionDevices { config, engine, build, mut versions } =
+            SessionDevices::open(&config, &programs, group, engine_options)?;
         versions["h264"] = json!(round_trip.as_ref().map(RoundTrip::to_string));
         let index = engine.client().process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
@@ -126,7 +127,7 @@ impl Session {
 }
 
 /// The opened devices of a configuration.
-pub(super) struct Devices {
+pub(super) struct SessionDevices {
     /// The configuration. Values that were `auto` are resolved for the devices.
     pub(super) config: Config,
     pub(super) engine: Engine,
@@ -136,7 +137,7 @@ pub(super) struct Devices {
     versions: Value,
 }
 
-impl Devices {
+impl SessionDevices {
     /// Opens the platform, alone or as one of several processes. Builds `programs` once to check the layout.
     pub(super) fn open(
         config: &Config,
@@ -166,11 +167,12 @@ impl Devices {
             tracing::warn!("layouts are ranked by received bytes instead of predicted time: {why}");
         }
         let (chip, capacity) = (chip.ok(), engine.own_device().memory().ok().and_then(|memory| memory.limit));
-        let config = layouts::resolve(config, layouts::Devices { toolchain, count, capacity, chip: chip.as_ref() })?;
+        let config =
+            layouts::resolve(config, layouts::RankingDevices { toolchain, count, capacity, chip: chip.as_ref() })?;
         let build = setup::build_for(&config, count, engine.toolchain())?;
         check_mesh_use(&config, &build, &engine)?;
         programs.check(&build)?;
-        Ok(Devices { config, engine, build, versions })
+        Ok(SessionDevices { config, engine, build, versions })
     }
 }
 

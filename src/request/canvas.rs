@@ -43,7 +43,7 @@ impl Canvas {
     ///
     /// # Errors
     /// Returns an error if the video is shorter than two latent frames.
-    pub fn of(frames: usize, compression: usize) -> Result<Self, RequestError> {
+    pub fn from_frames(frames: usize, compression: usize) -> Result<Self, RequestError> {
         let content = frames.saturating_sub(1);
         if content < compression {
             let least = compression + 1;
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     fn canvas(frames: usize) -> Canvas {
-        Canvas::of(frames, 8).expect("long enough")
+        Canvas::from_frames(frames, 8).expect("long enough")
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
             assert!(canvas.keyframes.iter().enumerate().all(|(n, frame)| *frame == (n + 1) * segment));
             assert_eq!(canvas.keyframes.last(), Some(&(padded - 1)));
         }
-        let short = Canvas::of(1, 8).expect_err("no segment").to_string();
+        let short = Canvas::from_frames(1, 8).expect_err("no segment").to_string();
         assert_eq!(
             short,
             "request.num_frames = 1: the pipeline dfr needs at least 9 frames, and pads videos of at most 24 frames"

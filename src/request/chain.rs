@@ -9,7 +9,7 @@ const SEEDS: u64 = 1000;
 /// Video that is generated as several clips of equal length, each of which starts with the last frames of the previous
 /// clip.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Chain {
+pub struct ClipChain {
     /// Total number of frames; any further frames of the last clip are dropped.
     pub frames: usize,
     /// Frames per clip.
@@ -20,11 +20,11 @@ pub struct Chain {
     pub prompts: Vec<String>,
 }
 
-impl Chain {
+impl ClipChain {
     /// Returns the chain for a video of `frames` frames; `None` if the video fits in one clip.
-    pub(crate) fn of(config: &Config, frames: usize) -> Option<Self> {
+    pub(crate) fn from_config(config: &Config, frames: usize) -> Option<Self> {
         let chain = config.request.chain.as_ref().filter(|chain| frames > chain.clip)?;
-        Some(Chain { frames, clip: chain.clip, overlap: chain.overlap, prompts: chain.prompts.clone() })
+        Some(ClipChain { frames, clip: chain.clip, overlap: chain.overlap, prompts: chain.prompts.clone() })
     }
 
     /// Returns the number of clips.
@@ -59,8 +59,8 @@ mod tests {
     use super::*;
     use crate::request::tests::config;
 
-    fn chain(frames: usize, clip: usize, overlap: usize) -> Chain {
-        Chain { frames, clip, overlap, prompts: Vec::new() }
+    fn chain(frames: usize, clip: usize, overlap: usize) -> ClipChain {
+        ClipChain { frames, clip, overlap, prompts: Vec::new() }
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
             let end = |clips: usize| (clips - 1) * chain.step() + clip;
             assert!(end(clips) >= frames && end(clips - 1) < frames);
         }
-        let of = |set: &[&str]| Chain::of(&config(set), 121);
+        let of = |set: &[&str]| ClipChain::from_config(&config(set), 121);
         assert_eq!(of(&["request.chain={}"]), None, "a clip is no chain");
         assert_eq!(of(&["request.chain={clip: 65}"]), Some(chain(121, 65, 25)));
         assert_eq!(of(&[]), None);
@@ -90,7 +90,7 @@ mod tests {
             mel_bins: 1,
             mel_compression: 1,
         };
-        let starts = |chain: &Chain, rate| (0..5).map(|at| chain.audio_start(at, &grid, rate)).collect::<Vec<_>>();
+        let starts = |chain: &ClipChain, rate| (0..5).map(|at| chain.audio_start(at, &grid, rate)).collect::<Vec<_>>();
         assert_eq!(starts(&chain(999, 121, 25), 24.0), [0, 100, 200, 300, 400]);
         assert_eq!(starts(&chain(999, 25, 9), 24.0), [0, 17, 33, 50, 67]);
         let (chain, rate) = (chain(9999, 121, 25), 24000.0 / 1001.0);

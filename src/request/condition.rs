@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Chain, RequestError};
+use super::{ClipChain, RequestError};
 use crate::av::Av;
 use crate::config::{self, Config, ExtendAt, Reference, VideoUse};
 use crate::sampling::latents::VideoShape;
@@ -105,7 +105,7 @@ pub enum Placement {
         /// Frame of the video, from 0.
         frame: usize,
         /// Duration that the positions cover.
-        span: Span,
+        span: PositionSpan,
     },
     /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
     AtReference(ReferenceGrid),
@@ -146,7 +146,7 @@ impl ReferenceGrid {
 
 /// Duration that the positions of an appended frame cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Span {
+pub enum PositionSpan {
     /// One frame.
     Frame,
     /// The frames that one latent frame represents.
@@ -157,9 +157,9 @@ impl Condition {
     /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. An image for frame 0
     /// replaces the first frame unless `between_keyframes` is true; any other image is appended, with positions that
     /// cover `span`, or one frame if it is for frame 0.
-    pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: Span) -> Self {
+    pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: PositionSpan) -> Self {
         let frame = image.frame;
-        let span = if frame == 0 { Span::Frame } else { span };
+        let span = if frame == 0 { PositionSpan::Frame } else { span };
         let appended = between_keyframes || frame != 0;
         Condition {
             content: Content::Image { path: image.path.clone().into(), crf },
@@ -171,14 +171,14 @@ impl Condition {
     /// Returns a condition that appends a keyframe, which the model generates to guide the video and which is dropped
     /// after denoising.
     pub fn generated(frame: usize) -> Self {
-        let placement = Placement::Appended { frame, span: Span::Frame };
+        let placement = Placement::Appended { frame, span: PositionSpan::Frame };
         Condition { content: Content::Generated, placement, strength: 0.0 }
     }
 
     /// Returns a condition that appends a keyframe of the previous pass at frame `frame` of the video. `at`: index of
     /// the keyframe among those that the pass receives.
     pub(crate) fn carried(at: usize, frame: usize, strength: f32) -> Self {
-        let placement = Placement::Appended { frame, span: Span::Frame };
+        let placement = Placement::Appended { frame, span: PositionSpan::Frame };
         Condition { content: Content::Carried(at), placement, strength }
     }
 
@@ -223,7 +223,7 @@ impl Condition {
     }
 
     /// Returns conditions that keep the first `frames` frames of the input video, and its sound, each at its placement.
-    pub fn given(frames: usize, placement: Av<Placement>) -> Av<Self> {
+    pub fn keep_input(frames: usize, placement: Av<Placement>) -> Av<Self> {
         let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
         let audio = Content::VideoSound { last: None, delay: 0 };
         Av { video, audio }.zip(placement).map(|(content, placement)| Condition::kept(content, placement))
@@ -271,7 +271,7 @@ impl Condition {
     }
 
     /// Returns the frame and the position span of an appended frame; `None` for other placements.
-    pub fn appended_at(&self) -> Option<(usize, Span)> {
+    pub fn appended_at(&self) -> Option<(usize, PositionSpan)> {
         match self.placement {
             Placement::Appended { frame, span } => Some((frame, span)),
             Placement::First
@@ -350,8 +350,8 @@ fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
     let appended = config.pipeline.spec().appends_every_image;
     let span = match config.conditioning.keyframe_span {
-        Reference::Official1 => Span::Latent,
-        Reference::Official | Reference::Diffusers => Span::Frame,
+        Reference::Official1 => PositionSpan::Latent,
+        Reference::Official | Reference::Diffusers => PositionSpan::Frame,
     };
     let images = config.request.images.iter();
     let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
@@ -366,8 +366,12 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     // appended earlier.
     let references = references.map(|given| Condition::reference(given, &config.conditioning));
     let kept = given_video(config, frames);
-    let chained =
-        config.request.num_frames.count().and_then(|all| Chain::of(config, all)).map(|_| Condition::clip_end());
+    let chained = config
+        .request
+        .num_frames
+        .count()
+        .and_then(|all| ClipChain::from_config(config, all))
+        .map(|_| Condition::clip_end());
     Ok(Av {
         video: kept.video.into_iter().chain(images).chain(slots).chain(chained.clone()).chain(references).collect(),
         audio: kept.audio.into_iter().chain(chained).map(Ok).chain(sound).collect::<Result<_, _>>()?,
@@ -382,10 +386,10 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
             let outside = Placement::Outside { start: span.from, end: span.to.unwrap_or(f64::INFINITY) };
             let regenerated = Av { video: span.video, audio: span.audio };
             let placement = regenerated.map(|regenerated| if regenerated { outside } else { Placement::Whole });
-            Condition::given(frames, placement).map(Some)
+            Condition::keep_input(frames, placement).map(Some)
         }
         (Some(VideoUse::Whole), ..) => {
-            Av { video: Some(Condition::given(frames, Av::both(Placement::Whole)).video), audio: None }
+            Av { video: Some(Condition::keep_input(frames, Av::both(Placement::Whole)).video), audio: None }
         }
         (Some(VideoUse::Overlap), _, Some(extend)) => {
             let (overlap, rate) = (extend.overlap, r.frame_rate);

@@ -19,7 +19,7 @@ const ROUND_SEEDS: u64 = 1000;
 
 /// Generated keyframes and temporal rounds of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Dfr {
+pub struct DfrPlan {
     /// Padded frames and keyframes of the video.
     pub canvas: Canvas,
     /// Number of rounds; each doubles the frame rate.
@@ -80,7 +80,7 @@ impl DfrForm {
     }
 }
 
-impl Dfr {
+impl DfrPlan {
     /// Returns the conditions of the canvas's generated keyframes.
     pub(crate) fn keyframes(&self) -> impl Iterator<Item = Condition> {
         self.canvas.keyframes.iter().map(|frame| Condition::generated(*frame))
@@ -149,7 +149,7 @@ impl Dfr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Span;
+    use crate::request::PositionSpan;
 
     #[test]
     fn position_frame_rates_are_limited_to_the_trained_ones() {
@@ -163,12 +163,12 @@ mod tests {
     /// Lightricks keeps images at the frame indices of the request, diffusers at their time in the video.
     #[test]
     fn tile_images_follow_the_reference_implementation() {
-        let canvas = Canvas::of(121, 8).expect("long enough").doubled();
+        let canvas = Canvas::from_frames(121, 8).expect("long enough").doubled();
         let tiles = canvas.tiles(2);
         let image = |frame: usize| Condition {
             placement: match frame {
                 0 => Placement::First,
-                frame => Placement::Appended { frame, span: Span::Frame },
+                frame => Placement::Appended { frame, span: PositionSpan::Frame },
             },
             ..Condition::carried(0, 0, 1.0)
         };

@@ -2,7 +2,7 @@
 //! implementation divides it differently.
 
 use super::error::RequestError;
-use super::tiling::{Tile, Tiling, trapezoid};
+use super::tiling::{Tile, TileSizes, trapezoid};
 use crate::models::diffusion_decoder::{FeatureGrid, FeatureTile};
 
 /// Tiles along frames, rows and columns, and how to blend them. Each tile maps a range of feature-grid cells to a range
@@ -26,7 +26,7 @@ pub(crate) enum Blend {
 
 /// `[start, end, left, right]`: range of a tile along an axis in feature-grid cells, and the number of cells that the
 /// tile shares with the previous and with the next tile.
-type Span = [usize; 4];
+type TileSpan = [usize; 4];
 
 impl DiffusionTiles {
     /// Returns the tiles of Lightricks' code: the overlap covers the receptive field, and a last tile that is too short
@@ -34,7 +34,7 @@ impl DiffusionTiles {
     ///
     /// # Errors
     /// Returns an error if the overlap is smaller than the receptive field.
-    pub fn official(tiling: &Tiling, grid: &FeatureGrid) -> Result<Self, RequestError> {
+    pub fn official(tiling: &TileSizes, grid: &FeatureGrid) -> Result<Self, RequestError> {
         let [frames, rows, columns] = [0, 1, 2].map(|axis| grid.reach[axis] * grid.scale[axis]);
         let [frames, pixels] = [frames.next_multiple_of(8), rows.max(columns).next_multiple_of(32)];
         if tiling.frame_overlap < frames || tiling.overlap < pixels {
@@ -58,7 +58,7 @@ impl DiffusionTiles {
                 let end = if i + 1 == count { length } else { i * step + size };
                 [i * step, end, ramp(i > 0), ramp(i + 1 < count)]
             };
-            let mut spans: Vec<Span> = (0..count).map(span).collect();
+            let mut spans: Vec<TileSpan> = (0..count).map(span).collect();
             if let [.., before, last] = &mut spans[..]
                 && last[1] - last[0] < least
             {
@@ -71,7 +71,7 @@ impl DiffusionTiles {
     }
 
     /// Returns the tiles of diffusers: a last tile that is too short is merged with the previous tile.
-    pub fn diffusers(tiling: &Tiling, grid: &FeatureGrid) -> Self {
+    pub fn diffusers(tiling: &TileSizes, grid: &FeatureGrid) -> Self {
         let axes = Self::axes(tiling, grid, |length, size, overlap, least| {
             if length <= size {
                 return vec![[0, length, 0, 0]];
@@ -93,9 +93,9 @@ impl DiffusionTiles {
     }
 
     fn axes(
-        tiling: &Tiling,
+        tiling: &TileSizes,
         grid: &FeatureGrid,
-        cut: impl Fn(usize, usize, usize, usize) -> Vec<Span>,
+        cut: impl Fn(usize, usize, usize, usize) -> Vec<TileSpan>,
     ) -> [Vec<Tile>; 3] {
         let sizes = Self::cells([tiling.frames, tiling.pixels, tiling.pixels], grid);
         let overlaps = Self::cells([tiling.frame_overlap, tiling.overlap, tiling.overlap], grid);
@@ -104,7 +104,7 @@ impl DiffusionTiles {
             // The first cell along time covers one frame less than the others.
             let doubled = usize::from(axis == 0 && scale == 2);
             let pixel = |cell: usize| (cell * scale).saturating_sub(doubled);
-            let tile = |[start, end, left, right]: Span| {
+            let tile = |[start, end, left, right]: TileSpan| {
                 let to = [pixel(start), pixel(end)];
                 Tile { from: [start, end], to, weights: trapezoid(to[1] - to[0], left * scale, right * scale, false) }
             };
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn official_tiles_overlap_by_the_receptive_field() {
-        let tiling = Tiling { pixels: 768, overlap: 160, frames: 80, frame_overlap: 40 };
+        let tiling = TileSizes { pixels: 768, overlap: 160, frames: 80, frame_overlap: 40 };
         let tiles = DiffusionTiles::official(&tiling, &grid()).expect("enough");
         assert_eq!(spans(&tiles, 0), [[0, 40, 0, 79], [20, 60, 39, 119], [40, 61, 79, 121]]);
         assert_eq!(spans(&tiles, 1), [[0, 96, 0, 768], [76, 136, 608, 1088]]);
@@ -165,14 +165,14 @@ mod tests {
             }
             assert!(sum.iter().all(|s: &f32| (s - 1.0).abs() < 1e-6), "{sum:?}");
         }
-        let less = DiffusionTiles::official(&Tiling { overlap: 64, ..tiling }, &grid()).expect_err("too little");
+        let less = DiffusionTiles::official(&TileSizes { overlap: 64, ..tiling }, &grid()).expect_err("too little");
         assert!(less.to_string().contains("set overlap to 160 and frame_overlap to 40"), "{less}");
     }
 
     /// With the published tile sizes, tiles start 704 pixels and 56 frames apart.
     #[test]
     fn diffusers_tiles_merge_a_short_last_tile() {
-        let tiling = Tiling { pixels: 768, overlap: 64, frames: 80, frame_overlap: 24 };
+        let tiling = TileSizes { pixels: 768, overlap: 64, frames: 80, frame_overlap: 24 };
         let tiles = DiffusionTiles::diffusers(&tiling, &grid());
         assert_eq!(spans(&tiles, 0), [[0, 40, 0, 79], [28, 61, 55, 121]]);
         assert_eq!(spans(&tiles, 2), [[0, 96, 0, 768], [88, 184, 704, 1472], [176, 240, 1408, 1920]]);

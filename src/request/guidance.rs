@@ -6,21 +6,21 @@ use super::{Request, RequestError};
 use crate::av::Av;
 use crate::config::{Config, Reference, VideoUse};
 use crate::sampling::denoise::StreamRole;
-use crate::sampling::guidance::{Branch, Scales};
+use crate::sampling::guidance::{Branch, GuidanceScales};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{BranchSet, GuidancePlan, GuidanceSteps, MAX_STEPS, SigmaGuidance};
 
 /// Returns the guidance scales of each stream, without the overrides in `by_sigma`. The scales of input audio are
 /// neutral.
-pub(super) fn scales(config: &Config) -> Av<Scales> {
-    let scales = config.scales().map(|s| Scales {
+pub(super) fn scales(config: &Config) -> Av<GuidanceScales> {
+    let scales = config.scales().map(|s| GuidanceScales {
         cfg: s.cfg as f32,
         stg: s.stg as f32,
         modality: s.modality as f32,
         rescale: s.rescale as f32,
     });
     match config.given_sound() {
-        Some(_) => Av { audio: Scales::NEUTRAL, ..scales },
+        Some(_) => Av { audio: GuidanceScales::NEUTRAL, ..scales },
         None => scales,
     }
 }
@@ -39,7 +39,7 @@ fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
         let bounds = own.by_sigma.as_ref().or(other.by_sigma.as_ref());
         let by_sigma = bounds.into_iter().flatten().map(|at| SigmaGuidance {
             sigma: at.sigma,
-            scales: Scales {
+            scales: GuidanceScales {
                 cfg: at.cfg.map_or(scales.cfg, |v| v as f32),
                 stg: at.stg.map_or(scales.stg, |v| v as f32),
                 modality: at.modality.map_or(scales.modality, |v| v as f32),
@@ -70,7 +70,7 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
 }
 
 /// Returns the guidance scales of streams with these roles, and the overrides by noise level.
-pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<Scales>, Av<GuidanceSteps>) {
+pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<GuidanceScales>, Av<GuidanceSteps>) {
     let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
     let both =
         scales(config).zip(guidance_steps(config)).zip(roles).map(|((mut scales, mut steps), role)| match role {
@@ -78,12 +78,12 @@ pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<Scales>, A
                 if alone {
                     // Without the other stream, there is no guidance branch that omits it.
                     let own = std::iter::once(&mut scales).chain(steps.by_sigma.iter_mut().map(|own| &mut own.scales));
-                    own.for_each(|own| own.modality = Scales::NEUTRAL.modality);
+                    own.for_each(|own| own.modality = GuidanceScales::NEUTRAL.modality);
                 }
                 (scales, steps)
             }
             // A stream that is not denoised has no guidance.
-            StreamRole::Kept | StreamRole::Absent => (Scales::NEUTRAL, GuidanceSteps::default()),
+            StreamRole::Kept | StreamRole::Absent => (GuidanceScales::NEUTRAL, GuidanceSteps::default()),
         });
     (Av { video: both.video.0, audio: both.audio.0 }, Av { video: both.video.1, audio: both.audio.1 })
 }
@@ -128,7 +128,7 @@ impl Request {
         1 + usize::from(reads_negative(&first) || second.as_ref().is_some_and(reads_negative))
     }
 
-    pub(crate) fn all_scales(&self) -> Av<Vec<Scales>> {
+    pub(crate) fn all_scales(&self) -> Av<Vec<GuidanceScales>> {
         all_scales(self.scales, &self.guidance_steps)
     }
 
@@ -136,7 +136,7 @@ impl Request {
     pub fn guidance_tables(&self) -> GuidanceTables {
         let plan = self.guidance_plan();
         let parameters = self.guider.parameters();
-        let rows = |scales: Av<Scales>| -> Vec<f32> {
+        let rows = |scales: Av<GuidanceScales>| -> Vec<f32> {
             scales.into_iter().flat_map(|own| own.row().into_iter().chain(parameters.clone())).collect()
         };
         let columns = 4 + parameters.len();
@@ -146,11 +146,12 @@ impl Request {
         }
         let levels = self.sampler.schedule(&self.sigmas).levels;
         let level = |step: usize| levels.get(step).copied().unwrap_or(0.0).into();
-        let steps: Vec<(Av<Scales>, BranchSet)> = (0..=MAX_STEPS).map(|step| plan.at(step, level(step))).collect();
+        let steps: Vec<(Av<GuidanceScales>, BranchSet)> =
+            (0..=MAX_STEPS).map(|step| plan.at(step, level(step))).collect();
         let scales = steps.iter().flat_map(|(scales, _)| rows(*scales)).collect();
         let scales = ArrayD::from_shape_vec(IxDyn(&[steps.len(), 2, columns]), scales);
         let sets = plan.sets();
-        let number = |(step, (_, set)): (usize, &(Av<Scales>, BranchSet))| {
+        let number = |(step, (_, set)): (usize, &(Av<GuidanceScales>, BranchSet))| {
             let found = sets.iter().position(|known| known == set);
             // The entry after the last step is never evaluated.
             found.or((step == MAX_STEPS).then_some(0)).expect("a set of the plan") as i32
@@ -161,7 +162,7 @@ impl Request {
 }
 
 /// Returns, for each stream, the scales of every entry of `by_sigma`, or `scales` if there are no entries.
-pub(super) fn all_scales(scales: Av<Scales>, steps: &Av<GuidanceSteps>) -> Av<Vec<Scales>> {
+pub(super) fn all_scales(scales: Av<GuidanceScales>, steps: &Av<GuidanceSteps>) -> Av<Vec<GuidanceScales>> {
     steps.as_ref().zip(scales).map(|(steps, scales)| steps.all(scales))
 }
 

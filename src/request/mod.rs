@@ -17,11 +17,11 @@ mod tiling;
 mod upsampling;
 
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
-pub use chain::Chain;
+pub use chain::ClipChain;
 pub(crate) use condition::conditions;
-pub use condition::{Condition, Content, Placement, ReferenceGrid, Span, VideoPart};
+pub use condition::{Condition, Content, Placement, PositionSpan, ReferenceGrid, VideoPart};
 pub(crate) use dfr::Round;
-pub use dfr::{Dfr, DfrForm};
+pub use dfr::{DfrForm, DfrPlan};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
@@ -34,17 +34,17 @@ pub use shared::Shared;
 pub use sizes::ModelSizes;
 pub(crate) use sizes::coordinate_grids;
 pub(crate) use tiling::Tile;
-pub use tiling::Tiling;
+pub use tiling::TileSizes;
 pub(crate) use upsampling::{UpsamplingStep, keyframe_step, upsampling_steps};
 
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
 use crate::media::{Audio, Clip};
-use crate::models::transformer::CrossTimestep;
+use crate::models::transformer::CrossModalTimestep;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
-use crate::sampling::guidance::{Branch, RescaleScope, Scales};
+use crate::sampling::guidance::{Branch, GuidanceScales, RescaleExtent};
 use crate::sampling::guiders::Guider;
 use crate::sampling::{AnySampler, GuidanceSteps};
 
@@ -77,7 +77,7 @@ pub struct Request {
     /// Noise levels, from that of the first step to the final 0; one value more than there are steps.
     pub sigmas: Vec<f32>,
     /// Guidance scales of each stream.
-    pub scales: Av<Scales>,
+    pub scales: Av<GuidanceScales>,
     /// Guidance scales by noise level, and skipped steps.
     pub guidance_steps: Av<GuidanceSteps>,
     /// Guidance method for the negative prompt.
@@ -85,13 +85,13 @@ pub struct Request {
     /// Transformer blocks whose self-attention the perturbed branch skips, per stream.
     pub stg_blocks: Av<Vec<usize>>,
     /// Elements over which the rescale term computes standard deviations.
-    pub rescale: RescaleScope,
+    pub rescale: RescaleExtent,
     /// Number of text tokens to which prompts are padded or truncated.
     pub max_sequence_length: usize,
     /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
     pub sampler: AnySampler,
     /// Which noise level modulates the cross-attention between the streams.
-    pub cross: CrossTimestep,
+    pub cross: CrossModalTimestep,
     /// Whether models with a marker for single frames mark the first latent frame, which represents a single video
     /// frame.
     pub first_frame_marker: bool,
@@ -115,15 +115,15 @@ pub struct Request {
     /// How the output video combines the input video with generated frames and sound.
     pub assembly: Assembly,
     /// Chain of clips whose first clip is this request; `None` for a single clip.
-    pub chain: Option<Chain>,
+    pub chain: Option<ClipChain>,
     /// Conditions of each stream.
     pub conditions: Av<Vec<Condition>>,
     /// Second pass, which runs at the size of this request after a smaller first pass. `None`: a single pass.
     pub refine: Option<RefinePass>,
     /// Generated keyframes and temporal rounds of the pipeline `dfr`; `None` for other pipelines.
-    pub dfr: Option<Dfr>,
+    pub dfr: Option<DfrPlan>,
     /// Tiled decoding; `None` decodes the complete video at once.
-    pub tiling: Option<Tiling>,
+    pub tiling: Option<TileSizes>,
 }
 
 /// How the output video combines the input video with generated frames and sound.
@@ -217,7 +217,7 @@ impl Request {
         let mut second = Request {
             sigmas: refine.sigmas.clone(),
             sampler: refine.sampler.clone(),
-            scales: Av::both(Scales::NEUTRAL),
+            scales: Av::both(GuidanceScales::NEUTRAL),
             guidance_steps: Av::default(),
             guider: Guider::default(),
             stg_blocks: Av::default(),
@@ -295,7 +295,7 @@ impl Request {
 
     /// Returns which streams are complete inputs and therefore have no guidance. A stream that a retake keeps does not
     /// count: it has the guidance of the regenerated stream.
-    pub(crate) fn given(&self) -> Av<bool> {
+    pub(crate) fn input_streams(&self) -> Av<bool> {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
         let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
         Av {
@@ -337,7 +337,7 @@ impl Request {
             text_channels: sizes.text_channels,
             stg_blocks: if branches.contains(&Branch::Perturbed) { self.stg_blocks.clone() } else { Av::default() },
             // Each video in a batch is a separate request, so statistics must not include other videos.
-            rescale: if batch > 1 { RescaleScope::PerSample } else { self.rescale },
+            rescale: if batch > 1 { RescaleExtent::PerSample } else { self.rescale },
             branches,
             sets: plan.sets(),
             scales_by_step: plan.varies(),

@@ -2,15 +2,15 @@
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Assembly, Canvas, Chain, Dfr, DfrForm, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError, Shapes,
-    Tiling, conditions,
+    Assembly, Canvas, ClipChain, DfrForm, DfrPlan, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError,
+    Shapes, TileSizes, conditions,
 };
 use crate::av::Av;
 use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Reference, VideoUse};
 use crate::hlo::DType;
-use crate::models::transformer::{CrossTimestep, TransformerConfig};
+use crate::models::transformer::{CrossModalTimestep, TransformerConfig};
 use crate::sampling::denoise::{CleanPrediction, StreamRole};
-use crate::sampling::guidance::{RescaleScope, Scales};
+use crate::sampling::guidance::{GuidanceScales, RescaleExtent};
 use crate::sampling::schedules::{self, ScheduleKind};
 use crate::sampling::sigmas::{self, FlowMatch};
 use crate::sampling::{AnySampler, SamplingError, StepDraws};
@@ -95,7 +95,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         let why = "auto is only supported by `ltx2 generate`; pass a number of frames";
         RequestError::key("request.num_frames", why)
     })?;
-    let chain = Chain::of(config, num_frames);
+    let chain = ClipChain::from_config(config, num_frames);
     let num_frames = chain.as_ref().map_or(num_frames, |chain| chain.clip);
     check_model(config, sizes, num_frames)?;
     let roles = roles(config);
@@ -125,8 +125,8 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         guidance_steps,
         guider: guider(config)?,
         rescale: match config.guidance.rescale_scope {
-            config::RescaleScope::PerSample => RescaleScope::PerSample,
-            config::RescaleScope::Batch => RescaleScope::Batch,
+            config::RescaleScope::PerSample => RescaleExtent::PerSample,
+            config::RescaleScope::Batch => RescaleExtent::Batch,
         },
         max_sequence_length: r.max_sequence_length,
         sampler: samplers(config)?.0,
@@ -154,7 +154,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         conditions: conditions(config)?,
         refine: refine(config)?,
         dfr,
-        tiling: config.runtime.tiling.map(|t| Tiling {
+        tiling: config.runtime.tiling.map(|t| TileSizes {
             pixels: t.pixels,
             overlap: t.overlap,
             frames: t.frames,
@@ -176,13 +176,13 @@ fn assembly(config: &Config) -> Assembly {
 }
 
 /// Returns the options of a pipeline with rounds; `None` for other pipelines.
-fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<Dfr>, RequestError> {
+fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<DfrPlan>, RequestError> {
     if !config.pipeline.spec().has_rounds() {
         return Ok(None);
     }
     let form = if config.reference == Reference::Diffusers { DfrForm::Diffusers } else { DfrForm::Official };
-    Ok(Some(Dfr {
-        canvas: Canvas::of(frames, compression)?,
+    Ok(Some(DfrPlan {
+        canvas: Canvas::from_frames(frames, compression)?,
         temporal_rounds: config.dfr.temporal_rounds,
         sigmas: sigmas::verbatim(&config.dfr.sigmas)?,
         // In both reference implementations, each tile has its own generator.
@@ -204,7 +204,7 @@ fn positions(config: &Config) -> DType {
 
 /// Returns the guidance scales at all noise levels. They determine the streams that STG perturbs. As in Lightricks' code, a
 /// stream that a retake keeps is also perturbed if its own STG scale is not 0; other input streams are not perturbed.
-fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> {
+fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<GuidanceScales>> {
     let roles = if config.pipeline.spec().video == Some(VideoUse::Span) { Av::default() } else { roles };
     let (scales, steps) = guidance(config, roles);
     all_scales(scales, &steps)
@@ -214,7 +214,7 @@ fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<Scales>> 
 fn stg_blocks(
     config: &Config,
     c: &TransformerConfig,
-    scales: &Av<Vec<Scales>>,
+    scales: &Av<Vec<GuidanceScales>>,
 ) -> Result<Av<Vec<usize>>, RequestError> {
     let guidance = &config.guidance;
     let own = Av { video: &guidance.video, audio: &guidance.audio };
@@ -250,12 +250,12 @@ fn stg_blocks(
     Ok(blocks)
 }
 
-fn cross_timestep(config: &Config) -> CrossTimestep {
+fn cross_timestep(config: &Config) -> CrossModalTimestep {
     use config::CrossTimestep as Key;
     match config.conditioning.cross_timestep {
-        Key::Official | Key::GateOnly => CrossTimestep::GateOnly,
-        Key::Official1 | Key::Diffusers | Key::Cross => CrossTimestep::Cross,
-        Key::Own => CrossTimestep::Own,
+        Key::Official | Key::GateOnly => CrossModalTimestep::GateOnly,
+        Key::Official1 | Key::Diffusers | Key::Cross => CrossModalTimestep::Cross,
+        Key::Own => CrossModalTimestep::Own,
     }
 }
 

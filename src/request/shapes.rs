@@ -46,7 +46,7 @@ impl Shapes {
     ///
     /// # Errors
     /// Returns the errors of [`Shapes::new`].
-    pub fn of(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
+    pub fn from_request(sizes: &ModelSizes, r: &Request) -> Result<Self, SamplingError> {
         let mut shapes = Shapes::new(sizes, r.width, r.height, r.num_frames, r.frame_rate)?;
         if let Some((frames, rate)) = r.sound_frames {
             shapes.audio = sizes.audio_grid.latents(1, sizes.audio_channels, frames, rate)?;

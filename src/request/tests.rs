@@ -47,7 +47,7 @@ fn models_with_marker_mark_the_first_latent_frame() {
         let config = Config::load("nano_2_3", [set]).expect("shipped");
         let job = Job { index: 0, prompt: String::new(), seed: 1 };
         let request = resolve_job(&config, &sizes, &job).expect("legal sizes");
-        let shapes = Shapes::of(&sizes, &request).expect("legal sizes");
+        let shapes = Shapes::from_request(&sizes, &request).expect("legal sizes");
         let shape = request.denoise_shape(&sizes, &shapes, 1);
         let network = denoise(&sizes.transformer, &shape, &Build::new(DType::F32)).expect("builds");
         let mask = network.program.argument("keyframes.video").map(|at| network.program.arguments[at].ty.dims.clone());
@@ -80,7 +80,7 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
     };
     for (reference, first) in [("reference=official", 1.0), ("reference=diffusers", 0.0)] {
         let (one, two) = request(reference, &marks).expect("legal").passes();
-        let shapes = Shapes::of(&marks, &one).expect("legal sizes");
+        let shapes = Shapes::from_request(&marks, &one).expect("legal sizes");
         // 3 latent frames of 1 x 2 tokens.
         assert_eq!((shapes.own_tokens(), shapes.appended, shapes.frame_tokens()), (6, 4, 2));
         let mask = shapes.single_frames(&one.conditions.video, one.first_frame_marker);
@@ -88,9 +88,11 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
         let shape = one.denoise_shape(&marks, &shapes, 1);
         assert_eq!((shape.keyframes, shape.levels, shape.conditioned), (true, 1, Av::both(false)));
         let at: Vec<_> = one.conditions.video.iter().filter_map(Condition::appended_at).collect();
-        assert_eq!(at, [(5, Span::Frame), (11, Span::Frame)]);
+        assert_eq!(at, [(5, PositionSpan::Frame), (11, PositionSpan::Frame)]);
         let two = two.expect("two passes");
-        assert!(two.conditions.video.is_empty() && Shapes::of(&marks, &two).expect("legal sizes").appended == 0);
+        assert!(
+            two.conditions.video.is_empty() && Shapes::from_request(&marks, &two).expect("legal sizes").appended == 0
+        );
     }
     let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
     assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no marker"), "{why}");
@@ -111,18 +113,18 @@ fn reference_videos_are_tokens_of_first_pass_only() {
     assert_eq!(config.sampler.kind, SamplerKind::Euler, "Lightricks' pipeline draws no noise in its steps");
     let job = Job { index: 0, prompt: String::new(), seed: 1 };
     let (one, two) = resolve_job(&config, &marks, &job).expect("legal sizes").passes();
-    let shapes = Shapes::of(&marks, &one).expect("legal sizes");
+    let shapes = Shapes::from_request(&marks, &one).expect("legal sizes");
     // 3 latent frames of 2 x 4 tokens, followed by references of 2 and 3 frames of 1 x 2 tokens.
     assert_eq!((shapes.own_tokens(), shapes.appended), (24, 10));
     let marked = shapes.single_frames(&one.conditions.video, true);
     assert!(marked.iter().enumerate().all(|(n, mark)| *mark == f32::from(n < 8)), "{marked}");
     let mask = |request: &Request| {
-        let shapes = Shapes::of(&marks, request).expect("legal sizes");
+        let shapes = Shapes::from_request(&marks, request).expect("legal sizes");
         let shape = request.denoise_shape(&marks, &shapes, 1);
         let network = denoise(&marks.transformer, &shape, &Build::new(DType::F32)).expect("builds");
         network.program.argument("self_mask.video").map(|at| network.program.arguments[at].ty.dims.clone())
     };
     assert_eq!(mask(&one), Some(vec![1, 34, 34]));
     let two = two.expect("two passes");
-    assert_eq!((mask(&two), Shapes::of(&marks, &two).expect("legal sizes").appended), (None, 0));
+    assert_eq!((mask(&two), Shapes::from_request(&marks, &two).expect("legal sizes").appended), (None, 0));
 }

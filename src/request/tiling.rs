@@ -3,7 +3,7 @@
 /// Tile sizes. The longer side of a frame is divided into tiles of `pixels`, the shorter side into proportionally
 /// smaller tiles; tiles of the diffusion decoder are square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tiling {
+pub struct TileSizes {
     /// Pixels of a tile's longer side.
     pub pixels: usize,
     /// Overlap of neighboring tiles in pixels.
@@ -58,7 +58,7 @@ pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: boo
     (0..length).map(at).collect()
 }
 
-impl Tiling {
+impl TileSizes {
     /// Returns the tiles along rows or columns: `length` latents of `scale` pixels, in a frame whose longer side has
     /// `longest` latents.
     pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Tile> {
@@ -112,7 +112,7 @@ mod tests {
     /// The reference's own example: tiles of 24 latents that overlap by 8 start at 0, 15, 31.
     #[test]
     fn later_time_tiles_start_one_latent_earlier() {
-        let tiling = Tiling { pixels: 64, overlap: 0, frames: 24 * 8, frame_overlap: 8 * 8 };
+        let tiling = TileSizes { pixels: 64, overlap: 0, frames: 24 * 8, frame_overlap: 8 * 8 };
         let starts: Vec<[usize; 2]> = tiling.time(56, 8).iter().map(|p| p.from).collect();
         assert_eq!(starts, [[0, 24], [15, 40], [31, 56]]);
         let second = &tiling.time(56, 8)[1];
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn spatial_weights_of_neighboring_tiles_sum_to_one() {
-        let tiling = Tiling { pixels: 128, overlap: 64, frames: 16, frame_overlap: 8 };
+        let tiling = TileSizes { pixels: 128, overlap: 64, frames: 16, frame_overlap: 8 };
         let parts = tiling.side(6, 6, 32);
         let mut sum = vec![0.0; 192];
         for part in &parts {

@@ -87,7 +87,7 @@ fn at_half_rate(condition: Condition) -> Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Span;
+    use crate::request::PositionSpan;
 
     #[test]
     fn sizes_between_upsamplers_follow_their_order() {
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn images_keep_their_time_and_generated_frames_their_index() {
         let image = |frame: usize| Condition {
-            placement: Placement::Appended { frame, span: Span::Frame },
+            placement: Placement::Appended { frame, span: PositionSpan::Frame },
             ..Condition::carried(0, 0, 1.0)
         };
         let at = |condition: Condition| at_half_rate(condition).appended_at().map(|(frame, _)| frame);

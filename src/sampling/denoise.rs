@@ -7,7 +7,7 @@
 
 use super::MAX_STEPS;
 use super::guided::{GuidedState, GuidedTransformer};
-use super::sampler::{Evaluation, StreamState, Tables};
+use super::sampler::{Evaluation, ScheduleTables, StreamState};
 use super::shape::Latents;
 pub use super::shape::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::av::Av;
@@ -133,7 +133,7 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         let axes = [&[Axis::Replicated], &l.axes[..]].concat();
         (denoised && sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
     });
-    let tables = Tables { levels: sigmas, coefficients };
+    let tables = ScheduleTables { levels: sigmas, coefficients };
     let start = Av::in_turn(&carried).map(|own| own[0]);
     let model = GuidedTransformer::input(&p, c, shape, scales, latents, start);
 

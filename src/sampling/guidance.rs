@@ -1,7 +1,7 @@
 //! Guidance: combines several predictions of the clean latents into one.
 
-use super::guiders::{GuiderKind, Term};
-pub use super::masked_stats::Counted;
+use super::guiders::{GuiderKind, TermArguments};
+pub use super::masked_stats::MaskedStatistics;
 use crate::hlo::{Comparison, Value};
 
 /// One of the predictions that guidance combines. Branches are rows of one batch, the conditional one first.
@@ -19,7 +19,7 @@ pub enum Branch {
 
 /// Guidance scales of one stream. A neutral value disables the term.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scales {
+pub struct GuidanceScales {
     /// Classifier-free guidance scale; neutral at 1.
     pub cfg: f32,
     /// Spatiotemporal guidance scale, away from the perturbed prediction; neutral at 0.
@@ -31,9 +31,9 @@ pub struct Scales {
     pub rescale: f32,
 }
 
-impl Scales {
+impl GuidanceScales {
     /// No guidance.
-    pub const NEUTRAL: Scales = Scales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 };
+    pub const NEUTRAL: GuidanceScales = GuidanceScales { cfg: 1.0, stg: 0.0, modality: 1.0, rescale: 0.0 };
 
     /// Returns the scales as a row of the program's `scales` input.
     pub fn row(self) -> [f32; 4] {
@@ -43,7 +43,7 @@ impl Scales {
 
 /// Values over which guidance rescale computes standard deviations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum RescaleScope {
+pub enum RescaleExtent {
     /// Each sample separately (diffusers).
     #[default]
     PerSample,
@@ -52,13 +52,13 @@ pub enum RescaleScope {
 }
 
 /// How the predictions of a stream are combined.
-pub struct Guidance<'a> {
+pub struct StreamGuidance<'a> {
     /// Branch of each prediction.
     pub branches: &'a [Branch],
     /// Computes the negative-prompt term.
     pub guider: GuiderKind,
-    pub rescale: RescaleScope,
-    pub counted: &'a Counted,
+    pub rescale: RescaleExtent,
+    pub counted: &'a MaskedStatistics,
 }
 
 /// Combines the clean predictions `[samples, n, channels]`, f32, of the branches with `scales [4]`: `c + (cfg-1)(c-u) +
@@ -66,12 +66,12 @@ pub struct Guidance<'a> {
 /// then rescales. A guider other than CFG replaces the term `(cfg-1)(c-u)`; its parameters follow the scales. Returns
 /// the guided prediction and the guider's next state `[samples, n, channels]`, if it has one.
 pub fn combine(
-    guidance: &Guidance,
+    guidance: &StreamGuidance,
     predictions: &[Value],
     scales: &Value,
     state: Option<&Value>,
 ) -> (Value, Option<Value>) {
-    let Guidance { branches, guider, rescale: scope, counted } = *guidance;
+    let StreamGuidance { branches, guider, rescale: scope, counted } = *guidance;
     let _scope = scales.builder().scope("guidance");
     let mut next = state.cloned();
     let conditional = &predictions[0];
@@ -83,7 +83,7 @@ pub fn combine(
             Branch::Negative if guider != GuiderKind::Cfg => {
                 let (scale, parameters) = (scale(0), scales.slice(0, 4, scales.dim(0)));
                 let negative = prediction;
-                let (term, after) = guider.term(&Term {
+                let (term, after) = guider.term(&TermArguments {
                     conditional,
                     negative,
                     scale: &scale,
@@ -104,7 +104,7 @@ pub fn combine(
     if branches.len() == 1 {
         return (guided, next);
     }
-    let axes: &[isize] = if scope == RescaleScope::Batch { &[0, 1, 2] } else { &[1, 2] };
+    let axes: &[isize] = if scope == RescaleExtent::Batch { &[0, 1, 2] } else { &[1, 2] };
     let rescale = scale(3);
     let ratio = counted.deviation(conditional, axes) / counted.deviation(&guided, axes);
     let rescaled = &guided * ratio * &rescale + &guided * (rescale.like(1.0) - &rescale);

@@ -2,7 +2,7 @@
 //! (`MultiModalGuiderFactory` and `skip_step` of Lightricks' ltx-core).
 
 use super::MAX_STEPS;
-use super::guidance::{Branch, Scales};
+use super::guidance::{Branch, GuidanceScales};
 use super::guiders::GuiderKind;
 use crate::av::Av;
 
@@ -22,7 +22,7 @@ pub struct GuidanceSteps {
 pub struct SigmaGuidance {
     /// Upper bound of the noise level.
     pub sigma: f64,
-    pub scales: Scales,
+    pub scales: GuidanceScales,
     /// See [`GuidanceSteps::skip`].
     pub skip: usize,
 }
@@ -30,13 +30,13 @@ pub struct SigmaGuidance {
 impl GuidanceSteps {
     /// Returns the scales and the number of skipped steps at a noise level; `scales` and `self.skip` if there are no
     /// bounds.
-    fn at(&self, scales: Scales, sigma: f64) -> (Scales, usize) {
+    fn at(&self, scales: GuidanceScales, sigma: f64) -> (GuidanceScales, usize) {
         let within = self.by_sigma.iter().rev().find(|own| own.sigma >= sigma);
         within.or(self.by_sigma.first()).map_or((scales, self.skip), |own| (own.scales, own.skip))
     }
 
     /// Returns the scales of every noise level.
-    pub(crate) fn all(&self, scales: Scales) -> Vec<Scales> {
+    pub(crate) fn all(&self, scales: GuidanceScales) -> Vec<GuidanceScales> {
         if self.by_sigma.is_empty() { vec![scales] } else { self.by_sigma.iter().map(|own| own.scales).collect() }
     }
 }
@@ -55,7 +55,7 @@ pub struct BranchSet {
 /// Guidance of all steps of a pass.
 pub(crate) struct GuidancePlan<'a> {
     /// Scales of each stream, used unless the stream's guidance depends on the noise level.
-    pub(crate) scales: Av<Scales>,
+    pub(crate) scales: Av<GuidanceScales>,
     pub(crate) steps: Av<&'a GuidanceSteps>,
     pub(crate) guider: GuiderKind,
     pub(crate) denoised: Av<bool>,
@@ -65,21 +65,21 @@ pub(crate) struct GuidancePlan<'a> {
 
 impl GuidancePlan<'_> {
     /// Returns the scales and the branch set of a step at a noise level.
-    pub(crate) fn at(&self, step: usize, sigma: f64) -> (Av<Scales>, BranchSet) {
+    pub(crate) fn at(&self, step: usize, sigma: f64) -> (Av<GuidanceScales>, BranchSet) {
         let own = self.steps.zip(self.scales).map(|(steps, scales)| steps.at(scales, sigma));
         let predicted = own.map(|(_, skip)| step.is_multiple_of(skip + 1));
         let scales = own.map(|(scales, _)| scales);
         (scales, self.set(scales, predicted))
     }
 
-    fn set(&self, scales: Av<Scales>, predicted: Av<bool>) -> BranchSet {
+    fn set(&self, scales: Av<GuidanceScales>, predicted: Av<bool>) -> BranchSet {
         // A frozen stream needs no prediction of its own, although the other stream attends to it.
         if !predicted.zip(self.denoised).into_iter().any(|(predicted, denoised)| predicted && denoised) {
             return BranchSet { branches: Vec::new(), predicted: Av::both(false), perturbed: Av::both(false) };
         }
         let own = scales.zip(predicted).into_iter().filter(|(_, predicted)| *predicted);
-        let own: Vec<Scales> = own.map(|(scales, _)| scales).collect();
-        let any = |f: &dyn Fn(&Scales) -> bool| own.iter().any(f);
+        let own: Vec<GuidanceScales> = own.map(|(scales, _)| scales).collect();
+        let any = |f: &dyn Fn(&GuidanceScales) -> bool| own.iter().any(f);
         let needed = [
             (Branch::Conditional, true),
             (Branch::Negative, self.reads_negative || any(&|s| s.cfg != self.guider.off())),
@@ -145,8 +145,8 @@ impl GuidancePlan<'_> {
 mod tests {
     use super::*;
 
-    fn scales(cfg: f32) -> Scales {
-        Scales { cfg, ..Scales::NEUTRAL }
+    fn scales(cfg: f32) -> GuidanceScales {
+        GuidanceScales { cfg, ..GuidanceScales::NEUTRAL }
     }
 
     fn plan<'a>(video: &'a GuidanceSteps, audio: &'a GuidanceSteps) -> GuidancePlan<'a> {
@@ -160,12 +160,12 @@ mod tests {
         use Branch::*;
         let none = GuidanceSteps::default();
         let of = |video, audio| GuidancePlan { scales: Av { video, audio }, ..plan(&none, &none) }.branches();
-        assert_eq!(of(Scales::NEUTRAL, Scales::NEUTRAL), [Conditional]);
-        assert_eq!(of(Scales::NEUTRAL, scales(4.0)), [Conditional, Negative]);
-        let full = Scales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
+        assert_eq!(of(GuidanceScales::NEUTRAL, GuidanceScales::NEUTRAL), [Conditional]);
+        assert_eq!(of(GuidanceScales::NEUTRAL, scales(4.0)), [Conditional, Negative]);
+        let full = GuidanceScales { cfg: 3.0, stg: 1.0, modality: 3.0, rescale: 0.7 };
         assert_eq!(of(full, scales(4.0)), [Conditional, Negative, Perturbed, Isolated]);
         // A sampler that reads the negative prediction, and the legacy guider, whose neutral scale is 0.
-        let neutral = || GuidancePlan { scales: Av::both(Scales::NEUTRAL), ..plan(&none, &none) };
+        let neutral = || GuidancePlan { scales: Av::both(GuidanceScales::NEUTRAL), ..plan(&none, &none) };
         assert_eq!(GuidancePlan { reads_negative: true, ..neutral() }.branches(), [Conditional, Negative]);
         assert_eq!(GuidancePlan { guider: GuiderKind::LegacyApg, ..neutral() }.branches(), [Conditional, Negative]);
     }
@@ -177,9 +177,9 @@ mod tests {
         let by_sigma = by_sigma.map(|(sigma, cfg)| SigmaGuidance { sigma, scales: scales(cfg), skip: 0 }).to_vec();
         let steps = GuidanceSteps { skip: 0, by_sigma };
         for (sigma, cfg) in [(1.2, 5.0), (0.95, 5.0), (0.9, 3.0), (0.7, 3.0), (0.5, 1.0), (0.0, 1.0)] {
-            assert_eq!(steps.at(Scales::NEUTRAL, sigma).0.cfg, cfg, "{sigma}");
+            assert_eq!(steps.at(GuidanceScales::NEUTRAL, sigma).0.cfg, cfg, "{sigma}");
         }
-        let plan = GuidancePlan { scales: Av::both(Scales::NEUTRAL), ..plan(&steps, &steps) };
+        let plan = GuidancePlan { scales: Av::both(GuidanceScales::NEUTRAL), ..plan(&steps, &steps) };
         let [guided, alone] = [plan.at(0, 0.7).1, plan.at(3, 0.2).1];
         assert_eq!(
             (&guided.branches[..], &alone.branches[..]),

@@ -3,7 +3,7 @@
 use super::MAX_STEPS;
 use super::branch_rows::BranchRows;
 use super::condition::ConditionInputs;
-use super::guidance::{Counted, Guidance, combine};
+use super::guidance::{MaskedStatistics, StreamGuidance, combine};
 use super::guidance_steps::BranchSet;
 use super::shape::{CleanPrediction, DenoiseShape, Latents};
 use crate::av::Av;
@@ -52,7 +52,7 @@ pub(super) struct GuidedStream {
     scales: Value,
     row: usize,
     pub(crate) condition: Option<ConditionInputs>,
-    counted: Counted,
+    counted: MaskedStatistics,
     rope: Rope,
     cross_rope: Rope,
     /// Modulation of all steps; the leading dimension is the step.
@@ -80,7 +80,7 @@ pub(super) struct Prediction {
 }
 
 /// Predictions of the streams, and the predictions blended with conditioning latents; `None` for absent streams.
-type Predicted = (Av<Option<Prediction>>, Av<Option<Value>>);
+type GuidedPredictions = (Av<Option<Prediction>>, Av<Option<Value>>);
 
 impl<'a> GuidedTransformer<'a> {
     /// Declares the step-invariant inputs of the loop; `carried` are the latents.
@@ -95,7 +95,7 @@ impl<'a> GuidedTransformer<'a> {
         let condition = conditions(p, shape, latents);
         let branches = BranchRows::padded(p, shape.branches.len());
         let videos = carried.video.dim(0);
-        let counted = latents.zip(carried).map(|(l, x)| Counted::new(p.builder(), x, l.content));
+        let counted = latents.zip(carried).map(|(l, x)| MaskedStatistics::new(p.builder(), x, l.content));
         let keyframes = shape.keyframes.then(|| {
             let ty = Type::new(DType::F32, [1, shape.tokens.video]);
             p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
@@ -150,7 +150,7 @@ impl<'a> GuidedTransformer<'a> {
     }
 
     /// Predicts both streams at a step.
-    pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> Predicted {
+    pub(crate) fn predict(&self, step: &Value, sigma: &Value, states: &Av<GuidedState>) -> GuidedPredictions {
         let Some(sets) = &self.sets else {
             let velocity = self.velocity(&self.rows, Av::both(true), step, states);
             let _scope = self.p.builder().scope("sampler");
@@ -295,7 +295,7 @@ impl<'a> GuidedTransformer<'a> {
         let predictions: Vec<Value> = (0..rows.branches.len()).map(|k| everywhere.at(1, k)).collect();
         let scales = if self.shape.scales_by_step { s.scales.index(step) } else { s.scales.clone() };
         let (guider, rescale, counted) = (self.shape.guider, self.shape.rescale, &s.counted);
-        let guidance = Guidance { branches: &rows.branches, guider, rescale, counted };
+        let guidance = StreamGuidance { branches: &rows.branches, guider, rescale, counted };
         let before = self.guider_state(state);
         let (guided, guider) = combine(&guidance, &predictions, &scales.at(0, s.row), before);
         let negative = self.shape.sampler.reads_negative().then(|| rows.negative(&predictions).clone());

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::masked_stats::Counted;
+use super::masked_stats::MaskedStatistics;
 use crate::hlo::{Comparison, Value};
 
 /// Name of a guider.
@@ -123,8 +123,8 @@ impl GuiderKind {
     }
 
     /// Returns the guidance term for predictions `[samples, n, channels]`, and the next state if the guider has one.
-    pub(super) fn term(self, at: &Term) -> (Value, Option<Value>) {
-        let Term { conditional, negative, scale, counted, .. } = *at;
+    pub(super) fn term(self, at: &TermArguments) -> (Value, Option<Value>) {
+        let TermArguments { conditional, negative, scale, counted, .. } = *at;
         match self {
             GuiderKind::Cfg => ((conditional - negative) * (scale - 1.0), None),
             GuiderKind::CfgStar => {
@@ -163,7 +163,7 @@ impl Guider {
 }
 
 /// Arguments of [`GuiderKind::term`].
-pub(super) struct Term<'a> {
+pub(super) struct TermArguments<'a> {
     /// Prediction on the prompt.
     pub(super) conditional: &'a Value,
     /// Prediction on the negative prompt.
@@ -175,10 +175,10 @@ pub(super) struct Term<'a> {
     /// The guider's state, if it has one.
     pub(super) state: Option<&'a Value>,
     /// Excludes padding from sums.
-    pub(super) counted: &'a Counted,
+    pub(super) counted: &'a MaskedStatistics,
 }
 
-impl Term<'_> {
+impl TermArguments<'_> {
     fn parameter(&self, i: usize) -> Value {
         self.parameters.at(0, i)
     }
@@ -196,7 +196,7 @@ impl Term<'_> {
 }
 
 /// Returns, for each sample, the factor by which to multiply `onto` to get the projection of `x` onto it.
-fn projection(counted: &Counted, x: &Value, onto: &Value) -> Value {
+fn projection(counted: &MaskedStatistics, x: &Value, onto: &Value) -> Value {
     counted.sum(&(x * onto)) / (counted.sum(&onto.square()) + 1e-8)
 }
 

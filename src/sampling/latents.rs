@@ -247,7 +247,7 @@ fn turned(values: ArrayView3<f32>) -> Array3<f32> {
 /// Mean and standard deviation of each latent channel. The channel axis is axis 1 of video latents `[B, C, F, H, W]`
 /// and the feature axis of audio tokens `[B, L, C * M]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Statistics {
+pub struct LatentStatistics {
     /// Mean of each channel.
     pub mean: Vec<f32>,
     /// Standard deviation of each channel.
@@ -256,7 +256,7 @@ pub struct Statistics {
     pub(crate) scaling_factor: f32,
 }
 
-impl Statistics {
+impl LatentStatistics {
     /// Converts VAE latents into the space of the transformer: `(x - mean) * scaling_factor / std` along `axis`.
     ///
     /// # Errors

@@ -3,14 +3,14 @@
 use crate::hlo::{Builder, Comparison, DType, Type, Value};
 
 /// Sums and standard deviations over a tensor without its padding samples and tokens.
-pub struct Counted {
+pub struct MaskedStatistics {
     /// Dimensions without padding.
     content: [usize; 3],
     /// 1 for content, 0 for padding, `[samples, n, 1]`; `None` without padding.
     mask: Option<Value>,
 }
 
-impl Counted {
+impl MaskedStatistics {
     /// Creates statistics of tensors shaped like `x [samples, n, channels]`, over the first `content` elements along
     /// each dimension.
     pub fn new(b: &Builder, x: &Value, content: [usize; 3]) -> Self {
@@ -19,7 +19,7 @@ impl Counted {
             position.compare(Comparison::Lt, &position.like(content[axis] as f64))
         };
         let mask = (x.dims() != content).then(|| inside(0).and(&inside(1)).to(x.dtype()));
-        Counted { content, mask }
+        MaskedStatistics { content, mask }
     }
 
     /// Returns the sum over the tokens and channels of each sample, `[samples, 1, 1]`.

@@ -280,19 +280,19 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     #[derive(serde::Deserialize)]
-    struct Fixture {
-        cases: Vec<Case>,
+    struct NoiseFixture {
+        cases: Vec<NoiseCase>,
     }
 
     /// A generator seed and the tensors drawn from it in order.
     #[derive(serde::Deserialize)]
-    struct Case {
+    struct NoiseCase {
         seed: u64,
-        draws: Vec<Draw>,
+        draws: Vec<DrawnTensor>,
     }
 
     #[derive(serde::Deserialize)]
-    struct Draw {
+    struct DrawnTensor {
         shape: Vec<usize>,
         sha256: String,
         first: Vec<u32>,
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn normal_matches_torch_bitwise() {
-        let fixture: Fixture =
+        let fixture: NoiseFixture =
             serde_json::from_str(include_str!("../../tests/fixtures/noise/randn.json")).expect("the fixture parses");
         for case in &fixture.cases {
             let mut rng = TorchRng::new(case.seed);
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn normal_bf16_matches_torch_bitwise() {
-        let fixture: Fixture = serde_json::from_str(include_str!("../../tests/fixtures/noise/randn_bf16.json"))
+        let fixture: NoiseFixture = serde_json::from_str(include_str!("../../tests/fixtures/noise/randn_bf16.json"))
             .expect("the fixture parses");
         for case in &fixture.cases {
             let mut rng = TorchRng::new(case.seed);

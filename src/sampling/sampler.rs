@@ -155,7 +155,7 @@ pub struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    pub(super) fn new(index: &'a Value, sigma: &'a Value, begin: &'a Value, tables: &'a Tables) -> Self {
+    pub(super) fn new(index: &'a Value, sigma: &'a Value, begin: &'a Value, tables: &'a ScheduleTables) -> Self {
         let (levels, coefficients) = (&tables.levels, tables.coefficients.as_ref());
         Evaluation { index, sigma, begin, levels, coefficients, change: OnceCell::new() }
     }
@@ -173,7 +173,7 @@ impl<'a> Evaluation<'a> {
 }
 
 /// Schedule tables as program inputs.
-pub(super) struct Tables {
+pub(super) struct ScheduleTables {
     /// Noise levels `[257]`.
     pub levels: Value,
     /// Coefficients of all evaluations, `[257, k]`; `None` if the sampler has no coefficients.

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[derive(Deserialize)]
-    struct Tables {
+    struct ScheduleFixture {
         linear_quadratic: Vec<Vec<f32>>,
         beta: Vec<Vec<f32>>,
         beta_of_others: Vec<Vec<f32>>,
@@ -121,7 +121,7 @@ mod tests {
     /// Fixture written by `scripts/oracle/sigmas.py`; each table has one value more than steps.
     #[test]
     fn beta_and_linear_quadratic_match_reference_bitwise() {
-        let tables: Tables = serde_json::from_str(include_str!("../../tests/fixtures/sigmas/schedules.json"))
+        let tables: ScheduleFixture = serde_json::from_str(include_str!("../../tests/fixtures/sigmas/schedules.json"))
             .expect("the fixture parses");
         type Schedule = fn(usize) -> Result<Vec<f32>, SamplingError>;
         let others: Schedule = |steps| beta(steps, &BetaSchedule { alpha: 0.9, beta: 0.4, shift: 1.2 });

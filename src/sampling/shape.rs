@@ -1,14 +1,14 @@
 //! Static configuration of the denoising programs.
 
 use super::MAX_STEPS;
-use super::guidance::{Branch, RescaleScope};
+use super::guidance::{Branch, RescaleExtent};
 use super::guidance_steps::BranchSet;
 use super::guiders::GuiderKind;
 use super::sampler::AnySampler;
 use super::samplers::Euler;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
-use crate::models::transformer::CrossTimestep;
+use crate::models::transformer::CrossModalTimestep;
 use crate::nn::{Axis, Params};
 
 /// Name of the carried tensor with the last guided prediction.
@@ -59,7 +59,7 @@ pub struct DenoiseShape {
     /// Layers with perturbed self-attention in the perturbed branch (STG), per stream.
     pub(crate) stg_blocks: Av<Vec<usize>>,
     /// Values over which guidance rescale computes standard deviations.
-    pub(crate) rescale: RescaleScope,
+    pub(crate) rescale: RescaleExtent,
     /// Number of distinct noise levels of tokens in a step: the step's sigma, plus one for each conditioning strength.
     pub(crate) levels: usize,
     /// Streams whose tokens have different noise levels.
@@ -70,7 +70,7 @@ pub struct DenoiseShape {
     pub(crate) self_mask: bool,
     pub(crate) roles: Av<StreamRole>,
     /// Noise levels that modulate the cross-stream attention.
-    pub(crate) cross: CrossTimestep,
+    pub(crate) cross: CrossModalTimestep,
     /// Noise level used to convert the velocities of conditioned tokens into clean predictions.
     pub(crate) clean_prediction: CleanPrediction,
     pub(crate) sampler: AnySampler,
@@ -89,13 +89,13 @@ impl DenoiseShape {
             text,
             text_channels,
             stg_blocks: Av::default(),
-            rescale: RescaleScope::PerSample,
+            rescale: RescaleExtent::PerSample,
             levels: 1,
             conditioned: Av::default(),
             keyframes: false,
             self_mask: false,
             roles: Av::default(),
-            cross: CrossTimestep::Own,
+            cross: CrossModalTimestep::Own,
             clean_prediction: CleanPrediction::Token,
             sampler: Euler.into(),
         }
@@ -104,8 +104,8 @@ impl DenoiseShape {
     /// Returns the number of noise levels in the modulation part `part` of a stream.
     pub(super) fn levels_of(&self, part: &str, conditioned: bool) -> usize {
         let own = match part {
-            "cross" => self.cross != CrossTimestep::Cross,
-            "gate" => self.cross == CrossTimestep::Own,
+            "cross" => self.cross != CrossModalTimestep::Cross,
+            "gate" => self.cross == CrossModalTimestep::Own,
             "prompt" => false,
             _ => true,
         };

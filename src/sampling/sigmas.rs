@@ -258,7 +258,7 @@ mod tests {
     use crate::models::testing::assert_covers;
 
     #[derive(Deserialize)]
-    struct Fixture {
+    struct SigmasFixture {
         official: Vec<Official>,
         diffusers: Vec<Diffusers>,
     }
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn schedules_match_references_bitwise() {
-        let fixture: Fixture =
+        let fixture: SigmasFixture =
             serde_json::from_str(include_str!("../../tests/fixtures/sigmas/sigmas.json")).expect("the fixture parses");
         for case in fixture.official {
             let got = official(case.steps, case.tokens).expect("legal steps");

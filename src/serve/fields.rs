@@ -28,26 +28,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::device::Order;
+use super::device::JobBatch;
 use super::error::ApiError;
 use super::form::Form;
 use super::generator::{Endpoint, Generator, ModelInfo};
 use super::id::{Ids, VideoId};
-use super::inputs::Inputs;
-use super::job::Accepted;
+use super::inputs::InputStore;
+use super::job::AcceptedJob;
 use super::job_config::JobConfig;
 use super::jobs::Caller;
-use crate::config::{Config, Loaded, Pipeline, Serve, ServeSeed};
+use crate::config::{Config, LoadedConfig, Pipeline, Serve, ServeSeed};
 use request_fields::RequestFields;
 use resolve::Resolver;
 
-pub use card::{Card, Limits};
+pub use card::{RequestLimits, ServerCard};
 pub use limits::Shape;
 
 /// Converts requests into jobs for a server with this configuration and its limits (`config.serve`).
 pub struct Fields {
-    loaded: Loaded,
-    inputs: Arc<Inputs>,
+    loaded: LoadedConfig,
+    inputs: Arc<InputStore>,
     resolver: Resolver,
 }
 
@@ -74,8 +74,8 @@ fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
 
 impl Fields {
     /// Returns a converter for a server with the configuration `loaded`.
-    pub fn new(loaded: Loaded, inputs: Arc<Inputs>) -> Self {
-        let resolver = Resolver::of(&loaded.config);
+    pub fn new(loaded: LoadedConfig, inputs: Arc<InputStore>) -> Self {
+        let resolver = Resolver::from_config(&loaded.config);
         Fields { loaded, inputs, resolver }
     }
 
@@ -196,7 +196,7 @@ impl Generator for Fields {
         source_video(form)
     }
 
-    fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller, ids: &Ids) -> Result<Accepted, ApiError> {
+    fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller, ids: &Ids) -> Result<AcceptedJob, ApiError> {
         let Form { fields, parts, body_sha256 } = form;
         let mut given = RequestFields::read(fields)?;
         self.keep_files(&mut given, parts, endpoint)?;
@@ -230,7 +230,7 @@ impl Generator for Fields {
             // Record the pipeline that this endpoint implies, because a remix of the job uses another endpoint.
             fields.insert("pipeline".into(), config.pipeline.name().into());
         }
-        Ok(Accepted {
+        Ok(AcceptedJob {
             shape: keys::shape(&config),
             batch_key: keys::batch(&config, &id),
             id,
@@ -252,10 +252,10 @@ impl Generator for Fields {
         })
     }
 
-    fn warm_up(&self, ids: &Ids) -> Result<Vec<Order>, String> {
+    fn warm_up(&self, ids: &Ids) -> Result<Vec<JobBatch>, String> {
         let order = |shape: &Shape| {
             let accepted = self.warm(shape, ids).map_err(|error| format!("--warm {shape}: {error}"))?;
-            Ok(Order { jobs: vec![Arc::new(accepted)], steps: None, resume: false })
+            Ok(JobBatch { jobs: vec![Arc::new(accepted)], steps: None, resume: false })
         };
         self.warm_shapes()?.iter().map(order).collect()
     }

@@ -12,9 +12,9 @@ pub use ltx2_server::{
     settings, store, worker,
 };
 
-use crate::config::{Drain, Loaded, LogFormat, Seconds, Serve};
+use crate::config::{Drain, LoadedConfig, LogFormat, Seconds, Serve};
 use fields::Fields;
-use server::{Options, Server, StartError};
+use server::{Server, ServerOptions, StartError};
 use settings::Settings;
 use worker::Factory;
 
@@ -22,7 +22,7 @@ use worker::Factory;
 ///
 /// # Errors
 /// Returns an error if the configuration cannot be served, the state folder is in use, or an address cannot be bound.
-pub fn start(loaded: Loaded, options: Options, factory: Factory) -> Result<Server, StartError> {
+pub fn start(loaded: LoadedConfig, options: ServerOptions, factory: Factory) -> Result<Server, StartError> {
     let settings = Settings::from(&loaded.config.serve);
     Server::start(settings, options, |inputs| Arc::new(Fields::new(loaded, inputs)), factory)
 }

@@ -34,7 +34,7 @@ impl Agreement {
 
 /// Returns the agreement over the cases of a group; `None` if fewer than two cases have both times.
 pub(crate) fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
-    of(&pairs(rows))
+    statistics(&pairs(rows))
 }
 
 /// Returns the predicted and measured milliseconds of each case that has both. Cases with the same program count once,
@@ -48,7 +48,7 @@ pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-fn of(pairs: &[(f64, f64)]) -> Option<Agreement> {
+fn statistics(pairs: &[(f64, f64)]) -> Option<Agreement> {
     if pairs.len() < 2 {
         return None;
     }
@@ -98,7 +98,7 @@ mod tests {
         // The ranks are 1 2 3 4 5 and 2 1 4 3 5, which differ by 1 1 1 1 0, so the correlation is 1 - 6 * 4 / (5 * 24)
         // = 0.8.
         let pairs = [(10.0, 12.5), (11.0, 11.0), (20.0, 40.0), (24.0, 30.0), (50.0, 100.0)];
-        let a = of(&pairs).unwrap();
+        let a = statistics(&pairs).unwrap();
         assert_eq!(a.rows, 5);
         assert!((a.rank.unwrap() - 0.8).abs() < 1e-12, "{a:?}");
         // The relative errors are 0.2, 0, 0.5, 0.2 and 0.5.
@@ -113,14 +113,14 @@ mod tests {
     #[test]
     fn agreement_averages_tied_ranks_and_requires_three_rows() {
         // The ranks are 1.5 1.5 3 and 1 2 3: sum of products 1.5, sums of squares 1.5 and 2.
-        let tied = of(&[(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]).unwrap();
+        let tied = statistics(&[(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]).unwrap();
         assert!((tied.rank.unwrap() - 1.5 / 3f64.sqrt()).abs() < 1e-12, "{tied:?}");
-        let reversed = of(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap();
+        let reversed = statistics(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap();
         assert_eq!(reversed.rank, Some(-1.0));
         assert_eq!(reversed.choice_loss, 2.0);
-        let two = of(&[(1.0, 2.0), (3.0, 4.0)]).unwrap();
+        let two = statistics(&[(1.0, 2.0), (3.0, 4.0)]).unwrap();
         assert_eq!((two.rank, two.median_error, two.choice_loss), (None, 0.375, 0.0));
-        assert_eq!(of(&[(1.0, 2.0)]), None);
+        assert_eq!(statistics(&[(1.0, 2.0)]), None);
         assert_eq!(spearman(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
     }
 }

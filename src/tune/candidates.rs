@@ -10,7 +10,7 @@ use crate::nn::{Axis, ContextParallelKind, Override, Role, Rule};
 
 /// A layout in which one rule is changed.
 #[derive(Clone, Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct LayoutVariant {
     /// The change, in the syntax of a layout file.
     pub(crate) change: String,
     pub(crate) layout: LayoutSource,
@@ -23,8 +23,8 @@ pub(crate) struct Candidate {
 }
 
 /// Returns the candidates that may save at least the fraction `least` of a step, in descending order of their bounds.
-pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<Candidate> {
-    let around = Around { source, base };
+pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<LayoutVariant> {
+    let around = RuleCollectives { source, base };
     let mut all = around.rules();
     all.extend(around.storage());
     all.extend(around.overrides());
@@ -65,13 +65,13 @@ fn family_of(e: &CollectiveEntry) -> Option<String> {
     e.tensor.as_deref().and_then(family).or_else(by_scope)
 }
 
-struct Around<'a> {
+struct RuleCollectives<'a> {
     source: &'a LayoutSource,
     base: &'a CompileReport,
 }
 
-impl Around<'_> {
-    fn of(&self, rule: &Rule) -> Vec<usize> {
+impl RuleCollectives<'_> {
+    fn by_rule(&self, rule: &Rule) -> Vec<usize> {
         let prefix = format!("{}: {}:", rule.place, rule.axis.name());
         self.picked(|e| e.rule.iter().flatten().any(|r| r.starts_with(&prefix)))
     }
@@ -92,9 +92,9 @@ impl Around<'_> {
         collectives.iter().filter_map(|&n| family_of(&self.base.collectives.list[n])).collect()
     }
 
-    fn candidate(&self, change: String, layout: LayoutSource, collectives: Vec<usize>) -> Candidate {
+    fn candidate(&self, change: String, layout: LayoutSource, collectives: Vec<usize>) -> LayoutVariant {
         let families = self.families(&collectives);
-        Candidate { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
+        LayoutVariant { change, layout, bound: self.cost(&collectives), families: families.len().max(1), collectives }
     }
 
     fn parts(&self, rule: &Rule) -> usize {
@@ -139,10 +139,10 @@ impl Around<'_> {
 
     /// Returns changes of the general rules: a rule removed for one family, a rule removed, or a rule mapped to a
     /// different mesh axis.
-    fn rules(&self) -> Vec<Candidate> {
+    fn rules(&self) -> Vec<LayoutVariant> {
         let mut all = Vec::new();
         for (n, rule) in self.source.rules.iter().enumerate() {
-            let touched = self.of(rule);
+            let touched = self.by_rule(rule);
             if touched.is_empty() || rule.mesh_axes.is_empty() {
                 continue;
             }
@@ -199,20 +199,20 @@ impl Around<'_> {
         layout
     }
 
-    fn storage(&self) -> Vec<Candidate> {
+    fn storage(&self) -> Vec<LayoutVariant> {
         let rules = self.source.storage.iter().enumerate();
         rules
             .filter(|(_, rule)| self.has_room(rule, |_| true))
             .map(|(n, rule)| {
                 let mut layout = self.source.clone();
                 layout.storage.remove(n);
-                self.candidate(format!("storage: without {}", rule.axis.name()), layout, self.of(rule))
+                self.candidate(format!("storage: without {}", rule.axis.name()), layout, self.by_rule(rule))
             })
             .collect()
     }
 
     /// Returns layouts without one override, and layouts without all overrides that affect the same families and axes.
-    fn overrides(&self) -> Vec<Candidate> {
+    fn overrides(&self) -> Vec<LayoutVariant> {
         let axes = |e: &Override| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
         let reach = |e: &Override| -> BTreeSet<String> {
             self.base.tensors.iter().filter(|t| e.covers(&t.tensor)).filter_map(|t| family(&t.tensor)).collect()
@@ -245,7 +245,7 @@ impl Around<'_> {
             .collect()
     }
 
-    fn context_parallel(&self) -> Vec<Candidate> {
+    fn context_parallel(&self) -> Vec<LayoutVariant> {
         let now = self.source.file.context_parallel;
         let collectives = self.picked(|e| {
             let attention = e.scope.split('/').any(|s| s.contains("attn"));

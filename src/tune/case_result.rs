@@ -47,7 +47,7 @@ impl CaseResult {
 }
 
 /// Cases that differ only in layout, mesh and flags, fastest first. They may be on different TPU slices.
-pub(crate) struct Group {
+pub(crate) struct CaseGroup {
     /// Devices, configuration and shape, which form the group's name. A part is empty if no case sets it; the
     /// configuration is also empty if all cases have the same.
     pub(crate) parts: [String; 3],
@@ -63,7 +63,7 @@ pub(crate) struct GroupDiagnosis {
     pub(crate) result: Result<Diagnosis, String>,
 }
 
-impl Group {
+impl CaseGroup {
     /// Prefixes a case's label with the parts of its group's name.
     pub(super) fn name_of(&self, label: &str) -> String {
         self.parts
@@ -86,7 +86,7 @@ impl Group {
 
     /// Returns how much slower each case is than the fastest, as a fraction. `None` if the case does not fit into
     /// memory, if it was not measured although the fastest was, or if it is the only case.
-    pub(super) fn behind(&self) -> Vec<Option<f64>> {
+    pub(super) fn slowdowns(&self) -> Vec<Option<f64>> {
         let measured = self.rows.first().is_some_and(|first| first.measured.is_some());
         let comparable = |row: &CaseResult| row.fits() && row.measured.is_some() == measured;
         let costs = self.rows.iter().map(|row| row.cost().filter(|_| comparable(row)));
@@ -109,11 +109,11 @@ fn devices(row: &CaseResult, types_differ: bool) -> String {
 
 /// Groups results; groups keep the order of their first results. Within a group, the order is: fastest first, then
 /// cases that do not fit into memory, then failures.
-pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
+pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<CaseGroup> {
     let of = |row: &CaseResult| [&row.case.target, &row.precision, &row.case.config, &row.case.shape].map(Clone::clone);
     let several = rows.iter().any(|row| row.case.config != rows[0].case.config);
     let types_differ = rows.iter().any(|row| row.precision != rows[0].precision);
-    let mut groups: Vec<([Option<String>; 4], Group)> = Vec::new();
+    let mut groups: Vec<([Option<String>; 4], CaseGroup)> = Vec::new();
     for row in rows {
         let (case, key) = (&row.case, of(&row));
         match groups.iter_mut().find(|(other, _)| *other == key) {
@@ -122,11 +122,11 @@ pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<Group> {
                 let config = case.config.as_deref().filter(|_| several).map(stem);
                 let parts =
                     [devices(&row, types_differ), config.unwrap_or_default(), case.shape.clone().unwrap_or_default()];
-                groups.push((key, Group { parts, rows: vec![row], diagnosis: None }));
+                groups.push((key, CaseGroup { parts, rows: vec![row], diagnosis: None }));
             }
         }
     }
-    let mut groups: Vec<Group> = groups.into_iter().map(|(_, group)| group).collect();
+    let mut groups: Vec<CaseGroup> = groups.into_iter().map(|(_, group)| group).collect();
     for group in &mut groups {
         group.rows.sort_by(|a, b| {
             let place = |r: &CaseResult| (r.cost().is_none(), !r.fits(), r.measured.is_none());
@@ -166,7 +166,8 @@ mod tests {
             result("v6e-8-int8", v6e, Some("int8"), 0.1),
             result("v6e-8-large", v6e, None, 0.2),
         ]);
-        let named = |group: &Group| (group.name(), group.rows.iter().map(|row| row.label.clone()).collect::<Vec<_>>());
+        let named =
+            |group: &CaseGroup| (group.name(), group.rows.iter().map(|row| row.label.clone()).collect::<Vec<_>>());
         let named: Vec<(String, Vec<String>)> = groups.iter().map(named).collect();
         let expected = [
             ("tpu:v6e:2x4, 768x512x121", vec!["v6e-8-large", "v6e-8"]),

@@ -1,8 +1,8 @@
 //! Finds the tensor that a collective moves and the layout rules that shard the tensor.
 
 use crate::analysis::{Collective, CollectiveKind};
-use crate::hlo::Mesh;
-use crate::nn::Placement;
+use crate::hlo::DeviceMesh;
+use crate::nn::ValuePlacement;
 
 /// Returns the placement of the tensor that a collective most likely moves. Candidates are the tensors that are sharded
 /// along the collective's axes. The best candidate shares the longest prefix of the name scope. Among equals, a tensor
@@ -13,12 +13,12 @@ use crate::nn::Placement;
 /// name. `None` if no scope matches.
 pub(crate) fn cause<'a>(
     c: &Collective,
-    placements: &'a [Placement],
-    mesh: &Mesh,
+    placements: &'a [ValuePlacement],
+    mesh: &DeviceMesh,
     layers: usize,
-) -> Option<&'a Placement> {
+) -> Option<&'a ValuePlacement> {
     let scope: Vec<&str> = c.scope.split('/').filter(|p| !p.is_empty()).collect();
-    let score = |p: &Placement| -> Option<(usize, bool, usize)> {
+    let score = |p: &ValuePlacement| -> Option<(usize, bool, usize)> {
         let along = |axis: &String| c.axes.contains(axis);
         if p.rules.is_empty() || !p.sharding.0.iter().flatten().any(along) {
             return None;
@@ -33,7 +33,7 @@ pub(crate) fn cause<'a>(
 }
 
 /// Returns whether a collective of this kind on the tensor would have the observed number of bytes.
-fn fits(c: &Collective, p: &Placement, mesh: &Mesh, layers: usize) -> bool {
+fn fits(c: &Collective, p: &ValuePlacement, mesh: &DeviceMesh, layers: usize) -> bool {
     let split = |keep: &dyn Fn(&String) -> bool| -> usize {
         p.sharding.0.iter().flatten().filter(|a| keep(a)).filter_map(|a| mesh.size(a)).product()
     };
@@ -54,8 +54,8 @@ pub(super) mod tests {
     use crate::hlo::{DType, Sharding, Type};
     use crate::nn::{Axis, Role};
 
-    fn placement(scope: &str, tensor: &str, dims: &[usize], sharding: &[&[&str]]) -> Placement {
-        Placement {
+    fn placement(scope: &str, tensor: &str, dims: &[usize], sharding: &[&[&str]]) -> ValuePlacement {
+        ValuePlacement {
             scope: scope.into(),
             tensor: tensor.into(),
             ty: Type::new(DType::BF16, dims),
@@ -85,7 +85,7 @@ pub(super) mod tests {
 
     #[test]
     fn cause_is_the_nearest_tensor_of_matching_size() {
-        let mesh = Mesh::new(&[("cfg", 2), ("fsdp", 4)]);
+        let mesh = DeviceMesh::new(&[("cfg", 2), ("fsdp", 4)]);
         let all = [
             placement("blocks/ff/proj", "w1", &[6, 64, 256], &[&[], &["fsdp"], &[]]),
             placement("blocks/ff/proj", "b1", &[6, 256], &[&[], &["fsdp"]]),

@@ -49,7 +49,7 @@ pub(crate) fn default_jobs() -> usize {
 }
 
 /// Environment variable that is set for the children of one worker.
-pub(crate) type Variable = Option<(&'static str, String)>;
+pub(crate) type EnvVariable = Option<(&'static str, String)>;
 
 /// Runs tasks, one at a time per worker. Calls `done` on the calling thread when a task ends.
 ///
@@ -59,7 +59,7 @@ pub(crate) type Variable = Option<(&'static str, String)>;
 pub(crate) fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
-    workers: &[Variable],
+    workers: &[EnvVariable],
     limit: Duration,
     mut done: impl FnMut(Task, TaskResult) -> Result<()>,
 ) -> Result<()> {
@@ -103,7 +103,7 @@ pub(super) fn is_timeout(error: &str) -> bool {
 }
 
 /// Runs one command until it ends or times out.
-fn run(binary: &Path, command: &[String], variable: &Variable, limit: Duration) -> Result<TaskResult> {
+fn run(binary: &Path, command: &[String], variable: &EnvVariable, limit: Duration) -> Result<TaskResult> {
     let fail = || |source| TuneError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);
     let started = Instant::now();

@@ -9,15 +9,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::children::{Task, TaskResult, Variable, run_tasks};
+use super::children::{EnvVariable, Task, TaskResult, run_tasks};
 use super::compile_report::CompileReport;
 use super::error::{Result, TuneError};
-use super::options::Options;
-use super::store::{JobKind, Record, Store};
+use super::options::TuneOptions;
+use super::store::{JobKind, LogRecord, Store};
 use crate::config::{CliOverrides, LayoutSource, load};
 use crate::media::write_atomically;
 use crate::pipeline::programs::build::ProgramKind;
-use crate::pipeline::programs::compile::{self, CompileOptions, analyse};
+use crate::pipeline::programs::compile::{self, ProgramCompileOptions, analyse};
 use crate::pipeline::{PipelineError, one_line};
 use crate::pjrt::discover::Platform;
 use crate::pjrt::{TPUS_UNPREPARED, prepare_absent_tpus};
@@ -36,7 +36,7 @@ pub(super) struct CompileTask {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Compiled {
+pub(super) struct CompileResult {
     /// Key of the module; `None` if the program could not be built.
     pub(crate) key: Option<CompileKey>,
     /// The report. It is also set if the program does not fit into device memory.
@@ -45,22 +45,22 @@ pub(super) struct Compiled {
     pub(crate) error: Option<String>,
 }
 
-impl Compiled {
+impl CompileResult {
     fn failed(key: Option<CompileKey>, error: String) -> Self {
-        Compiled { key, report: None, error: Some(error) }
+        CompileResult { key, report: None, error: Some(error) }
     }
 }
 
 /// Results that are stored already, and programs that must be compiled.
-pub(super) struct Plan {
+pub(super) struct CompilePlan {
     /// Result of each task; `None` if its program must be compiled.
-    results: Vec<Option<Compiled>>,
+    results: Vec<Option<CompileResult>>,
     /// Programs to compile, each with the indices of the tasks that need it.
     open: Vec<(CompileKey, Vec<usize>)>,
     known: usize,
 }
 
-impl Plan {
+impl CompilePlan {
     /// Returns a text with the number of cases, of programs to compile, and of cases whose program cannot be built.
     pub(crate) fn count(&self) -> String {
         let without = self.results.iter().flatten().filter(|compiled| compiled.key.is_none()).count();
@@ -71,25 +71,25 @@ impl Plan {
 }
 
 enum Lookup {
-    Done(Box<Compiled>),
+    Done(Box<CompileResult>),
     Missing(CompileKey),
 }
 
 /// Compiles cases; holds the results, modules and opened targets of one folder.
-pub(super) struct Compiler<'a> {
-    options: &'a Options,
+pub(super) struct CaseCompiler<'a> {
+    options: &'a TuneOptions,
     pub(crate) results: Store,
     modules: ModuleStore,
     machines: BTreeMap<String, std::result::Result<Rc<OpenTarget>, String>>,
 }
 
-impl<'a> Compiler<'a> {
+impl<'a> CaseCompiler<'a> {
     /// # Errors
     /// Returns an error if the folder cannot be written or another process holds its lock.
-    pub(crate) fn open(options: &'a Options) -> Result<Self> {
+    pub(crate) fn open(options: &'a TuneOptions) -> Result<Self> {
         let own = options.folder.join("modules");
         let modules = ModuleStore::new(options.modules.as_deref().unwrap_or(&own));
-        Ok(Compiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
+        Ok(CaseCompiler { options, results: Store::open(&options.folder)?, modules, machines: BTreeMap::new() })
     }
 
     /// Returns the devices of a target, or why the target cannot be opened. Each target is opened only once.
@@ -129,9 +129,9 @@ impl<'a> Compiler<'a> {
     pub(crate) fn compile(
         &mut self,
         tasks: &[CompileTask],
-        workers: &[Variable],
+        workers: &[EnvVariable],
         timeout: u64,
-    ) -> Result<Vec<Compiled>> {
+    ) -> Result<Vec<CompileResult>> {
         let plan = self.plan(tasks)?;
         self.carry_out(plan, tasks, workers, timeout)
     }
@@ -140,8 +140,8 @@ impl<'a> Compiler<'a> {
     ///
     /// # Errors
     /// Returns an error if a configuration cannot be read or the folder cannot be written to.
-    pub(crate) fn plan(&mut self, tasks: &[CompileTask]) -> Result<Plan> {
-        let mut results: Vec<Option<Compiled>> = vec![None; tasks.len()];
+    pub(crate) fn plan(&mut self, tasks: &[CompileTask]) -> Result<CompilePlan> {
+        let mut results: Vec<Option<CompileResult>> = vec![None; tasks.len()];
         let mut known = 0;
         let mut open: Vec<(CompileKey, Vec<usize>)> = Vec::new();
         for (n, task) in tasks.iter().enumerate() {
@@ -158,21 +158,21 @@ impl<'a> Compiler<'a> {
                 },
             }
         }
-        Ok(Plan { results, open, known })
+        Ok(CompilePlan { results, open, known })
     }
 
-    /// Compiles the programs of `plan` whose modules are missing. `tasks` must be those of [`Compiler::plan`].
+    /// Compiles the programs of `plan` whose modules are missing. `tasks` must be those of [`CaseCompiler::plan`].
     ///
     /// # Errors
-    /// Fails for the same reasons as [`Compiler::compile`].
+    /// Fails for the same reasons as [`CaseCompiler::compile`].
     pub(crate) fn carry_out(
         &mut self,
-        plan: Plan,
+        plan: CompilePlan,
         tasks: &[CompileTask],
-        workers: &[Variable],
+        workers: &[EnvVariable],
         timeout: u64,
-    ) -> Result<Vec<Compiled>> {
-        let Plan { results: mut all, open, known } = plan;
+    ) -> Result<Vec<CompileResult>> {
+        let CompilePlan { results: mut all, open, known } = plan;
         if known > 0 {
             tracing::info!("{known} of {} results are already stored", tasks.len());
         }
@@ -200,7 +200,7 @@ impl<'a> Compiler<'a> {
 
     /// Returns the result of a child's compilation. A crash of the child is stored as a compiler failure; errors
     /// outside of the compiler are not stored.
-    fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<Compiled> {
+    fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<CompileResult> {
         let words = || done.error.clone().unwrap_or_else(|| "the compiler stored no module".into());
         let missing = match self.look(task, false)? {
             Lookup::Done(compiled) => return Ok(*compiled),
@@ -209,7 +209,7 @@ impl<'a> Compiler<'a> {
         if done.crashed {
             self.modules.put(&missing, &CompileOutcome::Failure(words())).map_err(TuneError::Modules)?;
         }
-        Ok(Compiled::failed(Some(missing), words()))
+        Ok(CompileResult::failed(Some(missing), words()))
     }
 
     /// Analyses the stored result of a program. If `forget` is true, first deletes stored compiler failures.
@@ -217,7 +217,7 @@ impl<'a> Compiler<'a> {
         let config = load(&task.given)?.config;
         let machine = match self.machine(&task.target) {
             Ok(machine) => machine,
-            Err(why) => return Ok(Lookup::Done(Compiled::failed(None, why).into())),
+            Err(why) => return Ok(Lookup::Done(CompileResult::failed(None, why).into())),
         };
         let options = options(task, &self.modules);
         let mut analysed = analyse(&config, &options, &machine);
@@ -229,18 +229,18 @@ impl<'a> Compiler<'a> {
             Ok(done) => {
                 let error = done.shortage.as_ref().map(ToString::to_string);
                 let key = done.key.clone();
-                Compiled { key, report: Some(CompileReport::of(done, &task.target)), error }
+                CompileResult { key, report: Some(CompileReport::from_compilation(done, &task.target)), error }
             }
             Err(PipelineError::NotCompiled(key)) => return Ok(Lookup::Missing(*key)),
-            Err(PipelineError::Refused { key, message, .. }) => Compiled::failed(Some(*key), short(&message)),
-            Err(e) => Compiled::failed(None, short(&one_line(&e))),
+            Err(PipelineError::Refused { key, message, .. }) => CompileResult::failed(Some(*key), short(&message)),
+            Err(e) => CompileResult::failed(None, short(&one_line(&e))),
         };
         Ok(Lookup::Done(compiled.into()))
     }
 
     /// Adds a line to the log unless the last line for the same case and program is equal. Returns whether it added a
     /// line.
-    fn log(&mut self, task: &CompileTask, compiled: &Compiled, seconds: f64) -> Result<bool> {
+    fn log(&mut self, task: &CompileTask, compiled: &CompileResult, seconds: f64) -> Result<bool> {
         let key = digest(&json!([task.command, compiled.key]));
         // Parse the serialized text again, as the log is parsed, so that the two results compare equal.
         let text = compiled
@@ -253,14 +253,23 @@ impl<'a> Compiler<'a> {
             return Ok(false);
         }
         let (label, command) = (task.label.clone(), task.command.clone());
-        self.results.add(Record { key, kind: JobKind::Compile, label, command, seconds, identity, result, error })?;
+        self.results.add(LogRecord {
+            key,
+            kind: JobKind::Compile,
+            label,
+            command,
+            seconds,
+            identity,
+            result,
+            error,
+        })?;
         Ok(true)
     }
 }
 
-fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> CompileOptions<'a> {
+fn options<'a>(task: &CompileTask, modules: &'a ModuleStore) -> ProgramCompileOptions<'a> {
     let (target, kind, layers) = (task.target.clone(), task.program, task.layers);
-    CompileOptions { target, kind, layers, dump: None, save: None, modules: Some(modules) }
+    ProgramCompileOptions { target, kind, layers, dump: None, save: None, modules: Some(modules) }
 }
 
 /// Writes a layout to a file in a subfolder of `folder`. The file name is a hash of the contents, so that equal layouts
@@ -290,7 +299,7 @@ fn short(message: &str) -> String {
     line.chars().take(LONGEST).collect()
 }
 
-fn said(compiled: &Compiled, seconds: f64) -> String {
+fn said(compiled: &CompileResult, seconds: f64) -> String {
     let seconds = format!("{seconds:.0} s");
     match (&compiled.error, &compiled.report) {
         (Some(error), _) => format!("{error} ({seconds})"),

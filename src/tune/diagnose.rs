@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::candidates::{Candidate, candidates};
+use super::candidates::{LayoutVariant, candidates};
 use super::compile_report::CompileReport;
-use super::compiler::{CompileTask, Compiler, write_layout};
+use super::compiler::{CaseCompiler, CompileTask, write_layout};
 use super::difference::{Difference, difference};
 use super::error::{Result, TuneError};
-use super::options::Options;
+use super::options::TuneOptions;
 use crate::config::{AUTO, CliOverrides, Config, LayoutSource, load, read_layout_source};
-use crate::pipeline::plan::layouts::{Comparison, Devices, compare, mesh_name, rules_text, with_rules};
+use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, mesh_name, rules_text, with_rules};
 use crate::pipeline::programs::build::{ProgramKind, warn_once};
 use crate::pipeline::programs::compile::{resolved, unmatched_patterns};
 use crate::runtime::Target;
@@ -101,8 +101,8 @@ pub(crate) struct EstimatedLayout {
     pub(crate) estimate: f64,
 }
 
-impl From<&Comparison> for ShippedLayouts {
-    fn from(found: &Comparison) -> Self {
+impl From<&LayoutComparison> for ShippedLayouts {
+    fn from(found: &LayoutComparison) -> Self {
         let best = found.fastest();
         let additions = found.additions.iter().map(|a| EstimatedLayout {
             layout: a.lacking.shipped.into(),
@@ -143,9 +143,9 @@ pub(crate) struct Diagnosis {
 ///
 /// # Errors
 /// Returns an error if the configuration or layout is invalid, or if the unchanged program does not compile.
-pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<Diagnosis> {
-    let target = Target::of(&request.target, request.chip.as_ref())?;
-    let mut compiler = Compiler::open(options)?;
+pub(crate) fn diagnose(request: &DiagnoseRequest, options: &TuneOptions) -> Result<Diagnosis> {
+    let target = Target::parse(&request.target, request.chip.as_ref())?;
+    let mut compiler = CaseCompiler::open(options)?;
     let mut config = load(&request.given)?.config;
     let mut request = request.clone();
     if config.layout == AUTO {
@@ -161,7 +161,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     }
     let asked = read_layout_source(&config.layout)?;
     let request = &request;
-    let jobs = Jobs { request, options, target };
+    let jobs = DiagnoseJobs { request, options, target };
     // Copy the layout to a file named after a hash of its contents, so that equal layouts are compiled once.
     let (source, path) = jobs.write(&asked)?;
     let task = jobs.task(&path, &config.layout);
@@ -170,7 +170,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &Options) -> Result<D
     let unchanged = base.key;
     let compared = compared(&config, request, &jobs.target);
     let base = base.report.ok_or_else(|| {
-        let faster = compared.as_ref().and_then(Comparison::faster);
+        let faster = compared.as_ref().and_then(LayoutComparison::faster);
         TuneError::Base([no_report(base.error)].into_iter().chain(faster).collect::<Vec<_>>().join("; "))
     })?;
     let machine = compiler.machine(&jobs.target).map_err(TuneError::Base)?;
@@ -230,10 +230,10 @@ fn no_report(error: Option<String>) -> String {
 }
 
 /// Compares the layout with the shipped layouts for the diagnosed program; `None` if costs cannot be estimated.
-fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Option<Comparison> {
+fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Option<LayoutComparison> {
     let (toolchain, count, capacity) = target.described();
     let chip = target.chip();
-    let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+    let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     compare(config, devices, Some(request.program)).unwrap_or_else(|why| {
         tracing::debug!("cannot compare the layout with the shipped layouts: {why}");
         None
@@ -242,10 +242,10 @@ fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Opti
 
 /// Returns candidates that add rules which shipped layouts have and the layout lacks. The bound of each is its
 /// estimated saving. Returns nothing if times cannot be estimated.
-fn additions(found: &Comparison, source: &LayoutSource, base: &CompileReport) -> Vec<Candidate> {
+fn additions(found: &LayoutComparison, source: &LayoutSource, base: &CompileReport) -> Vec<LayoutVariant> {
     let worth = found.additions.iter().filter(|addition| found.is_timed() && addition.saved >= MIN_GAIN);
     worth
-        .map(|addition| Candidate {
+        .map(|addition| LayoutVariant {
             change: rules_text(&addition.lacking.rules),
             layout: with_rules(source, &addition.lacking.rules),
             bound: addition.saved * base.whole_cost(),
@@ -255,7 +255,7 @@ fn additions(found: &Comparison, source: &LayoutSource, base: &CompileReport) ->
         .collect()
 }
 
-fn suggestion(candidate: &Candidate, base: &CompileReport, f: &CompileReport) -> Suggestion {
+fn suggestion(candidate: &LayoutVariant, base: &CompileReport, f: &CompileReport) -> Suggestion {
     let difference = difference(base, f);
     Suggestion {
         change: candidate.change.clone(),
@@ -299,13 +299,13 @@ fn restore_rule_places(base: &mut CompileReport, asked: &LayoutSource, copy: &La
     base.tensors.iter_mut().flat_map(|t| &mut t.rules).for_each(rename);
 }
 
-struct Jobs<'a> {
+struct DiagnoseJobs<'a> {
     request: &'a DiagnoseRequest,
-    options: &'a Options,
+    options: &'a TuneOptions,
     target: Target,
 }
 
-impl Jobs<'_> {
+impl DiagnoseJobs<'_> {
     /// Writes a layout and reads it back, so that its rules have the line numbers of the written file.
     fn write(&self, layout: &LayoutSource) -> Result<(LayoutSource, PathBuf)> {
         let path = write_layout(&self.options.folder, layout)?;

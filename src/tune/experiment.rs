@@ -7,12 +7,12 @@ use indexmap::IndexMap;
 use serde_json::{Value, json};
 
 use super::case_result::{CaseResult, stem};
-use super::children::{Task, TaskResult, Variable, is_timeout, run_tasks};
+use super::children::{EnvVariable, Task, TaskResult, is_timeout, run_tasks};
 use super::compile_report::CompileReport;
-use super::compiler::{CompileTask, Compiler, digest};
+use super::compiler::{CaseCompiler, CompileTask, digest};
 use super::error::Result;
-use super::options::Options;
-use super::store::{JobKind, Record, Store};
+use super::options::TuneOptions;
+use super::store::{JobKind, LogRecord, Store};
 use crate::config::{
     ActivationType, Case, CliOverrides, Config, ConfigError, Dtype, Experiment, Runtime, WeightType, load,
     read_layout_source,
@@ -91,7 +91,7 @@ pub(super) fn settings(case: &Case, file: &Experiment) -> Result<Vec<String>> {
 }
 
 /// Returns the configuration of a case, equal to the one that a child process gets from the arguments of [`settings`].
-pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
+pub(crate) fn case_overrides(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     let settings = settings(case, file)?;
     let after =
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
@@ -101,7 +101,7 @@ pub(crate) fn given(case: &Case, file: &Experiment) -> Result<CliOverrides> {
     Ok(given)
 }
 
-fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options) -> Result<CompileTask> {
+fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &TuneOptions) -> Result<CompileTask> {
     let target = case.target.clone().expect("files with a case that has no target are rejected");
     let parsed = options.target(&target)?;
     let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
@@ -110,7 +110,7 @@ fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &Options
     command.extend(["--program".to_string(), file.program.clone()]);
     command.extend(file.layers.iter().flat_map(|n| ["--layers".to_string(), n.to_string()]));
     command.extend(settings(case, file)?);
-    let given = given(case, file)?;
+    let given = case_overrides(case, file)?;
     // An invalid layout is an error of the experiment file, not of the case.
     read_layout_source(&load(&given)?.config.layout)?;
     Ok(CompileTask { label: label(case, cases), given, target: parsed, program, layers: file.layers, command })
@@ -130,7 +130,7 @@ struct Measurement {
 /// Returns the tasks that measure a compiled case on the mesh that it was compiled for; `None` if the complete program
 /// cannot be built.
 fn measurement(
-    compiler: &mut Compiler,
+    compiler: &mut CaseCompiler,
     compiled: &CompileTask,
     case: &Case,
     file: &Experiment,
@@ -139,7 +139,7 @@ fn measurement(
     let axes: Vec<String> = mesh.iter().map(|(axis, size)| format!("{axis}={size}")).collect();
     let mesh = if axes.is_empty() { "data=1".into() } else { axes.join(",") };
     let case = &Case { mesh: Some(mesh), ..case.clone() };
-    let (given, target) = (given(case, file)?, &compiled.target);
+    let (given, target) = (case_overrides(case, file)?, &compiled.target);
     let config = load(&given)?.config;
     let whole = CompileTask { given, program: ProgramKind::Denoise, layers: None, ..compiled.clone() };
     let identity = match compiler.key(&whole)? {
@@ -179,7 +179,7 @@ fn measurement(
 
 /// Returns one worker per GPU. Each worker lists its own GPU first, so that the workers do not all start on the same
 /// GPU.
-fn gpu_workers() -> Vec<Variable> {
+fn gpu_workers() -> Vec<EnvVariable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
         _ => (0..platform::cuda_devices().map_or(0, |names| names.len())).map(|n| n.to_string()).collect::<Vec<_>>(),
@@ -203,10 +203,10 @@ fn check_present(platform: Platform, device_kind: &str) -> std::result::Result<(
 ///
 /// # Errors
 /// Returns an error if a case is invalid or the folder cannot be written to.
-pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult>> {
+pub fn experiment(file: &Experiment, options: &TuneOptions) -> Result<Vec<CaseResult>> {
     let cases = file.cases();
     let tasks = cases.iter().map(|c| compilation(c, &cases, file, options)).collect::<Result<Vec<_>>>()?;
-    let mut compiler = Compiler::open(options)?;
+    let mut compiler = CaseCompiler::open(options)?;
     let plan = compiler.plan(&tasks)?;
     tracing::info!("{}", plan.count());
     let all = compiler.carry_out(plan, &tasks, &options.workers(), file.timeout)?;
@@ -253,7 +253,7 @@ pub fn experiment(file: &Experiment, options: &Options) -> Result<Vec<CaseResult
     Ok(rows.collect())
 }
 
-fn is_known(results: &Store, task: &Task, options: &Options) -> bool {
+fn is_known(results: &Store, task: &Task, options: &TuneOptions) -> bool {
     let is_final = |error: &String| !options.retry && !is_timeout(error);
     results.get(&task.key).is_some_and(|r| r.error.as_ref().is_none_or(is_final))
 }
@@ -264,9 +264,9 @@ fn run_missing(
     kind: JobKind,
     tasks: Vec<Task>,
     programs: &[CompileKey],
-    workers: &[Variable],
+    workers: &[EnvVariable],
     timeout: u64,
-    options: &Options,
+    options: &TuneOptions,
 ) -> Result<()> {
     let all = tasks.len();
     let mut open: Vec<Task> = Vec::new();
@@ -291,7 +291,16 @@ fn run_missing(
         let error = done
             .error
             .or(other.map(|(ran, meant)| format!("program {ran} was measured instead of program {}", meant.program)));
-        results.add(Record { key, kind, label, command, seconds: done.seconds, identity, result: done.result, error })
+        results.add(LogRecord {
+            key,
+            kind,
+            label,
+            command,
+            seconds: done.seconds,
+            identity,
+            result: done.result,
+            error,
+        })
     })
 }
 

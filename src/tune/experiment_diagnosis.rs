@@ -1,11 +1,11 @@
 //! Diagnoses the fastest case of each group of an experiment.
 
-use super::case_result::{CaseResult, Group, GroupDiagnosis};
+use super::case_result::{CaseGroup, CaseResult, GroupDiagnosis};
 use super::diagnose::{BUDGET, DiagnoseRequest, MIN_GAIN, diagnose};
 use super::diagnosis_text::{diagnosis_text, suggestion_lines};
 use super::error::{Result, TuneError};
-use super::experiment::{given, settings};
-use super::options::Options;
+use super::experiment::{case_overrides, settings};
+use super::options::TuneOptions;
 use super::table::escaped_line;
 use crate::config::{Case, ConfigError, Experiment};
 use crate::pipeline::programs::build::ProgramKind;
@@ -13,10 +13,10 @@ use crate::pipeline::programs::build::ProgramKind;
 /// Diagnoses the fastest case of each group that fits into device memory, using the experiment's modules. Writes
 /// results and layout files to the subfolder `why`, because the experiment's own results file is locked. A diagnosis
 /// that fails is a result, not an error.
-pub(crate) fn diagnose_groups(groups: &mut [Group], file: &Experiment, options: &Options) -> Result<()> {
+pub(crate) fn diagnose_groups(groups: &mut [CaseGroup], file: &Experiment, options: &TuneOptions) -> Result<()> {
     let modules = options.modules.clone().unwrap_or_else(|| options.folder.join("modules"));
     let options =
-        Options { folder: options.folder.join("why"), modules: Some(modules), measure: false, ..options.clone() };
+        TuneOptions { folder: options.folder.join("why"), modules: Some(modules), measure: false, ..options.clone() };
     for group in groups {
         let Some(fastest) = group.fastest() else { continue };
         let label = fastest.label.clone();
@@ -32,11 +32,11 @@ pub(crate) fn diagnose_groups(groups: &mut [Group], file: &Experiment, options: 
 
 /// Returns the diagnosis request for a case: its configuration, and the arguments that give a child process the same
 /// configuration except for the layout.
-fn request(row: &CaseResult, file: &Experiment, options: &Options) -> Result<DiagnoseRequest> {
+fn request(row: &CaseResult, file: &Experiment, options: &TuneOptions) -> Result<DiagnoseRequest> {
     let mut arguments = options.chip_arguments();
     arguments.extend(settings(&Case { layout: None, ..row.case.clone() }, file)?);
     Ok(DiagnoseRequest {
-        given: given(&row.case, file)?,
+        given: case_overrides(&row.case, file)?,
         settings: arguments,
         target: row.case.target.clone().expect("files with a case that has no target are rejected"),
         chip: options.chip.as_ref().map(|(_, chip)| chip.clone()),
@@ -49,8 +49,8 @@ fn request(row: &CaseResult, file: &Experiment, options: &Options) -> Result<Dia
 }
 
 /// Formats the diagnoses of all groups as text.
-pub(crate) fn group_diagnosis_text(groups: &[Group]) -> String {
-    let text = |group: &Group| {
+pub(crate) fn group_diagnosis_text(groups: &[CaseGroup]) -> String {
+    let text = |group: &CaseGroup| {
         let diagnosed = group.diagnosis.as_ref()?;
         let said = match &diagnosed.result {
             Ok(diagnosis) => diagnosis_text(diagnosis, None),
@@ -62,11 +62,11 @@ pub(crate) fn group_diagnosis_text(groups: &[Group]) -> String {
 }
 
 /// Formats the suggestions as sections of the Markdown page.
-pub(crate) fn suggestions_markdown(groups: &[Group]) -> String {
+pub(crate) fn suggestions_markdown(groups: &[CaseGroup]) -> String {
     groups.iter().map(suggestions).collect()
 }
 
-fn suggestions(group: &Group) -> String {
+fn suggestions(group: &CaseGroup) -> String {
     let Some(diagnosed) = &group.diagnosis else { return String::new() };
     let lines = match &diagnosed.result {
         Ok(diagnosis) => suggestion_lines(diagnosis),

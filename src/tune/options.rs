@@ -1,13 +1,13 @@
 use std::path::PathBuf;
 
-use super::children::Variable;
+use super::children::EnvVariable;
 use super::error::Result;
 use crate::analysis::Chip;
 use crate::runtime::Target;
 
 /// Options of an experiment or a search, from command-line flags.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TuneOptions {
     pub binary: PathBuf,
     pub folder: PathBuf,
     /// Folder of the stored optimized modules; `None`: the subfolder `modules` of `folder`.
@@ -19,10 +19,10 @@ pub struct Options {
     pub chip: Option<(String, Chip)>,
 }
 
-impl Options {
+impl TuneOptions {
     /// Returns a target by name, together with the chip for which its times are predicted.
     pub(super) fn target(&self, name: &str) -> Result<Target> {
-        Ok(Target::of(name, self.chip.as_ref().map(|(_, chip)| chip))?)
+        Ok(Target::parse(name, self.chip.as_ref().map(|(_, chip)| chip))?)
     }
 
     /// Returns the arguments that make a child process use the same chip.
@@ -30,7 +30,7 @@ impl Options {
         self.chip.iter().flat_map(|(name, _)| ["--chip".to_string(), name.clone()]).collect()
     }
 
-    pub(super) fn workers(&self) -> Vec<Variable> {
+    pub(super) fn workers(&self) -> Vec<EnvVariable> {
         vec![None; self.jobs.max(1)]
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::analysis::{Collective, CollectiveKind};
-use crate::nn::{Axis, Placement, Role};
+use crate::nn::{Axis, Role, ValuePlacement};
 
 /// Reason of a collective. Like [`super::cause`], it is inferred from name scope, axes and kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,12 @@ impl fmt::Display for Reason {
 
 /// Infers the reason for a collective. `cause` is the placement of the tensor that it moves; `notes` lists dimensions
 /// that the layout could not shard.
-pub(crate) fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement], notes: &[String]) -> Reason {
+pub(crate) fn reason(
+    c: &Collective,
+    cause: Option<&ValuePlacement>,
+    all: &[ValuePlacement],
+    notes: &[String],
+) -> Reason {
     let Some(p) = cause else { return Reason::Unknown };
     if let Some(note) = notes.iter().find(|n| n.contains(&format!("'{}'", p.tensor))) {
         return Reason::Padding { note: note.clone() };
@@ -78,17 +83,17 @@ pub(crate) fn reason(c: &Collective, cause: Option<&Placement>, all: &[Placement
     }
 }
 
-fn is_vector(p: &Placement) -> bool {
+fn is_vector(p: &ValuePlacement) -> bool {
     p.axes.iter().filter(|a| **a != Axis::Layers).count() < 2
 }
 
 /// Returns the logical axis along which a tensor is sharded over the collective's devices.
-fn split_axis(p: &Placement, c: &Collective) -> Option<Axis> {
+fn split_axis(p: &ValuePlacement, c: &Collective) -> Option<Axis> {
     p.axes.iter().zip(&p.sharding.0).find(|(_, s)| s.iter().any(|a| c.axes.contains(a))).map(|(axis, _)| *axis)
 }
 
 /// Returns the nearest activation that is sharded over the same devices along an axis that the tensor does not have.
-fn meets<'a>(p: &Placement, c: &Collective, all: &'a [Placement]) -> Option<(&'a Placement, Axis)> {
+fn meets<'a>(p: &ValuePlacement, c: &Collective, all: &'a [ValuePlacement]) -> Option<(&'a ValuePlacement, Axis)> {
     let own = scope_of(p);
     // `max_by_key` returns the last of several equal elements; iterating in reverse makes that the first placement.
     let near = all.iter().rev().filter(|o| o.role == Role::Activation).filter_map(|o| {
@@ -99,7 +104,7 @@ fn meets<'a>(p: &Placement, c: &Collective, all: &'a [Placement]) -> Option<(&'a
     near.max_by_key(|(common, ..)| *common).map(|(_, o, axis)| (o, axis))
 }
 
-fn scope_of(p: &Placement) -> Vec<&str> {
+fn scope_of(p: &ValuePlacement) -> Vec<&str> {
     p.scope.split('/').filter(|s| !s.is_empty()).collect()
 }
 
@@ -109,8 +114,8 @@ mod tests {
     use crate::hlo::{DType, Sharding, Type};
     use crate::tune::cause::tests::collective;
 
-    fn placement(scope: &str, role: Role, axes: &[Axis], sharding: &[&[&str]]) -> Placement {
-        Placement {
+    fn placement(scope: &str, role: Role, axes: &[Axis], sharding: &[&[&str]]) -> ValuePlacement {
+        ValuePlacement {
             scope: scope.into(),
             tensor: format!("t.{scope}"),
             ty: Type::new(DType::BF16, vec![8usize; axes.len()]),
@@ -154,7 +159,7 @@ mod tests {
         );
         let all = [weight.clone(), tokens.clone()];
         let gather = collective(CollectiveKind::AllGather, "blocks/ff/proj");
-        let text = |c: &Collective, p: Option<&Placement>| reason(c, p, &all, &[]).to_string();
+        let text = |c: &Collective, p: Option<&ValuePlacement>| reason(c, p, &all, &[]).to_string();
         assert_eq!(
             text(&gather, Some(&weight)),
             "sharding mismatch: the weight is sharded over context along embed, its operand (t.blocks/ff) along \
@@ -162,7 +167,7 @@ mod tests {
         );
         let sum = collective(CollectiveKind::AllReduce, "blocks/ff/proj");
         assert_eq!(text(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
-        let stored = Placement { role: Role::Stored, ..weight.clone() };
+        let stored = ValuePlacement { role: Role::Stored, ..weight.clone() };
         assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::FsdpSharded);
         assert_eq!(
             reason(&collective(CollectiveKind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),

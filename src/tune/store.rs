@@ -23,7 +23,7 @@ pub(crate) enum JobKind {
 
 /// A line of the log: the result of one job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct LogRecord {
     /// Hash that identifies the job: of the command and the program for a compilation, of the program and the options
     /// for a measurement. If several lines have the same key, the last one counts.
     pub key: String,
@@ -47,7 +47,7 @@ pub(crate) const LOG: &str = "results.jsonl";
 pub struct Store {
     path: PathBuf,
     file: File,
-    records: HashMap<String, Record>,
+    records: HashMap<String, LogRecord>,
 }
 
 impl Store {
@@ -74,16 +74,16 @@ impl Store {
         }
         let lines = bytes[..whole].split(|b| *b == b'\n');
         // Ignores lines that other versions of this program wrote and this one cannot parse.
-        let known = lines.filter_map(|line| serde_json::from_slice::<Record>(line).ok());
+        let known = lines.filter_map(|line| serde_json::from_slice::<LogRecord>(line).ok());
         let records = known.map(|r| (r.key.clone(), r)).collect();
         Ok(Store { path, file, records })
     }
 
-    pub(crate) fn get(&self, key: &str) -> Option<&Record> {
+    pub(crate) fn get(&self, key: &str) -> Option<&LogRecord> {
         self.records.get(key)
     }
 
-    pub(crate) fn add(&mut self, record: Record) -> Result<()> {
+    pub(crate) fn add(&mut self, record: LogRecord) -> Result<()> {
         let mut line = serde_json::to_vec(&record).expect("structs of strings and numbers serialize to JSON");
         line.push(b'\n');
         let written = self.file.write_all(&line).and_then(|()| self.file.sync_data());
@@ -97,8 +97,8 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn record(key: &str) -> Record {
-        Record {
+    fn record(key: &str) -> LogRecord {
+        LogRecord {
             key: key.into(),
             kind: JobKind::Compile,
             label: "a".into(),

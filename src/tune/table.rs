@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::agreement::agreement;
-use super::case_result::{CaseResult, Group};
+use super::case_result::{CaseGroup, CaseResult};
 use super::compile_report::{CompileReport, GIB};
 
 /// Column heads of a case.
@@ -11,7 +11,7 @@ const HEAD: [&str; 10] =
     ["case", "behind", "predicted ms", "compute", "memory", "links", "measured ms", "MB per block", "GiB", "of"];
 
 /// Formats a table for each ranked group, followed by the agreement of predictions and measurements and by errors.
-pub(crate) fn table(groups: &[Group]) -> String {
+pub(crate) fn table(groups: &[CaseGroup]) -> String {
     let mut out = String::new();
     for group in groups {
         // Writing to a string cannot fail.
@@ -25,7 +25,7 @@ pub(crate) fn table(groups: &[Group]) -> String {
 }
 
 /// Formats a Markdown page with one table of all groups.
-pub(crate) fn markdown(title: &str, command: &str, groups: &[Group]) -> String {
+pub(crate) fn markdown(title: &str, command: &str, groups: &[CaseGroup]) -> String {
     let mut compilers: Vec<&str> = Vec::new();
     for compiler in groups.iter().flat_map(|g| &g.rows).filter_map(|row| row.compiler.as_deref()) {
         if !compilers.contains(&compiler) {
@@ -59,8 +59,8 @@ pub(crate) fn markdown(title: &str, command: &str, groups: &[Group]) -> String {
 }
 
 /// Returns the table cells of a group's cases.
-fn lines(group: &Group) -> impl Iterator<Item = Vec<String>> {
-    group.rows.iter().zip(group.behind()).map(|(row, behind)| line(row, behind))
+fn lines(group: &CaseGroup) -> impl Iterator<Item = Vec<String>> {
+    group.rows.iter().zip(group.slowdowns()).map(|(row, behind)| line(row, behind))
 }
 
 fn line(row: &CaseResult, behind: Option<f64>) -> Vec<String> {
@@ -83,7 +83,7 @@ fn line(row: &CaseResult, behind: Option<f64>) -> Vec<String> {
 }
 
 /// Returns the notes below a group: the agreement of predictions and measurements, and the errors of its cases.
-fn notes(group: &Group) -> impl Iterator<Item = String> {
+fn notes(group: &CaseGroup) -> impl Iterator<Item = String> {
     let errors = group.rows.iter().filter_map(|row| Some(format!("{}: {}", row.label, row.error.as_ref()?)));
     agreement(&group.rows).map(|agreement| agreement.text()).into_iter().chain(errors)
 }

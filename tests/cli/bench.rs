@@ -153,7 +153,7 @@ fn sharded_random_weights_need_no_collectives() {
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
     let mut made = 0;
     for RandomProgram { program: random, runs } in random_programs(&network.program, &all(&network)).expect("builds") {
-        let options = compile_options(&Toolchain::of(&client), &random, &ids, &EngineOptions::default());
+        let options = compile_options(&Toolchain::from_client(&client), &random, &ids, &EngineOptions::default());
         let compiled = client.compile(&random.text, &options).expect("compiles");
         let optimized = compiled.optimized_program().expect("an optimized program");
         let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
@@ -306,7 +306,7 @@ fn bench_times_all_programs_and_compares_with_baseline() {
     // The benchmarked program is the one that is compiled ahead of time and that `generate` runs.
     let config =
         load(&CliOverrides { files: vec![support::tiny().into()], ..CliOverrides::default() }).expect("valid").config;
-    let written = Programs::of(&config, None).expect("a model");
+    let written = Programs::from_config(&config, None).expect("a model");
     let build = setup::build(&config, 1, "cpu", "").expect("a build");
     for kind in written.kinds() {
         let name = if kind.name() == "denoise" { "denoise_loop" } else { kind.name() };
@@ -357,7 +357,7 @@ fn local_model_configuration_is_used_without_weights() {
     let source =
         ltx2::weights::ModelSource::open(dir.path().join("nano").to_str().expect("UTF-8"), &Default::default());
     let origin = ltx2::pipeline::plan::origin::Origin::Files(Arc::new(source.expect("a model")));
-    let models = ltx2::pipeline::model::Model::random(origin, 5).expect("opens");
+    let models = ltx2::pipeline::model::OpenModel::random(origin, 5).expect("opens");
     assert!(models.statistics.video.mean.iter().all(|m| *m == 0.0));
     assert!(models.statistics.video.std.iter().all(|m| *m == 1.0));
     assert_eq!(models.tokenizer.vocab_size(), 356);

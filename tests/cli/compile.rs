@@ -6,7 +6,7 @@ use std::process::Output;
 use crate::support::{self, cpu, needs};
 use ltx2::analysis::{Collective, CollectiveKind, LoopLevel, Module, Report, report};
 use ltx2::hlo::DType::{F32, I32};
-use ltx2::hlo::{Argument, Builder, Comparison, DType, Mesh, Program, Sharding, Type, Value};
+use ltx2::hlo::{Argument, Builder, Comparison, DType, DeviceMesh, Program, Sharding, Type, Value};
 use ltx2::runtime::{EngineOptions, Toolchain, compile_options};
 use serde_json::Value as Json;
 
@@ -14,8 +14,8 @@ const LAYERS: usize = 6;
 const ROWS: usize = 64;
 const WIDTH: usize = 32;
 
-fn mesh() -> Mesh {
-    Mesh::new(&[("cfg", 2), ("context", 4)])
+fn mesh() -> DeviceMesh {
+    DeviceMesh::new(&[("cfg", 2), ("context", 4)])
 }
 
 fn argument(b: &Builder, name: &str, dims: &[usize], sharding: &[&[&str]]) -> Value {
@@ -53,7 +53,7 @@ fn program() -> Program {
 fn analysed(program: &Program, layers: usize) -> Report {
     let client = cpu(8);
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();
-    let options = compile_options(&Toolchain::of(&client), program, &ids, &EngineOptions::default());
+    let options = compile_options(&Toolchain::from_client(&client), program, &ids, &EngineOptions::default());
     let compiled = client.compile(&program.text, &options).expect("compiles");
     let optimized = compiled.optimized_program().expect("an optimized program");
     let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");

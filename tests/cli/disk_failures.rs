@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support::{self, needs};
 use ltx2::pipeline::output::{denoise_checkpoint, tensors};
-use ltx2::runtime::processes::store::Server;
+use ltx2::runtime::processes::store::StoreServer;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -187,7 +187,7 @@ fn read_only_disk_is_reported_before_opening_model() {
 #[needs(cpu)]
 fn only_first_process_writes_outputs() {
     let folder = Folder::new();
-    let place = Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let place = StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let (frames, sound) = (folder.path("frames").display().to_string(), folder.path("sound.wav").display().to_string());
     let runs = ["0", "1"].map(|process| {
         let own = ["--coordinator", &place, "--num-processes", "2", "--process-id", process];

@@ -75,7 +75,7 @@ struct Drawn {
 impl Drawn {
     /// Selects a fault. Each action gets a fifth of the seeds. Faults of any call cycle through all functions, and over
     /// many seeds through all pairs of function and action.
-    fn of(seed: usize, calls: &Calls) -> Self {
+    fn from_seed(seed: usize, calls: &Calls) -> Self {
         let (round, action) = (seed / ACTIONS.len(), ACTIONS[seed % ACTIONS.len()]);
         let any = ACTIONS.len() - 1;
         let function = if action == Action::Drop {
@@ -367,7 +367,7 @@ fn plugin_fault_gives_one_error_or_correct_result() {
     let (clean, calls) = Clean::new();
     let replayed = std::env::var("LTX2_FAULT_SEED").ok().map(|seed| seed.parse().expect("LTX2_FAULT_SEED is a number"));
     let seeds = replayed.map_or(0..SEEDS[usize::from(full())], |seed| seed..seed + 1);
-    let drawn: Vec<Drawn> = seeds.map(|seed| Drawn::of(seed, &calls)).collect();
+    let drawn: Vec<Drawn> = seeds.map(|seed| Drawn::from_seed(seed, &calls)).collect();
     let (next, ends) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(one) = drawn.get(next.fetch_add(1, Ordering::Relaxed)) {

@@ -129,7 +129,7 @@ fn every_preset_runs_at_small_size() {
         let config = load(&given).unwrap_or_else(|e| panic!("{preset} {pipeline}: {e}")).config;
         let kind = if *pipeline == "hq" { SamplerKind::Res2s } else { SamplerKind::Euler };
         assert_eq!(config.sampler.kind, kind, "{preset}");
-        let programs = Programs::of(&config, None).expect("a model");
+        let programs = Programs::from_config(&config, None).expect("a model");
         let build = setup::build(&config, 1, "cpu", "").expect("a build");
         let hash = |kind| programs.network(kind, &build).expect("builds").program.hash();
         let hashes: BTreeMap<&str, String> = programs.kinds().map(|kind| (kind.name(), hash(kind))).collect();

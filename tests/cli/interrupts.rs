@@ -20,10 +20,10 @@ impl Run {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny()]).args(more).arg("-o").arg(out.join("out.mp4"));
         run.envs(variables.iter().copied());
-        Run::of(run)
+        Run::spawn(run)
     }
 
-    fn of(mut run: Command) -> Self {
+    fn spawn(mut run: Command) -> Self {
         let mut process = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let lines = BufReader::new(process.stderr.take().expect("piped")).lines();
         Run { process, lines }
@@ -126,7 +126,7 @@ fn signal_ends_commands_that_read_their_configuration() {
     for (command, signal) in [("generate", "-INT"), ("generate", "-TERM"), ("bench", "-TERM")] {
         let mut run = support::ltx2();
         run.args([command, "-c", support::tiny()]).args(video).env("LTX2_FAILPOINT", "probe video");
-        let mut run = Run::of(run);
+        let mut run = Run::spawn(run);
         run.says("at probe video");
         assert_eq!(interrupted(run, signal, command), "error: interrupted before the start; nothing was written");
     }
@@ -155,7 +155,7 @@ fn signal_ends_compiling_commands_and_their_children() {
         if command[0] == "warm" {
             run.env("LTX2_COMPILE_CACHE", path("cache"));
         }
-        let mut run = Run::of(run);
+        let mut run = Run::spawn(run);
         let child = match command[0] {
             "why" | "experiment" => Some(run.compiling_child()),
             _ => {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_wav;
-use ltx2::pipeline::generate::{Finished, Observer, generate};
+use ltx2::pipeline::generate::{FinishedVideo, Observer, generate};
 use ltx2::pipeline::phase::Phase;
 use ltx2::pipeline::plan::options::GenerateOptions;
 
@@ -121,7 +121,7 @@ impl Observer for CreateFiles {
         ControlFlow::Continue(())
     }
 
-    fn finished(&mut self, _: &Finished, _: &str) {}
+    fn finished(&mut self, _: &FinishedVideo, _: &str) {}
 }
 
 #[needs(cpu)]

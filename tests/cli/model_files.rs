@@ -13,13 +13,13 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::single_file::{Stored, TINY, combined, header, read, write};
+use crate::support::single_file::{TINY, TensorData, combined, header, read, write};
 use crate::support::{self, needs};
 
 /// Configuration of a short run.
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
 
-type Tensors = BTreeMap<String, Stored>;
+type Tensors = BTreeMap<String, TensorData>;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -159,7 +159,7 @@ fn tokens_without_embeddings_are_rejected_before_compiling() {
 }
 
 /// Quantizes a weight to 8-bit integers with a scale per row; returns integers, scales and the dequantized weight.
-fn quantized((dtype, shape, bytes): &Stored) -> (Stored, Stored, Stored) {
+fn quantized((dtype, shape, bytes): &TensorData) -> (TensorData, TensorData, TensorData) {
     assert_eq!(*dtype, Dtype::BF16);
     let values: Vec<f32> = bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
     let (mut numbers, mut scales, mut restored) = (vec![], vec![], vec![]);

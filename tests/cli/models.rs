@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::support::single_file::{
-    IN_FILE, Stored, TINY, TINY_2_3, combined, combined_of, header, header_2_3, read, write,
+    IN_FILE, TINY, TINY_2_3, TensorData, combined, combined_of, header, header_2_3, read, write,
 };
 use crate::support::{self, needs};
 use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
@@ -48,7 +48,7 @@ fn run_into(home: &Path, model: &[&str], out: &[&str]) -> Output {
 }
 
 /// Returns the dumped tensors and the sidecar of a run.
-fn generate(home: &Path, model: &[&str]) -> (BTreeMap<String, Stored>, Value) {
+fn generate(home: &Path, model: &[&str]) -> (BTreeMap<String, TensorData>, Value) {
     let out = TempDir::new().expect("a folder");
     let done = run(home, model, out.path());
     assert!(done.status.success(), "{model:?}: {}", text(&done.stderr));
@@ -265,7 +265,7 @@ fn fails(model: &[&str], words: &[&str]) {
     assert!(done.stdout.is_empty());
 }
 
-type Tensors = BTreeMap<String, Stored>;
+type Tensors = BTreeMap<String, TensorData>;
 type Edit = fn(&mut Tensors, &str);
 
 /// Sets the third value to NaN (bf16).

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use crate::support::{self, full, needs};
 use ltx2::config::read_experiment;
 use ltx2::runtime::{CompileOutcome, ModuleStore};
-use ltx2::tune::{CaseResult, Options, Record, experiment};
+use ltx2::tune::{CaseResult, LogRecord, TuneOptions, experiment};
 use serde_json::Value;
 
 const SMALL: &str = "config: nano_2_0\n\
@@ -65,13 +65,13 @@ impl Experiment {
     fn rows(&self, binary: &Path, retry: bool) -> Vec<CaseResult> {
         let file = read_experiment(&self.path("x.yml")).expect("an experiment");
         let (binary, folder) = (binary.to_path_buf(), self.path("out"));
-        let options = Options { binary, folder, modules: None, jobs: 1, measure: false, retry, chip: None };
+        let options = TuneOptions { binary, folder, modules: None, jobs: 1, measure: false, retry, chip: None };
         let rows = experiment(&file, &options);
         assert!(rows.is_ok(), "{:?}", rows.err());
         rows.unwrap()
     }
 
-    fn records(&self) -> Vec<Record> {
+    fn records(&self) -> Vec<LogRecord> {
         records(&self.path("out"))
     }
 
@@ -89,7 +89,7 @@ impl Experiment {
     }
 }
 
-fn records(folder: &Path) -> Vec<Record> {
+fn records(folder: &Path) -> Vec<LogRecord> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).expect("a log");
     text.lines().map(|l| serde_json::from_str(l).expect("a line")).collect()
 }
@@ -142,7 +142,7 @@ fn experiment_figures_are_computed_from_stored_modules() {
     assert_eq!(experiment.modules(), stored, "nothing was compiled");
     let last = experiment.records().split_off(2);
     // Index by key, because concurrent cases finish in any order.
-    let of = |all: &[Record]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
+    let of = |all: &[LogRecord]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
     assert_eq!(of(&last), of(&right));
     experiment.run(&[]);
     assert_eq!(experiment.records().len(), 4, "what is right is not said again");
@@ -303,7 +303,7 @@ fn compiler_failures_are_remembered_until_retry() {
     assert_eq!(error(&experiment.rows(&full, true)), "no space left");
     let done = experiment.rows(Path::new(env!("CARGO_BIN_EXE_ltx2")), false);
     assert!(done[0].report.is_some() && done[0].error.is_none(), "{:?}", done[0].error);
-    let outcome = |r: &Record| {
+    let outcome = |r: &LogRecord| {
         let store = ModuleStore::new(&experiment.path("out/modules"));
         store.get(r.identity.as_ref().expect("a program")).expect("readable")
     };

@@ -15,10 +15,10 @@ use hear::hear;
 use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::stages::text_to_video::Generated;
-use ltx2::sampling::guidance::Scales;
+use ltx2::sampling::guidance::GuidanceScales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 use ndarray::{Axis, Slice};
@@ -59,7 +59,7 @@ impl ClipSession {
         let set = set.into_iter().map(String::from).collect();
         let given = CliOverrides { files: vec![format!("configs/{config}.yml")], set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
-        let model = Model::of(&config).expect("the model of assets/nano");
+        let model = OpenModel::from_config(&config).expect("the model of assets/nano");
         let session = Session::start(&config, model, None).expect("a session");
         ClipSession { session, _turn: turn }
     }
@@ -180,7 +180,7 @@ fn clips_are_worse_without_guidance_or_prompt() {
     let mut studio = ClipSession::open("nano", &["sampler.steps=2"]);
     let prompts = prompts();
     let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
-        let score = studio.score(prompts, |r| r.scales = Av::both(Scales { cfg, ..Scales::NEUTRAL }));
+        let score = studio.score(prompts, |r| r.scales = Av::both(GuidanceScales { cfg, ..GuidanceScales::NEUTRAL }));
         score.tell(what);
         score
     };

@@ -36,7 +36,7 @@ struct Ended {
 }
 
 impl Ended {
-    fn of(arguments: &[String]) -> Self {
+    fn run(arguments: &[String]) -> Self {
         let mut command = support::ltx2();
         // Log compilations. Hide ffmpeg and GPUs, so that a seed gives the same result on every machine.
         command.env("LTX2_LOG", "info,ltx2_runtime::engine=debug").env("CUDA_VISIBLE_DEVICES", "");
@@ -101,13 +101,13 @@ struct Outcome {
 fn try_request(seed: u64, models: &Models, inputs: &Inputs, folder: &Path, tell: bool) -> Outcome {
     let request = Request::new(seed, models, inputs, folder);
     let before = snapshot(&request.out);
-    let check = Ended::of(&request.check_arguments());
+    let check = Ended::run(&request.check_arguments());
     let mut arguments = request.arguments();
     let run = arguments.clone();
     arguments.push("--dry-run".into());
-    let dry = Ended::of(&arguments);
+    let dry = Ended::run(&arguments);
     let untouched = snapshot(&request.out) == before;
-    let run = Ended::of(&run);
+    let run = Ended::run(&run);
     if tell {
         for (name, ended) in [("check", &check), ("dry run", &dry), ("run", &run)] {
             eprintln!("--- {name}: exit {:?}\n{}{}", ended.code, ended.stdout, ended.stderr);

@@ -10,7 +10,7 @@ use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::{Frames, write_png_frames};
-use ltx2::pipeline::generate::{Finished, Observer, generate};
+use ltx2::pipeline::generate::{FinishedVideo, Observer, generate};
 use ltx2::pipeline::output::denoise_checkpoint;
 use ltx2::pipeline::plan::options::GenerateOptions;
 use ndarray::Array4;
@@ -33,7 +33,7 @@ impl Observer for Ends {
         if self.at == Some((phase, done)) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    fn finished(&mut self, _: &Finished, _: &str) {}
+    fn finished(&mut self, _: &FinishedVideo, _: &str) {}
 }
 
 #[derive(Clone, Copy)]
@@ -320,7 +320,7 @@ impl Observer for Takes {
         ControlFlow::Continue(())
     }
 
-    fn finished(&mut self, _: &Finished, _: &str) {}
+    fn finished(&mut self, _: &FinishedVideo, _: &str) {}
 }
 
 /// The first of two videos is finished. Resuming generates the second, with its audio and frames at the original paths.

@@ -7,17 +7,17 @@ use crate::module_store::tamper;
 use crate::support::{self, needs};
 use ltx2::analysis::Chip;
 use ltx2::config::{CliOverrides, load, read_layout_source};
-use ltx2::hlo::Mesh;
+use ltx2::hlo::DeviceMesh;
 use ltx2::nn::{Build, Lowering, Quantization};
 use ltx2::pipeline::plan::layouts::{Bound, bound, placed};
 use ltx2::pipeline::programs::build::{ProgramKind, Programs};
-use ltx2::tune::Record;
+use ltx2::tune::LogRecord;
 
 fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-fn records(folder: &Path) -> Vec<Record> {
+fn records(folder: &Path) -> Vec<LogRecord> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
     text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
 }
@@ -57,7 +57,7 @@ fn search_is_reproducible_and_resumable() {
     assert_eq!(String::from_utf8_lossy(&read.stdout), String::from_utf8_lossy(&first.stdout), "{}", stderr(&read));
 
     // Compiling the winner gives the cost with which it was compared, the lowest in the table.
-    let costs = |r: &Record| r.result.as_ref().and_then(|r| r["collectives"]["per_step_wire_bytes"].as_f64());
+    let costs = |r: &LogRecord| r.result.as_ref().and_then(|r| r["collectives"]["per_step_wire_bytes"].as_f64());
     let least = done.iter().filter_map(costs).fold(f64::INFINITY, f64::min);
     let path = one.join("best.yml");
     let mut command = support::ltx2();
@@ -232,14 +232,14 @@ impl Published {
     fn new() -> Self {
         let given = CliOverrides { files: vec!["ltx2".into()], ..CliOverrides::default() };
         let config = load(&given).expect("a shipped configuration").config;
-        let programs = Programs::of(&config, None).expect("the published model's sizes");
+        let programs = Programs::from_config(&config, None).expect("the published model's sizes");
         let alone = programs.network(ProgramKind::Denoise, &build()).expect("builds");
         Published { programs, products: alone.program.dot_flops }
     }
 
     fn bound(&self, layout: &str, mesh: &[(&str, usize)], chip: &str) -> Bound {
         let source = read_layout_source(layout).expect("a layout");
-        let point = placed(layout.into(), None, &source, &Mesh::new(mesh)).expect("a mesh that it uses");
+        let point = placed(layout.into(), None, &source, &DeviceMesh::new(mesh)).expect("a mesh that it uses");
         let layout = point.source.on(point.mesh.clone()).expect("rules");
         let build = Build { layout: layout.clone(), ..build() };
         let network = self.programs.network(ProgramKind::Denoise, &build).expect("builds");

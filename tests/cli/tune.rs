@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
-use ltx2::tune::{DiagnosisReport, Record};
+use ltx2::tune::{DiagnosisReport, LogRecord};
 use serde_json::Value;
 
 /// Settings small enough that a case takes seconds.
 const SMALL: &str = "config: nano_2_0\nset: [model.path=nano, request.width=64, request.height=96, request.num_frames=9, \
     runtime.xla_flags.xla_backend_optimization_level=0]\nlayers: 1\n";
 
-fn records(folder: &Path) -> Vec<Record> {
+fn records(folder: &Path) -> Vec<LogRecord> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).unwrap_or_default();
     text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
 }
@@ -51,7 +51,7 @@ fn killed_experiment_resumes_at_the_next_run() {
     keys.sort_unstable();
     keys.dedup();
     assert_eq!(keys.len(), 4, "no case was run twice");
-    let failed: Vec<&Record> = all.iter().filter(|r| r.error.is_some()).collect();
+    let failed: Vec<&LogRecord> = all.iter().filter(|r| r.error.is_some()).collect();
     assert_eq!(failed.len(), 1);
     assert!(failed[0].error.as_deref().is_some_and(|e| e.contains("needs 16 devices")), "{:?}", failed[0].error);
     let table = String::from_utf8_lossy(&done.stdout).into_owned();

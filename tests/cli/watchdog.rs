@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::support::standin::{Fault, INTERNAL, Standin, UNAVAILABLE};
 use crate::support::{self, needs};
 use ltx2::pipeline::output::denoise_checkpoint;
-use ltx2::runtime::processes::store::Server;
+use ltx2::runtime::processes::store::StoreServer;
 use tempfile::TempDir;
 
 /// Timeout after which a process counts as hung, even on a busy machine.
@@ -39,10 +39,10 @@ impl Run {
         if let Some(standin) = standin {
             standin.give(&mut run);
         }
-        Run::of(&mut run)
+        Run::spawn(&mut run)
     }
 
-    fn of(command: &mut Command) -> Self {
+    fn spawn(command: &mut Command) -> Self {
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("starts");
         let mut stderr = process.stderr.take().expect("piped");
         let read = move || {
@@ -262,14 +262,14 @@ fn plugin_abort_loses_only_the_current_step() {
 #[needs(cpu)]
 fn hung_device_of_one_process_ends_both_processes() {
     let folder = Folder::new();
-    let place = Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let place = StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let hangs = Standin::new().execution("denoise", 2, &Fault::Hang);
     let start = |(process, limit): (&str, &str)| {
         let mut run = support::ltx2();
         run.args(["generate", "-c", support::tiny(), "--progress-every", "1", "--coordinator", &place]);
         run.args(["--num-processes", "2", "--process-id", process, "-o"]).arg(folder.path("out.mp4"));
         run.args(["--set", &format!("runtime.watchdog={limit}")]).env("LTX2_REHEARSE_PROCESSES", "1");
-        Run::of(hangs.give(&mut run))
+        Run::spawn(hangs.give(&mut run))
     };
     let [first, second] = [("0", "off"), ("1", "2")].map(start).map(Run::ended);
     let hang = "denoise, step 2 of 3: the execution on device 0 (cpu) has not ended after 2 s";

@@ -1,11 +1,11 @@
 //! Optimized programs of the CUDA compiler.
 
 use ltx2::analysis::{self, CollectiveKind, Instruction, Module};
-use ltx2::hlo::{DType, Mesh};
+use ltx2::hlo::{DType, DeviceMesh};
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{self, DiffusionDecoderConfig};
 use ltx2::models::pixels::Pixels;
-use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Numerics, Rule};
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, RoundingPoints, Rule};
 use ltx2::runtime::Target;
 
 use crate::support::rope::{ROPES, rope};
@@ -82,7 +82,7 @@ fn counted_flops_match_the_analytical_formula() {
 fn rope_is_one_fusion_with_the_specified_roundings() {
     // Official numerics round three values: the product with the cosine and both tables. (Rounding a table inside the
     // fusion does not reduce the bytes read.)
-    for (numerics, rounded) in [(Numerics::Default, 0), (Numerics::Official, 3)] {
+    for (numerics, rounded) in [(RoundingPoints::Default, 0), (RoundingPoints::Official, 3)] {
         for dims in ROPES {
             let module = compiled(&rope(dims, numerics, Lowering::cuda()));
             let all: Vec<Instruction> = module.instructions().collect();
@@ -102,7 +102,7 @@ fn windowed_attention_is_one_kernel_per_decoder_block() {
     let depths = 4 + 6 + 4 + 2 + 8;
     for (cards, latents) in [(1, [1, 3, 8, 12]), (2, [1, 3, 16, 12])] {
         let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:1".into() };
-        let mesh = Mesh::new(&[("context", cards)]);
+        let mesh = DeviceMesh::new(&[("context", cards)]);
         let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).unwrap();
         let build = Build { layout, lowering: Lowering::cuda(), ..Build::new(DType::BF16) };
         let network = diffusion_decoder::program(&config, latents, Pixels::Values, &build).unwrap();

@@ -5,7 +5,7 @@ use crate::support::tuning_guide::run_custom_chip_and_layout;
 use crate::support::{ltx2, needs, published, published_text};
 use ::ltx2::analysis::{CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
-use ::ltx2::hlo::{Argument, Builder, Mesh, Sharding, Type};
+use ::ltx2::hlo::{Argument, Builder, DeviceMesh, Sharding, Type};
 use ::ltx2::runtime::{EngineOptions, RandomProgram, Target, random_programs};
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn program_compiles_without_the_target_gpus() {
     let target: Target = "cuda:h200:1x2x2".parse().expect("a target");
     let machine = target.open().expect("a topology");
     assert_eq!((machine.devices.len(), machine.capacity), (4, Some(150_000_000_000)));
-    let b = Builder::new("gathered").with_mesh(Mesh::new(&[("context", 4)]));
+    let b = Builder::new("gathered").with_mesh(DeviceMesh::new(&[("context", 4)]));
     let sharding = Some(Sharding::new(&[&["context"], &[]]));
     let x = b.argument_with(Argument { sharding, ..Argument::new("x", Type::new(DType::F32, [64, 32])) });
     let y = x.tanh().constrain(&Sharding::new(&[&[], &[]]));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use ltx2::hlo::{DType, Mesh};
+use ltx2::hlo::{DType, DeviceMesh};
 use ltx2::kernels::Kernel;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
 use ltx2::models::pixels::Pixels;
@@ -87,7 +87,7 @@ impl Decoder {
 fn blocks(rows: usize, columns: usize) -> Layout {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
-    let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+    let mesh = DeviceMesh::new(&[("cfg", columns), ("context", rows)]);
     Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid")
 }
 

@@ -223,7 +223,7 @@ fn cases() -> Vec<Case> {
 fn table(case: &Case) -> String {
     let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{}: {e}", case.name()) };
     let config = case.config();
-    let programs = Programs::of(&config, case.layers).unwrap_or_else(|e| fail(&e));
+    let programs = Programs::from_config(&config, case.layers).unwrap_or_else(|e| fail(&e));
     let (platform, kind) = case.platform;
     let build = setup::build(&config, case.devices, platform, kind).unwrap_or_else(|e| fail(&e));
     let mut table = format!("{}\n", case.name());

@@ -6,7 +6,7 @@ use std::path::Path;
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::media::read_sound;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::request::Request;
 
 use crate::layouts::{build, limit};
@@ -20,7 +20,7 @@ fn case(all: Vec<Case>) -> Case {
 }
 
 /// Returns the request of a single-pass configuration at the size of the case's first pass.
-fn of_one_pass(model: &Model) -> Request {
+fn of_one_pass(model: &OpenModel) -> Request {
     let sound = format!("request.audio={{path: {SOUND}, start: 0.05}}");
     let set = [
         "pipeline=audio_to_video",

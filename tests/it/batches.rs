@@ -9,7 +9,7 @@ use ltx2::hlo::DType;
 use ltx2::nn::Build;
 use ltx2::pipeline::stages::batch::videos_at_once;
 use ltx2::pipeline::stages::text_to_video::Generated;
-use ltx2::sampling::guidance::RescaleScope;
+use ltx2::sampling::guidance::RescaleExtent;
 
 const DUMPED: [&str; 7] =
     ["noise.video", "noise.audio", "prompt_embeds", "latents.video", "latents.audio", "video", "audio"];
@@ -24,7 +24,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
 /// Returns three requests of one case that differ in prompt and seed. Guided ones are rescaled, with statistics over
 /// the batch as requested.
 fn three(base: &Request) -> [Request; 3] {
-    let mut base = Request { rescale: RescaleScope::Batch, ..base.clone() };
+    let mut base = Request { rescale: RescaleExtent::Batch, ..base.clone() };
     for scales in base.scales.as_mut() {
         scales.rescale = if scales.cfg == 1.0 { 0.0 } else { 0.7 };
     }

@@ -10,7 +10,7 @@ use crate::support::{Case, cpu, dumped, dumping, generate, needs, open, plain};
 use ltx2::config::{Config, Reference};
 use ltx2::hlo::DType;
 use ltx2::pipeline::Runner;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::request::Request;
 use ltx2::sampling::StepDraws;
 use ltx2::sampling::denoise::CleanPrediction;
@@ -83,7 +83,7 @@ fn prompts_without_bos_match_diffusers() {
     let mut config = Patterns::new().config(case);
     config.model.path = case.model.to_str().expect("UTF-8").into();
     config.model.tokenizer = Some(folder.path().to_str().expect("UTF-8").into());
-    runner.model.tokenizer = Model::of(&config).expect("a model").tokenizer;
+    runner.model.tokenizer = OpenModel::from_config(&config).expect("a model").tokenizer;
     let request = ready(&mut runner, &config);
     agrees(case, &mut runner, &request);
 }
@@ -100,7 +100,7 @@ fn ancestral_noise_of_both_passes_uses_one_generator() {
     config.model.path.clone_from(&path);
     assert_eq!(config.sampler.options(config.runtime.dtype).draws, StepDraws::Continued);
     let mut runner = open(&cpu(8), &path, plain(DType::F32));
-    runner.model.configs = Model::of(&config).expect("a model").configs;
+    runner.model.configs = OpenModel::from_config(&config).expect("a model").configs;
     let request = ready(&mut runner, &config);
     agrees(case, &mut runner, &request);
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::support::{needs, quick};
-use ltx2::hlo::{Argument, Builder, DType, Output, Program, Type};
+use ltx2::hlo::{Argument, Builder, DType, Program, ProgramOutput, Type};
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, ExecutableOrigin};
@@ -17,7 +17,7 @@ fn program() -> Program {
     let b = Builder::new("double");
     let ty = Type::new(DType::F32, [4]);
     let x = b.argument_with(Argument::new("x", ty.clone()));
-    b.finish_with(vec![(Output::new("y", ty), &x + &x)]).expect("a program")
+    b.finish_with(vec![(ProgramOutput::new("y", ty), &x + &x)]).expect("a program")
 }
 
 /// Creates an engine with a cache folder.

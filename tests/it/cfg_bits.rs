@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ltx2::av::Av;
 use ltx2::nn::Build;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::origin::{Origin, Weights};
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pjrt::Client;
 use ltx2::request::Request;
 use ltx2::runtime::{Engine, EngineOptions};
-use ltx2::sampling::guidance::Scales;
+use ltx2::sampling::guidance::GuidanceScales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use serde_json::{Value, json};
@@ -138,10 +138,10 @@ impl Subject {
         }
     }
 
-    fn model(&self) -> Model {
+    fn model(&self) -> OpenModel {
         match &self.weights {
-            Weights::Files(source) => Model::open(source),
-            Weights::Random(seed) => Model::random(Origin::Files(self.source.clone()), *seed),
+            Weights::Files(source) => OpenModel::open(source),
+            Weights::Random(seed) => OpenModel::random(Origin::Files(self.source.clone()), *seed),
         }
         .expect("a model")
     }
@@ -154,7 +154,7 @@ impl Subject {
         let request = match video {
             Video::OfCase => request,
             Video::Longer => {
-                let scales = request.scales.map(|own| Scales { cfg: 3.5, ..own });
+                let scales = request.scales.map(|own| GuidanceScales { cfg: 3.5, ..own });
                 Request { num_frames: 17, max_sequence_length: 24, scales, ..request }
             }
         };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use ltx2::Config;
 use ltx2::pipeline::Generated;
 use ltx2::pipeline::runner::Runner;
-use ltx2::pipeline::stages::chain::Join;
+use ltx2::pipeline::stages::chain::ClipJoiner;
 use ltx2::request::Request;
 use ndarray::{Array5, Axis, Ix4, Ix5, Slice};
 
@@ -84,7 +84,7 @@ fn each_clip_continues_latents_of_previous_clip() {
     let off = (&alone - &video(&clips[0], "latents.video")).iter().fold(0.0f32, |most, v| most.max(v.abs()));
     assert!(off < 1e-5, "{off}");
 
-    let mut join = Join::new(&chain, &runner.model, request.frame_rate);
+    let mut join = ClipJoiner::new(&chain, &runner.model, request.frame_rate);
     let rate = clips[0].sample_rate as f64;
     let pieces: Vec<_> = clips.into_iter().map(|clip| join.add(clip.frames, clip.audio)).collect();
     assert_eq!(pieces.iter().map(|piece| piece.frames.count()).collect::<Vec<_>>(), [8, 8, 17]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ltx2::av::Av;
 use ltx2::hlo::DType;
-use ltx2::models::transformer::CrossTimestep;
+use ltx2::models::transformer::CrossModalTimestep;
 use ltx2::pipeline::output::tensors;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::runner::Runner;
@@ -80,7 +80,7 @@ fn fixed_audio_tokens_have_a_separate_noise_level() {
     let path = folder.path().join("sound.safetensors");
     let sound = Tensor::from(&case.outputs["latents.audio"].to_f32() * 1.5);
     tensors::write(&path, &[("latents.audio".into(), sound.clone())]).expect("writes");
-    let cross = CrossTimestep::Own;
+    let cross = CrossModalTimestep::Own;
     let request = request(&case, &runner.model);
     let request = Request { conditions: kept(&path, strength), sigmas: vec![sigma, 0.0], cross, ..request };
     let made = generate(&mut runner, &request, &dumping(None));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::support::passes::scattered;
 use crate::support::{cpu, cudnn, full, needs, quick, relative_l2};
-use ltx2::hlo::{Comparison, DType, Mesh, Program, Type, Value};
+use ltx2::hlo::{Comparison, DType, DeviceMesh, Program, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::nn::{
@@ -43,7 +43,7 @@ fn layout(mesh: &[(&str, usize)], split: &[(Axis, &str)], policy: ContextParalle
         mesh_axes: vec![(*mesh_axis).to_string()],
         place: "test".into(),
     });
-    Layout::new(Mesh::new(mesh), rules.collect(), vec![], vec![], policy).expect("valid")
+    Layout::new(DeviceMesh::new(mesh), rules.collect(), vec![], vec![], policy).expect("valid")
 }
 
 fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParallelPolicy {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::support::drawn::write_component;
 use crate::support::{Case, cases, cpu, full, needs, plain, quick, relative_l2};
-use ltx2::hlo::{DType, Mesh};
+use ltx2::hlo::{DType, DeviceMesh};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, noise_shape, program};
@@ -95,7 +95,7 @@ fn tpu_lowering_matches_reference() {
 fn blocks(columns: usize, rows: usize) -> Layout {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
-    let mesh = Mesh::new(&[("cfg", columns), ("context", rows)]);
+    let mesh = DeviceMesh::new(&[("cfg", columns), ("context", rows)]);
     Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid")
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::needs;
 use ltx2::analysis::{self, Chip, Loop, Module, Trace, XSpace};
-use ltx2::hlo::Mesh;
+use ltx2::hlo::DeviceMesh;
 
 /// An optimized module of `fuzz/seeds/module`.
 struct Seed {
@@ -99,7 +99,7 @@ fn module_seeds_have_the_expected_loops_and_collectives() {
         assert_eq!(Some(platform(&module)), name.split('_').next(), "{name}");
         assert_eq!(nested(&module.loops()), seed.loops, "{name}");
 
-        let mesh = Mesh::new(&[seed.mesh]);
+        let mesh = DeviceMesh::new(&[seed.mesh]);
         let report = analysis::report(&module, &mesh.axes, &[2], chip);
         let mut kinds: BTreeMap<_, (usize, usize)> = BTreeMap::new();
         for c in &report.collectives {
@@ -132,7 +132,7 @@ fn trace_fixtures_have_the_expected_collectives() {
                 || (!copy && (i.opcode.ends_with("-start") || i.opcode.ends_with("-done")))
         };
         let found: usize = programs.map(|p| p.instructions().filter(&is_end).count()).sum();
-        let trace = Trace::of(&space, None).expect("devices");
+        let trace = Trace::from_space(&space, None).expect("devices");
         let collectives = trace.categories.iter().filter(|s| s.category.is_collective());
         let ms = collectives
             .filter_map(|s| s.overlapped_ms.zip(s.exposed_ms))

@@ -7,7 +7,7 @@ use ltx2::Config;
 use ltx2::hlo::DType;
 use ltx2::media::{Audio, Clip, Frames, write_png_frames};
 use ltx2::models::audio_vae::resample;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::request::{Request, Shared};
 use ndarray::{Array2, Array4, Axis};
 
@@ -25,7 +25,7 @@ pub fn clip() -> Clip {
 }
 
 /// Returns the request of a case with that pattern as its video.
-pub fn request(case: &Case, model: &Model, clip: &Shared<Clip>, more: &[&str]) -> Request {
+pub fn request(case: &Case, model: &OpenModel, clip: &Shared<Clip>, more: &[&str]) -> Request {
     let folder = tempfile::tempdir().expect("a folder");
     write_png_frames(folder.path(), &clip.frames).expect("written");
     let keys = case.scalars["common"].as_array().expect("settings").iter();

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use ltx2::av::Av;
 use ltx2::hlo::{Builder, DType, Type, Value};
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
 use ltx2::request::{Request, Shapes};
 use ltx2::runtime::Engine;
 use ltx2::sampling::GuidanceSteps;
 use ltx2::sampling::denoise::denoise;
-use ltx2::sampling::guidance::{Branch, Counted, Guidance, RescaleScope, combine};
+use ltx2::sampling::guidance::{Branch, MaskedStatistics, RescaleExtent, StreamGuidance, combine};
 use ltx2::sampling::guiders::Guider;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
@@ -107,12 +107,12 @@ fn step_skipped_in_both_streams_has_no_matmul() {
     let source = Arc::new(ModelSource::open("tests/fixtures/models/tiny_a", &Overrides::default()).expect("a model"));
     let c =
         TransformerConfig::from_json(&source.config(Component::Transformer).expect("a configuration")).expect("valid");
-    let model = Model::open(&source).expect("complete");
+    let model = OpenModel::open(&source).expect("complete");
     let set = ["guidance.video.cfg=3", "guidance.video.skip=1", "guidance.audio.skip=2"];
     let size = ["request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=64"];
     let config = ltx2::Config::load("ltx2", set.into_iter().chain(size)).expect("a configuration");
     let request = model.request(&config, &config.jobs().expect("a job")[0]).expect("legal");
-    let shapes = Shapes::of(&model.sizes, &request).expect("legal sizes");
+    let shapes = Shapes::from_request(&model.sizes, &request).expect("legal sizes");
     let shape = request.denoise_shape(&model.sizes, &shapes, 1);
     let text = denoise(&c, &shape, &plain(DType::F32)).expect("builds").program.text;
     let choice = text.split("\"stablehlo.case\"").nth(1).expect("a choice");
@@ -166,15 +166,16 @@ fn guiders_match_reference() {
     for dims in [[1, 2, 2], [2, 3, 2]] {
         let b = Builder::new("guiders");
         let [conditional, negative] = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
-        let counted = Counted::new(&b, &conditional, [1, 2, 2]);
+        let counted = MaskedStatistics::new(&b, &conditional, [1, 2, 2]);
         let results: Vec<(String, Value)> = wanted
             .iter()
             .map(|(guider, _)| {
                 let row = [&[3.0, 0.0, 1.0, 0.0][..], &guider.parameters()].concat();
                 let scales = b.constant(&[row.len()], &row);
                 let branches = [Branch::Conditional, Branch::Negative];
-                let rescale = RescaleScope::PerSample;
-                let guidance = Guidance { branches: &branches, guider: guider.kind(), rescale, counted: &counted };
+                let rescale = RescaleExtent::PerSample;
+                let guidance =
+                    StreamGuidance { branches: &branches, guider: guider.kind(), rescale, counted: &counted };
                 let state = (guider.kind() == legacy.kind()).then(|| &conditional * 0.0);
                 let (guided, _) = combine(&guidance, &[conditional.clone(), negative.clone()], &scales, state.as_ref());
                 (format!("{guider:?}"), guided - &conditional)

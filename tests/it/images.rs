@@ -7,7 +7,7 @@ use std::process::Command;
 use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::media::{Frames, ImageH264, RoundTrip, read_image};
-use ltx2::models::transformer::CrossTimestep;
+use ltx2::models::transformer::CrossModalTimestep;
 use ltx2::request::{Condition, Content, Placement, Request};
 use ltx2::tensor::Tensor;
 use ndarray::{Array3, Array4, Axis, s};
@@ -141,7 +141,7 @@ fn video_from_first_frame_matches_diffusers() {
         strength: 1.0,
     };
     let with = |crf| Av { video: vec![given(crf)], audio: Vec::new() };
-    let whole = Request { cross: CrossTimestep::Cross, conditions: with(crf), ..request(&case, &runner.model) };
+    let whole = Request { cross: CrossModalTimestep::Cross, conditions: with(crf), ..request(&case, &runner.model) };
     let made = generate(&mut runner, &whole, &dumping(None));
     let limit = thresholds::row(&case.name).f32();
     for name in ["latents.video", "latents.audio"] {

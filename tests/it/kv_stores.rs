@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::support::needs;
 use ltx2::pjrt::{KvError, KvStore};
-use ltx2::runtime::processes::store::{MemoryStore, RemoteStore, Server, connect};
+use ltx2::runtime::processes::store::{MemoryStore, RemoteStore, StoreServer, connect};
 use tempfile::TempDir;
 
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Returns our two stores and the server of the second.
-fn own() -> ([Arc<dyn KvStore>; 2], Server) {
-    let server = Server::start("127.0.0.1:0").expect("listens");
+fn own() -> ([Arc<dyn KvStore>; 2], StoreServer) {
+    let server = StoreServer::start("127.0.0.1:0").expect("listens");
     let remote = RemoteStore::new(&server.address().to_string(), ANSWER);
     ([Arc::new(MemoryStore::default()), Arc::new(remote)], server)
 }

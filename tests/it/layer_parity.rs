@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::support::{Case, cases, cpu, needs, quick, relative_l2};
 use ltx2::av::Av;
-use ltx2::hlo::{Builder, DType, Output, Type, Value};
+use ltx2::hlo::{Builder, DType, ProgramOutput, Type, Value};
 use ltx2::models::Network;
 use ltx2::models::tokenizer::{GEMMA, Tokenizer};
 use ltx2::models::transformer::{
@@ -16,7 +16,7 @@ use ltx2::nn::{Axis, Build, Heads, Params, Rope};
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::{Engine, Outputs};
-use ltx2::sampling::guidance::{Branch, Counted, Guidance, RescaleScope, combine};
+use ltx2::sampling::guidance::{Branch, MaskedStatistics, RescaleExtent, StreamGuidance, combine};
 use ltx2::sampling::guiders::GuiderKind;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
@@ -85,7 +85,7 @@ fn run(executor: &mut Executor, network: &Network, case: &Case) -> Outputs {
     executor.run(&program, &inputs).expect("runs")
 }
 
-fn whole(p: &Params, name: &str, x: &Value) -> (Output, Value) {
+fn whole(p: &Params, name: &str, x: &Value) -> (ProgramOutput, Value) {
     p.output(name, x, &vec![Axis::Replicated; x.rank()], x.dims())
 }
 
@@ -218,9 +218,9 @@ fn guidance_and_euler_step_match_reference() {
         let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
         let row = p.builder().constant(&[scales.len()], &scales);
         let dims = [x.dim(0), x.dim(1), x.dim(2)];
-        let counted = Counted::new(p.builder(), &x, dims);
-        let (guider, rescale) = (GuiderKind::Cfg, RescaleScope::PerSample);
-        let guidance = Guidance { branches: &branches, guider, rescale, counted: &counted };
+        let counted = MaskedStatistics::new(p.builder(), &x, dims);
+        let (guider, rescale) = (GuiderKind::Cfg, RescaleExtent::PerSample);
+        let guidance = StreamGuidance { branches: &branches, guider, rescale, counted: &counted };
         let (clean, _) = combine(&guidance, &predictions, &row, None);
         let velocity = (&x - &clean) / &sigma;
         let stepped = &x + &velocity * (&next - &sigma);
@@ -255,15 +255,15 @@ fn padding_is_excluded_from_guidance_statistics() {
     let content = [2, 5, 3];
     let wave = |(i, j, k): (usize, usize, usize)| ((i * 31 + j * 7 + k * 3) as f32 * 0.9).sin() + 0.3 * k as f32;
     let other = |at: (usize, usize, usize)| wave((at.0 + 5, at.1 + 2, at.2)) * 1.7;
-    let scopes = [("sample", RescaleScope::PerSample), ("batch", RescaleScope::Batch)];
+    let scopes = [("sample", RescaleExtent::PerSample), ("batch", RescaleExtent::Batch)];
     let guided = |dims: [usize; 3]| {
         let b = Builder::new("guidance");
         let predictions = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
         let scales = b.constant(&[4], &[3.0f32, 0.0, 1.0, 0.7]);
-        let counted = Counted::new(&b, &predictions[0], content);
+        let counted = MaskedStatistics::new(&b, &predictions[0], content);
         let branches = [Branch::Conditional, Branch::Negative];
         let y = scopes.map(|(name, rescale)| {
-            let guidance = Guidance { branches: &branches, guider: GuiderKind::Cfg, rescale, counted: &counted };
+            let guidance = StreamGuidance { branches: &branches, guider: GuiderKind::Cfg, rescale, counted: &counted };
             (name, combine(&guidance, &predictions, &scales, None).0)
         });
         let program = b.finish(&y.each_ref().map(|(name, y)| (*name, y))).expect("builds");

@@ -360,7 +360,7 @@ fn gathered_rope_tables_give_bitwise_identical_results() {
         let build = build(layout, "context=8");
         run_component(
             ProgramKind::Transformer,
-            &ModelConfigs::of(&source),
+            &ModelConfigs::from_source(&source),
             &mut executor,
             inputs,
             &case.scalars,

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::{Config, Session};
 
 use crate::support::needs;
@@ -41,7 +41,8 @@ fn file_truncated_after_the_size_check_gives_an_error() {
     for component in ["text_encoder", "vae"] {
         let model = tempfile::tempdir().expect("a folder");
         let config = copied(model.path());
-        let mut session = Session::start(&config, Model::of(&config).expect("a model"), None).expect("starts");
+        let mut session =
+            Session::start(&config, OpenModel::from_config(&config).expect("a model"), None).expect("starts");
         let file = weights(model.path(), component);
         let size = fs::metadata(&file).expect("a file").len();
         File::options().write(true).open(&file).expect("opens").set_len(size / 2).expect("cut");

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::support::official;
-use crate::support::single_file::{Stored, read, write};
+use crate::support::single_file::{TensorData, read, write};
 use crate::support::{self, Case, cases, cpu, dumped, full, needs, quick, relative_l2};
 use ltx2::config;
 use ltx2::hlo::DType;
 use ltx2::models::upsampler::Upsampling;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
-use ltx2::pipeline::model::{Component, Model};
+use ltx2::pipeline::model::{Component, OpenModel};
 use ltx2::pipeline::plan::loras::Loras;
 use ltx2::pipeline::plan::origin::Weights;
 use ltx2::pipeline::programs::build::ProgramKind;
@@ -24,7 +24,7 @@ use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
 use ltx2::sampling::Euler;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{Lora, LoraFile, MergeOrder, ModelSource, Overrides};
+use ltx2::weights::{LoraFile, MergeOrder, ModelSource, Overrides, ScaledLora};
 use ndarray::{Array2, Ix2};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -39,17 +39,17 @@ pub(crate) fn scattered(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
     })
 }
 
-pub(crate) fn stored(values: &Array2<f32>, dtype: DType) -> Stored {
+pub(crate) fn stored_tensor(values: &Array2<f32>, dtype: DType) -> TensorData {
     let tensor = Tensor::from(values.clone()).cast(dtype).expect("a float type");
     let kind = if dtype == DType::BF16 { Dtype::BF16 } else { Dtype::F32 };
     (kind, values.shape().to_vec(), tensor.bytes().into_owned())
 }
 
-pub(crate) fn tensors(pairs: &[(&str, &Array2<f32>)], dtype: DType) -> BTreeMap<String, Stored> {
-    pairs.iter().map(|(name, values)| ((*name).to_string(), stored(values, dtype))).collect()
+pub(crate) fn tensors(pairs: &[(&str, &Array2<f32>)], dtype: DType) -> BTreeMap<String, TensorData> {
+    pairs.iter().map(|(name, values)| ((*name).to_string(), stored_tensor(values, dtype))).collect()
 }
 
-pub(crate) fn file(path: &Path, tensors: &BTreeMap<String, Stored>) -> Arc<LoraFile> {
+pub(crate) fn file(path: &Path, tensors: &BTreeMap<String, TensorData>) -> Arc<LoraFile> {
     write(path, tensors, None);
     Arc::new(LoraFile::open(path.to_str().expect("UTF-8")).expect("updates"))
 }
@@ -72,8 +72,8 @@ fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, 
         let seed = 20 + 2 * i as u64;
         let a = scattered(2, shape[1], seed);
         let b = scattered(shape[0], 2, seed + 1).mapv(|v| v * 0.1);
-        all.insert(format!("{prefix}.{module}.lora_A.weight"), stored(&a, DType::F32));
-        all.insert(format!("{prefix}.{module}.lora_B.weight"), stored(&b, DType::F32));
+        all.insert(format!("{prefix}.{module}.lora_A.weight"), stored_tensor(&a, DType::F32));
+        all.insert(format!("{prefix}.{module}.lora_B.weight"), stored_tensor(&b, DType::F32));
     }
     file(path, &all)
 }
@@ -111,7 +111,7 @@ fn merged_and_loaded_alone(case: &Case) {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
     let source = model(&case.model);
-    let configs = ModelConfigs::of(&source);
+    let configs = ModelConfigs::from_source(&source);
     let build = build(DType::F32);
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let mut executor = executor.with_merge_order(MergeOrder::Exact);
@@ -127,7 +127,7 @@ fn merged_and_loaded_alone(case: &Case) {
     };
     let bytes = executor.parameter_bytes();
     assert!(absent(&executor).is_empty(), "everything is loaded");
-    executor.set_loras(&[Lora { file: original, strength: 0.5 }]).expect("fits");
+    executor.set_loras(&[ScaledLora { file: original, strength: 0.5 }]).expect("fits");
     let dropped = absent(&executor);
     assert_eq!(dropped.len(), MODULES.len(), "{dropped:?}");
     assert!(executor.parameter_bytes() < bytes);
@@ -144,25 +144,25 @@ fn merged_and_loaded_alone(case: &Case) {
         let dtype = if *kind == Dtype::BF16 { DType::BF16 } else { DType::F32 };
         let weight = matrix(bytes, dtype, [shape[0], shape[1]]).mapv(f64::from);
         let sum = weight + delta(&update, &format!("transformer.{name}")) * 0.5;
-        all.insert(key, stored(&sum.mapv(|v| v as f32), dtype));
+        all.insert(key, stored_tensor(&sum.mapv(|v| v as f32), dtype));
     }
     let by_hand = model(&with_transformer(&dir.path().join("merged"), &case.model, &all));
     let mut merged = Executor::new(Engine::new(client.clone(), quick()), by_hand.clone());
-    let want = run(&mut merged, case, &ModelConfigs::of(&by_hand), &build);
+    let want = run(&mut merged, case, &ModelConfigs::from_source(&by_hand), &build);
     assert!(distance(&updated, &want) <= 1e-6, "{:e}", distance(&updated, &want));
     // The run's merge order determines the result: the default order rounds updates to bf16.
     let mut rounded = Executor::new(Engine::new(client, quick()), source.clone());
-    rounded.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    rounded.set_loras(&[ScaledLora { file: named.clone(), strength: 0.5 }]).expect("fits");
     let off = distance(&run(&mut rounded, case, &configs, &build), &updated);
     assert!((1e-5..1e-2).contains(&off), "{off:e}");
 
     // Another file with the same numbers, then strength 0, then no LoRA: back to the original weights.
-    executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    executor.set_loras(&[ScaledLora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
     assert!(distance(&run(&mut executor, case, &configs, &build), &updated) == 0.0);
-    executor.set_loras(&[Lora { file: named.clone(), strength: 0.5 }]).expect("fits");
+    executor.set_loras(&[ScaledLora { file: named.clone(), strength: 0.5 }]).expect("fits");
     assert!(absent(&executor).is_empty(), "nothing changes");
-    executor.set_loras(&[Lora { file: named, strength: 0.0 }]).expect("fits");
+    executor.set_loras(&[ScaledLora { file: named, strength: 0.0 }]).expect("fits");
     assert_eq!(absent(&executor).len(), MODULES.len());
     assert!(distance(&run(&mut executor, case, &configs, &build), &plain) == 0.0);
     executor.set_loras(&[]).expect("fits");
@@ -182,8 +182,8 @@ fn eight_bit_weights_are_quantized_after_merging() {
     let wide = Build { quantization: Quantization::None, ..narrow.clone() };
     let results = |build: &Build, strength: f64| {
         let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-        executor.set_loras(&[Lora { file: file.clone(), strength }]).expect("fits");
-        run(&mut executor, &case, &ModelConfigs::of(&source), build)
+        executor.set_loras(&[ScaledLora { file: file.clone(), strength }]).expect("fits");
+        run(&mut executor, &case, &ModelConfigs::from_source(&source), build)
     };
     let (plain, updated, want) = (results(&narrow, 0.0), results(&narrow, 1.0), results(&wide, 1.0));
     let (moved, off) = (distance(&updated, &plain), distance(&updated, &want));
@@ -191,7 +191,7 @@ fn eight_bit_weights_are_quantized_after_merging() {
     assert!(off < 0.06 && moved > off, "moved {moved}, {off} from bf16's");
 }
 
-fn refused(dir: &Path, tensors: &BTreeMap<String, Stored>) -> String {
+fn refused(dir: &Path, tensors: &BTreeMap<String, TensorData>) -> String {
     let path = dir.join("bad.safetensors");
     write(&path, tensors, None);
     let opened = LoraFile::open(path.to_str().expect("UTF-8"));
@@ -204,9 +204,11 @@ fn refused(dir: &Path, tensors: &BTreeMap<String, Stored>) -> String {
 fn mismatched_lora_error_has_file_key_and_shapes() {
     let dir = tempfile::tempdir().expect("a folder");
     let bad = |pairs: &[(&str, [usize; 2])]| {
-        let all: BTreeMap<String, Stored> = pairs
+        let all: BTreeMap<String, TensorData> = pairs
             .iter()
-            .map(|(name, [rows, columns])| ((*name).to_string(), stored(&scattered(*rows, *columns, 1), DType::F32)))
+            .map(|(name, [rows, columns])| {
+                ((*name).to_string(), stored_tensor(&scattered(*rows, *columns, 1), DType::F32))
+            })
             .collect();
         refused(dir.path(), &all)
     };
@@ -273,7 +275,7 @@ fn loras_are_rejected_with_random_weights() {
     let source = model(&case("tiny_b").model);
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &MODULES[1..]);
     let mut executor = Executor::new(Engine::new(client, quick()), Weights::Random(1));
-    let error = executor.set_loras(&[Lora { file, strength: 1.0 }]).expect_err("refused").to_string();
+    let error = executor.set_loras(&[ScaledLora { file, strength: 1.0 }]).expect_err("refused").to_string();
     assert!(error.contains("a.safetensors") && error.contains("model.weights is random"), "{error}");
 }
 
@@ -300,7 +302,7 @@ fn each_stage_uses_its_own_loras() {
             if merge {
                 sum += &delta(&update, &format!("diffusion_model.{original}"));
             }
-            weights.insert(key, stored(&sum.mapv(|v| v as f32), DType::F32));
+            weights.insert(key, stored_tensor(&sum.mapv(|v| v as f32), DType::F32));
         }
         with_transformer(&dir.path().join(if merge { "merged" } else { "plain" }), &case.model, &weights)
     });
@@ -310,7 +312,7 @@ fn each_stage_uses_its_own_loras() {
     let runner = |folder: &Path| {
         let source = Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &overrides).expect("a model"));
         let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-        Runner::new(Model::open(&source).expect("complete"), executor, build(DType::F32))
+        Runner::new(OpenModel::open(&source).expect("complete"), executor, build(DType::F32))
     };
     let (mut plain, mut merged) = (runner(&plain), runner(&merged));
     let refine = RefinePass {
@@ -352,13 +354,13 @@ fn each_stage_uses_its_own_loras() {
 }
 
 /// Returns all tensors of a model's transformer.
-fn transformer_weights(folder: &Path) -> BTreeMap<String, Stored> {
+fn transformer_weights(folder: &Path) -> BTreeMap<String, TensorData> {
     let files = std::fs::read_dir(folder.join("transformer")).expect("a folder").map(|e| e.expect("a file").path());
     files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")).flat_map(|f| read(&f)).collect()
 }
 
 /// Returns the product of a module's LoRA matrices.
-fn delta(update: &BTreeMap<String, Stored>, module: &str) -> Array2<f64> {
+fn delta(update: &BTreeMap<String, TensorData>, module: &str) -> Array2<f64> {
     let [a, b] = ["A", "B"].map(|m| {
         let (_, shape, bytes) = &update[&format!("{module}.lora_{m}.weight")];
         matrix(bytes, DType::F32, [shape[0], shape[1]]).mapv(f64::from)
@@ -367,7 +369,7 @@ fn delta(update: &BTreeMap<String, Stored>, module: &str) -> Array2<f64> {
 }
 
 /// Copies a model with symlinks and another transformer.
-fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, Stored>) -> PathBuf {
+fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, TensorData>) -> PathBuf {
     std::fs::create_dir_all(folder.join("transformer")).expect("a folder");
     let model = std::fs::canonicalize(model).expect("a folder");
     for entry in std::fs::read_dir(&model).expect("a folder").map(|e| e.expect("an entry")) {

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::lora::{file, matrix, model, scattered, stored, tensors};
+use crate::lora::{file, matrix, model, scattered, stored_tensor, tensors};
 use crate::support::needs;
 use crate::support::single_file::{TINY, write};
 use half::bf16;
 use ltx2::hlo::{DType, F8};
 use ltx2::weights::lora::updates;
 use ltx2::weights::lora_merge::merge;
-use ltx2::weights::{Checkpoint, Component, Lora, LoraFile, MergeOrder};
+use ltx2::weights::{Checkpoint, Component, LoraFile, MergeOrder, ScaledLora};
 use ndarray::Array2;
 use safetensors::Dtype;
 
@@ -24,7 +24,7 @@ fn weight(dir: &Path, values: &Array2<f32>, dtype: DType) -> Checkpoint {
     Checkpoint::open(&path).expect("a file")
 }
 
-fn merged(checkpoint: &Checkpoint, loras: &[Lora]) -> (DType, Array2<f32>) {
+fn merged(checkpoint: &Checkpoint, loras: &[ScaledLora]) -> (DType, Array2<f32>) {
     let found = updates(loras, Component::Transformer, NAME);
     let view = checkpoint.get_float(NAME).expect("a weight");
     let merged = merge(&view, None, MergeOrder::Exact, &found).expect("merges");
@@ -40,7 +40,7 @@ fn exact_merge_rounds_the_sum_once() {
     let names = ["transformer.blocks.0.to_q.lora_A.weight", "transformer.blocks.0.to_q.lora_B.weight"];
     let file = file(&dir.path().join("a.safetensors"), &tensors(&[(names[0], &a), (names[1], &b)], DType::BF16));
     let strength = 0.7;
-    let loras = [Lora { file, strength }];
+    let loras = [ScaledLora { file, strength }];
     let wide = |m: &Array2<f32>| m.mapv(f64::from);
     let delta = wide(&b).dot(&wide(&a)) * strength;
     let exact = wide(&w) + &delta;
@@ -70,8 +70,8 @@ fn lora_updates_commute_and_are_scaled_by_alpha() {
     };
     let (first, one) = pair("transformer.blocks.0.to_q", 4, 5, Some(2.0));
     let (second, two) = pair("diffusion_model.blocks.0.to_q", 3, 9, None);
-    let first = Lora { file: file(&dir.path().join("1.safetensors"), &first), strength: 0.5 };
-    let second = Lora { file: file(&dir.path().join("2.safetensors"), &second), strength: -1.5 };
+    let first = ScaledLora { file: file(&dir.path().join("1.safetensors"), &first), strength: 0.5 };
+    let second = ScaledLora { file: file(&dir.path().join("2.safetensors"), &second), strength: -1.5 };
     let checkpoint = weight(dir.path(), &w, DType::F32);
     let (_, forth) = merged(&checkpoint, &[first.clone(), second.clone()]);
     let (_, back) = merged(&checkpoint, &[second, first.clone()]);
@@ -81,7 +81,7 @@ fn lora_updates_commute_and_are_scaled_by_alpha() {
         assert!((forth - back).abs() <= 4e-6 * forth.abs().max(1.0), "{forth} and {back}");
         assert!((f64::from(*forth) - want).abs() <= 2e-5 * want.abs().max(1.0), "{forth}, {want}");
     }
-    let off = [Lora { strength: 0.0, ..first }];
+    let off = [ScaledLora { strength: 0.0, ..first }];
     assert!(updates(&off, Component::Transformer, NAME).is_empty());
 }
 
@@ -93,7 +93,7 @@ struct Reference {
     dtype: DType,
     case: String,
     name: String,
-    loras: Vec<Lora>,
+    loras: Vec<ScaledLora>,
     merged: Vec<f32>,
 }
 
@@ -102,7 +102,7 @@ fn references() -> Vec<Reference> {
     let path = |name: &str| format!("{FIXTURES}/{name}.safetensors");
     let fixtures = Checkpoint::open(Path::new(&path("merged"))).expect("fixtures");
     let mut files: BTreeMap<String, Arc<LoraFile>> = BTreeMap::new();
-    let mut of_case = |case: &str| -> Vec<Lora> {
+    let mut of_case = |case: &str| -> Vec<ScaledLora> {
         let listed = fixtures.metadata(case).expect("a case");
         let listed: Vec<(String, f64)> = serde_json::from_str(listed).expect("files and strengths");
         let mut open = |name: String| {
@@ -111,7 +111,7 @@ fn references() -> Vec<Reference> {
                 .or_insert_with(|| Arc::new(LoraFile::open(&path(&name)).expect("updates")))
                 .clone()
         };
-        listed.into_iter().map(|(name, strength)| Lora { file: open(name), strength }).collect()
+        listed.into_iter().map(|(name, strength)| ScaledLora { file: open(name), strength }).collect()
     };
     let names = fixtures.names().map(|key| (key, key.splitn(4, '/').collect::<Vec<_>>()));
     names
@@ -157,7 +157,10 @@ fn merges_match_the_reference_loaders() {
     let widened = references.iter().map(|r| {
         let shape = narrow.shape(&r.name).expect("a matrix");
         let view = narrow.get_float(&r.name).expect("a weight").to_tensor().expect("numbers").into_f32();
-        (r.name.clone(), stored(&view.into_shape_with_order((shape[0], shape[1])).expect("a matrix"), DType::F32))
+        (
+            r.name.clone(),
+            stored_tensor(&view.into_shape_with_order((shape[0], shape[1])).expect("a matrix"), DType::F32),
+        )
     });
     write(&path, &widened.collect(), None);
     let wide = Checkpoint::open(&path).expect("a file");
@@ -200,7 +203,7 @@ fn official_merge_ignores_alpha_of_lightricks_key_names() {
         let keys = names.map(|name| format!("{module}.{name}.weight"));
         let mut all = tensors(&[(&keys[0], &a), (&keys[1], &b)], DType::F32);
         all.insert(format!("{module}.alpha"), (Dtype::F32, vec![], 1f32.to_le_bytes().to_vec()));
-        let lora = Lora { file: file(&dir.path().join("a.safetensors"), &all), strength: 1.0 };
+        let lora = ScaledLora { file: file(&dir.path().join("a.safetensors"), &all), strength: 1.0 };
         let warned =
             lora.file.unused_alpha(order).is_some_and(|said| said.contains(&keys[0]) && said.contains("alpha 1"));
         let view = checkpoint.get_float(NAME).expect("a weight");
@@ -233,7 +236,7 @@ fn merge_orders_take_similar_time() {
     let (w, a, b) = (scattered(width, width, 1), scattered(rank, width, 2), scattered(width, rank, 3));
     let names = ["diffusion_model.blocks.0.to_q.lora_A.weight", "diffusion_model.blocks.0.to_q.lora_B.weight"];
     let file = file(&dir.path().join("a.safetensors"), &tensors(&[(names[0], &a), (names[1], &b)], DType::BF16));
-    let loras = [Lora { file, strength: 0.7 }];
+    let loras = [ScaledLora { file, strength: 0.7 }];
     let view = weight(dir.path(), &w, DType::BF16).get_float(NAME).expect("a weight");
     let seconds = |order: MergeOrder| {
         let each = (0..5).map(|_| {
@@ -261,7 +264,7 @@ fn merge_uses_the_scale_of_each_8_bit_row() {
     let (a, b) = (scattered(2, columns, 5), scattered(rows, 2, 6));
     let names = ["transformer.blocks.0.to_q.lora_A.weight", "transformer.blocks.0.to_q.lora_B.weight"];
     let file = file(&dir.path().join("a.safetensors"), &tensors(&[(names[0], &a), (names[1], &b)], DType::F32));
-    let loras = [Lora { file, strength: 0.5 }];
+    let loras = [ScaledLora { file, strength: 0.5 }];
     let view = Checkpoint::open(&weight).expect("a file").get_float(NAME).expect("a weight");
     let merged =
         merge(&view, Some(&scales), MergeOrder::Exact, &updates(&loras, Component::Transformer, NAME)).expect("merges");

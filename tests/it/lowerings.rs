@@ -8,7 +8,7 @@ use half::bf16;
 use ltx2::hlo::{CustomCall, DType, Type};
 use ltx2::kernels::{Kernel, Tpu, attention};
 use ltx2::models::Network;
-use ltx2::nn::{Axis, Build, Lowering, Numerics, Params, RopeForm};
+use ltx2::nn::{Axis, Build, Lowering, Params, RopeForm, RoundingPoints};
 use ltx2::pipeline::plan::origin::Weights;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::executor::Executor;
@@ -43,7 +43,7 @@ fn official_rope_matches_reference_bitwise() {
         // One lowering for the audio size; all in the full test.
         for form in forms.into_iter().skip(if full() { 0 } else { 2 * turn }) {
             let lowering = Lowering { rope: form, ..Lowering::cpu() };
-            let network = rope(dims, Numerics::Official, lowering);
+            let network = rope(dims, RoundingPoints::Official, lowering);
             let executable = engine.compile("rope", &network.program).expect("compiles");
             let given: BTreeMap<&str, _> = [
                 ("x", Tensor::BF16(x.clone().into_dyn())),
@@ -114,7 +114,7 @@ fn program_is_rebuilt_without_a_rejected_kernel() {
         Ok(Network::finish(&p, vec![p.output("y", &y, &[Axis::Replicated; 4], y.dims())])?)
     };
     let with = |attention_may_be_rejected| {
-        let attention = Kernel::Mosaic(Tpu::of("TPU v5"));
+        let attention = Kernel::Mosaic(Tpu::from_kind("TPU v5"));
         let lowering = Lowering { attention, attention_may_be_rejected, ..Lowering::cpu() };
         Build { lowering, ..Build::new(DType::F32) }
     };

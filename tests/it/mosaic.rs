@@ -10,7 +10,7 @@ mod values;
 
 use crate::support::{full, needs};
 use ltx2::hlo::DType;
-use ltx2::kernels::{Kernel, Partial, Tpu, attention};
+use ltx2::kernels::{Kernel, PartialAttention, Tpu, attention};
 use program::{Case, distance};
 
 const V5P: &str = "TPU v5";
@@ -86,7 +86,7 @@ fn allowed(dtype: DType) -> f64 {
 
 /// The kernel for a chip with all of its memory, and with so little that it needs many steps.
 fn chips() -> [Tpu; 2] {
-    [Tpu::of(V5P), Tpu::of(V5P).with_memory(1 << 20)]
+    [Tpu::from_kind(V5P), Tpu::from_kind(V5P).with_memory(1 << 20)]
 }
 
 fn whole_agrees(case: &Case, tpu: Tpu) -> f64 {
@@ -130,7 +130,7 @@ fn partial_attention_kernel_matches_the_definition() {
             }
             let tpu = chips()[1];
             let parts = case.run(|q, k, v, bias| {
-                Partial::of(Kernel::Mosaic(tpu), q, k, v, bias, case.scale()).into_values().to_vec()
+                PartialAttention::compute(Kernel::Mosaic(tpu), q, k, v, bias, case.scale()).into_values().to_vec()
             });
             let (values, largest, sums) = case.defined();
             let error = distance(&parts[0], &values).max(distance(&parts[2], &sums));
@@ -163,7 +163,7 @@ fn unsupported_shapes_fall_back_to_xla() {
         case([1, 8, 8, 2, 2, 128], DType::F16, None),
     ];
     for case in refused {
-        let kernel = Kernel::Mosaic(Tpu::of(V5P));
+        let kernel = Kernel::Mosaic(Tpu::from_kind(V5P));
         let text = case.program(|q, k, v, bias| vec![attention(kernel, q, k, v, bias, 1.0)]).text;
         assert!(!text.contains("tpu_custom_call"), "{case:?}");
     }
@@ -172,7 +172,7 @@ fn unsupported_shapes_fall_back_to_xla() {
 #[needs(nothing)]
 fn interpreter_rejects_invalid_kernels() {
     let case = case([1, 32, 200, 2, 2, 64], DType::BF16, None);
-    let kernel = Kernel::Mosaic(Tpu::of(V5P).with_memory(1 << 18));
+    let kernel = Kernel::Mosaic(Tpu::from_kind(V5P).with_memory(1 << 18));
     let body = program::body(&case.program(|q, k, v, b| vec![attention(kernel, q, k, v, b, 1.0)]).text);
     let broken = [
         ("math.exp2", "math.log2", "unknown operation"),

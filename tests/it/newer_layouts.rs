@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use ltx2::av::Av;
 use ltx2::hlo::DType;
-use ltx2::models::transformer::CrossTimestep;
+use ltx2::models::transformer::CrossModalTimestep;
 use ltx2::models::upsampler::Upsampling;
 use ltx2::nn::Build;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::origin::{Origin, Weights};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
-use ltx2::request::{Condition, Content, Placement, RefinePass, Request, Span};
+use ltx2::request::{Condition, Content, Placement, PositionSpan, RefinePass, Request};
 use ltx2::runtime::Engine;
 use ltx2::sampling::Euler;
 use ltx2::tensor::Tensor;
@@ -91,14 +91,14 @@ fn case(component: &str, name: &str) -> Case {
 
 /// Returns a request with two passes, the first one with all four branches. Sizes do not divide evenly: 18 and 96 video
 /// tokens including appended ones (LTX-2.5: 24 and 96), and 9 audio tokens.
-fn requested(subject: &Subject, model: &Model) -> Request {
+fn requested(subject: &Subject, model: &OpenModel) -> Request {
     let image = |placement: Placement, strength: f32| Condition {
         content: Content::Image { path: "tests/fixtures/images/shapes.png".into(), crf: 0 },
         placement,
         strength,
     };
     let mut video =
-        vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: Span::Frame }, 1.0)];
+        vec![image(Placement::First, 0.75), image(Placement::Appended { frame: 8, span: PositionSpan::Frame }, 1.0)];
     video.extend(subject.slots.iter().map(|frame| Condition::generated(*frame)));
     let [folder, name] = subject.case;
     let refine = RefinePass {
@@ -114,7 +114,7 @@ fn requested(subject: &Subject, model: &Model) -> Request {
         height: 128,
         conditions: Av { video, audio: Vec::new() },
         refine: Some(refine),
-        cross: CrossTimestep::GateOnly,
+        cross: CrossModalTimestep::GateOnly,
         ..request(&case(folder, name), model)
     }
 }
@@ -242,7 +242,7 @@ fn layouts_match_single_device_end_to_end() {
         let source = ModelSource::open(subject.model, &Overrides { upsampler, ..Overrides::default() });
         let source = Arc::new(source.expect("a model"));
         let made = |build: &Build| {
-            let model = Model::random(Origin::Files(source.clone()), 7).expect("a model");
+            let model = OpenModel::random(Origin::Files(source.clone()), 7).expect("a model");
             let request = requested(subject, &model);
             let executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(7));
             generate(&mut Runner::new(model, executor, build.clone()), &request, &dumping(None))

@@ -7,9 +7,9 @@ use ltx2::config;
 use ltx2::hlo::DType;
 use ltx2::nn::Layout;
 use ltx2::pipeline::runner::Runner;
-use ltx2::pipeline::stages::batch::{Batch, DrawOrder, Drawn, Noise};
+use ltx2::pipeline::stages::batch::{Batch, BatchNoise, DrawOrder, NoiseTensors};
 use ltx2::pipeline::stages::packing::pack;
-use ltx2::request::{Condition, Content, NoiseOrder, Placement, Request, Shapes, Span};
+use ltx2::request::{Condition, Content, NoiseOrder, Placement, PositionSpan, Request, Shapes};
 use ltx2::tensor::Tensor;
 use ndarray::{ArrayD, Axis, s};
 use serde_json::Value;
@@ -19,17 +19,17 @@ fn case(folder: &str, name: &str) -> Case {
     cases(folder).into_iter().find(|c| c.name == format!("{folder}/{name}")).expect("a case")
 }
 
-fn draw(noise: &mut Noise, runner: &mut Runner, request: &Request) -> Drawn {
+fn draw(noise: &mut BatchNoise, runner: &mut Runner, request: &Request) -> NoiseTensors {
     draw_in(noise, runner, request, DrawOrder::default())
 }
 
-fn draw_in(noise: &mut Noise, runner: &mut Runner, request: &Request, order: DrawOrder) -> Drawn {
+fn draw_in(noise: &mut BatchNoise, runner: &mut Runner, request: &Request, order: DrawOrder) -> NoiseTensors {
     let sizes = &runner.model.sizes;
-    let shapes = Shapes::of(sizes, request).expect("legal sizes");
+    let shapes = Shapes::from_request(sizes, request).expect("legal sizes");
     noise.draw(&mut runner.executor, &shapes, sizes, order).expect("draws")
 }
 
-fn of(request: &Request) -> Noise {
+fn batch_noise(request: &Request) -> BatchNoise {
     Batch::new(std::slice::from_ref(request), &Layout::default()).expect("a batch").noise()
 }
 
@@ -44,7 +44,7 @@ fn second_stage_noise_continues_the_torch_random_sequence() {
     for case in cases("pipeline") {
         let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
         let request = request(&case, &runner.model);
-        let drawn = draw(&mut of(&request), &mut runner, &request);
+        let drawn = draw(&mut batch_noise(&request), &mut runner, &request);
         assert_eq!(Tensor::from(drawn.video.expect("frames")), case.outputs["noise.video"], "{}", case.name);
         assert_eq!(Tensor::from(drawn.audio.expect("sound")), case.outputs["noise.audio"], "{}", case.name);
         assert!(drawn.appended.is_none());
@@ -53,7 +53,7 @@ fn second_stage_noise_continues_the_torch_random_sequence() {
     let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
     let second = official::request(&case, &runner.model);
     let first = Request { width: second.width / 2, height: second.height / 2, ..second.clone() };
-    let mut noise = of(&second);
+    let mut noise = batch_noise(&second);
     draw(&mut noise, &mut runner, &first);
     let drawn = draw(&mut noise, &mut runner, &second);
     assert_eq!(Tensor::from(drawn.video.expect("frames")), case.outputs["stage_2.noise.video"]);
@@ -65,14 +65,14 @@ fn device_noise_differs_per_tensor_stage_and_seed() {
     let case = case("official", "tiny_a_two_stage");
     let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
     let request = Request { noise: config::Noise::Device, ..official::request(&case, &runner.model) };
-    let mut noise = of(&request);
+    let mut noise = batch_noise(&request);
     let [first, second] = [(); 2].map(|()| draw(&mut noise, &mut runner, &request));
-    let again = draw(&mut of(&request), &mut runner, &request);
+    let again = draw(&mut batch_noise(&request), &mut runner, &request);
     assert_eq!((&again.video, &again.audio), (&first.video, &first.audio));
     let other = Request { seed: request.seed + 1, ..request.clone() };
-    let other = draw(&mut of(&other), &mut runner, &request);
-    let video = |drawn: &Drawn| drawn.video.clone().expect("frames");
-    let sound = |drawn: &Drawn| drawn.audio.clone().expect("sound");
+    let other = draw(&mut batch_noise(&other), &mut runner, &request);
+    let video = |drawn: &NoiseTensors| drawn.video.clone().expect("frames");
+    let sound = |drawn: &NoiseTensors| drawn.audio.clone().expect("sound");
     for (what, a, b) in [
         ("stages, video", &video(&first), &video(&second)),
         ("stages, audio", &sound(&first), &sound(&second)),
@@ -103,7 +103,7 @@ fn noise_order_matches_diffusers_pipelines() {
         let video = match case["images"].as_str().expect("a kind") {
             "text" => vec![],
             "first" => vec![image(Placement::First)],
-            _ => vec![image(Placement::Appended { frame: 1, span: Span::Frame })],
+            _ => vec![image(Placement::Appended { frame: 1, span: PositionSpan::Frame })],
         };
         let (width, height) = (number("width"), number("height"));
         let base = request(&of_pipeline, &runner.model);
@@ -114,11 +114,11 @@ fn noise_order_matches_diffusers_pipelines() {
             conditions: Av { video, audio: vec![] },
             ..Request { width, height, ..base }
         };
-        let mut noise = of(&first);
+        let mut noise = batch_noise(&first);
         let second = Request { width: 2 * width, height: 2 * height, ..first.clone() };
         let dtype = if case["dtype"] == "bfloat16" { DType::BF16 } else { DType::F32 };
         for (refines, request) in [(false, &first), (true, &second)] {
-            let order = DrawOrder::of(request, refines, dtype);
+            let order = DrawOrder::for_pass(request, refines, dtype);
             let drawn = draw_in(&mut noise, &mut runner, request, order);
             let want = &case["passes"][usize::from(refines)];
             let (video, audio) = (

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
 use ltx2::hlo::DType;
 use ltx2::models::upsampler;
-use ltx2::nn::{Build, Lowering, Numerics};
+use ltx2::nn::{Build, Lowering, RoundingPoints};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
@@ -20,7 +20,7 @@ const SPREADS: f64 = 1.5;
 /// The same for the root mean square over the cases, where roundings average out and errors do not.
 const MEAN_SPREADS: f64 = 1.1;
 
-fn build(dtype: DType, numerics: Numerics) -> Build {
+fn build(dtype: DType, numerics: RoundingPoints) -> Build {
     Build { numerics, lowering: Lowering::cpu(), ..Build::new(dtype) }
 }
 
@@ -42,7 +42,7 @@ fn parity(component: ProgramKind, folder: &str, outputs: &[&str]) {
 fn within(limit: f64, component: ProgramKind, cases: Vec<Case>, outputs: &[&str]) {
     let client = cpu(8);
     for case in cases {
-        let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, Numerics::Default));
+        let got = run(&client, component, &case, case.inputs.clone(), &build(DType::F32, RoundingPoints::Default));
         for name in outputs {
             case.within(name, &got[*name], limit);
         }
@@ -71,7 +71,7 @@ fn spread(component: ProgramKind, folder: &str, outputs: &[&str]) {
     let mut cases: Vec<Case> = one_a_model(folder).into_iter().filter(spread).collect();
     cases.truncate(if full() { usize::MAX } else { 4 });
     assert!(!cases.is_empty(), "no case of {folder} has a spread");
-    for (turn, numerics) in [Numerics::Default, Numerics::Official].into_iter().enumerate() {
+    for (turn, numerics) in [RoundingPoints::Default, RoundingPoints::Official].into_iter().enumerate() {
         let chosen = |n: &usize| n % 2 == turn || full();
         let cases: Vec<&Case> = (0..cases.len()).filter(chosen).map(|n| &cases[n]).collect();
         let runs: Vec<_> = cases
@@ -117,7 +117,7 @@ fn connectors_accept_projected_text() {
         let mut inputs = case.inputs.clone();
         inputs.remove("text_encoder_hidden_states");
         inputs.insert("prompt_embeds".into(), case.outputs["projected"].clone());
-        let got = run(&client, ProgramKind::Connectors, &case, inputs, &build(DType::F32, Numerics::Default));
+        let got = run(&client, ProgramKind::Connectors, &case, inputs, &build(DType::F32, RoundingPoints::Default));
         for name in ["video", "audio"] {
             assert!(case.distance(name, &got[name]) <= F32, "{} {name}", case.name);
         }
@@ -193,7 +193,7 @@ fn text_encoder(dtype: DType, cases: Vec<Case>, limit: impl Fn(&Case, &str) -> f
             let Some(want) = case.outputs.get(name).cloned() else { continue };
             case.scalars = BTreeMap::from([("output_hidden_states".to_string(), stack.into())]);
             stacks += usize::from(stack);
-            let s = build(dtype, Numerics::Default);
+            let s = build(dtype, RoundingPoints::Default);
             let got = run(&client, ProgramKind::TextEncoder, &case, case.inputs.clone(), &s);
             let distance = relative_l2(&valid(&got["prompt_embeds"], &mask), &valid(&want, &mask));
             eprintln!("{} {name} {dtype}: {distance:.1e}", case.name);
@@ -235,7 +235,7 @@ fn bf16_convolutional_networks_match_reference() {
     for (turn, (component, folder, name)) in networks.into_iter().enumerate() {
         let cases = one_a_model(folder);
         for case in cases.iter().enumerate().filter(|(n, _)| *n == turn % cases.len() || full()).map(|(_, case)| case) {
-            let got = run(&client, component, case, case.inputs.clone(), &build(DType::BF16, Numerics::Default));
+            let got = run(&client, component, case, case.inputs.clone(), &build(DType::BF16, RoundingPoints::Default));
             let distance = case.distance(name, &got[name]);
             let limit = case.number(&format!("bf16_spread.{name}")).map_or(2e-2, |own| f64::max(2e-2, SPREADS * own));
             assert!(distance <= limit, "{} {name}: {distance:e}", case.name);

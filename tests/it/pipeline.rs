@@ -11,7 +11,7 @@ use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::{Build, Lowering};
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
-use ltx2::sampling::guidance::{Branch, Scales};
+use ltx2::sampling::guidance::{Branch, GuidanceScales};
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
 
@@ -71,7 +71,7 @@ fn chunked_loop_is_bitwise_equal_and_compiles_once() {
     request.sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
     request.seed = 77;
     request.prompt = "something else entirely".into();
-    request.scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| Scales { cfg, ..Scales::NEUTRAL });
+    request.scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| GuidanceScales { cfg, ..GuidanceScales::NEUTRAL });
     let other = generate(&mut runner, &request, &dumping(None));
     assert_ne!(dumped(&whole, "latents.video"), dumped(&other, "latents.video"));
 
@@ -110,7 +110,7 @@ fn request_result_is_independent_of_previous_request() {
     let all = cases("pipeline");
     let first = request(all.iter().find(|c| c.name.ends_with("/tiny_a_cfg")).expect("a case"), &runner.model);
     let sigmas = sigmas::official(3, sigmas::OFFICIAL_TOKENS).expect("a schedule");
-    let scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| Scales { cfg, ..Scales::NEUTRAL });
+    let scales = Av { video: 2.5, audio: 6.0 }.map(|cfg| GuidanceScales { cfg, ..GuidanceScales::NEUTRAL });
     let second = [
         Request { scales, ..first.clone() },
         Request { sigmas, ..first.clone() },

@@ -10,10 +10,10 @@ use crate::support::official::open_with_overrides;
 use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::{Condition, Request, Tiling};
+use ltx2::request::{Condition, Request, TileSizes};
 use ltx2::weights::Overrides;
 use serde_json::Value;
 
@@ -80,7 +80,7 @@ fn one_pass_with_every_guidance_branch_matches_reference() {
     for (reference, same) in [("official", true), ("diffusers", false)] {
         let reference_set = format!("reference={reference}");
         let more = [&set[..], &[&tokenizer, &reference_set]].concat();
-        runner.model.tokenizer = Model::of(&config(&case, "ltx2_5", &more)).expect("a model").tokenizer;
+        runner.model.tokenizer = OpenModel::from_config(&config(&case, "ltx2_5", &more)).expect("a model").tokenizer;
         let again = generate(&mut runner, &request, &dumping(None));
         for name in ["prompt_embeds", "negative_prompt_embeds", "latents.video", "latents.audio"] {
             assert_eq!(dumped(&again, name) == dumped(&made, name), same, "{reference}: {name}");
@@ -149,11 +149,11 @@ fn tiled_diffusion_decoding_matches_diffusers() {
     let set = ["sampler.steps=3", "guidance.stg_blocks=[1]"];
     let config = config_of(&model, &case, "ltx2_5", &set);
     let diffusers = [&set[..], &["reference=diffusers", "model.decoder=diffusion"]].concat();
-    let by_diffusers = Model::of(&config_of(&model, &case, "ltx2_5", &diffusers)).expect("a model");
+    let by_diffusers = OpenModel::from_config(&config_of(&model, &case, "ltx2_5", &diffusers)).expect("a model");
     let mut runner = open(&cpu(8), &model, plain(DType::F32));
     runner.model.configs = by_diffusers.configs;
     let number = |key: &str| case.scalars["tiling"][key].as_u64().expect("a number") as usize;
-    let tiling = Tiling {
+    let tiling = TileSizes {
         pixels: number("pixels"),
         overlap: number("overlap"),
         frames: number("frames"),
@@ -174,7 +174,7 @@ fn tiled_diffusion_decoding_matches_diffusers() {
     // Lightricks' tiles: a single tile equals untiled decoding, and too little overlap is rejected.
     runner.model.configs = open(&cpu(8), &model, plain(DType::F32)).model.configs;
     let whole = generate(&mut runner, &Request { tiling: None, ..request.clone() }, &RunOptions::default());
-    let one = Tiling { pixels: 64, overlap: 32, frames: 16, frame_overlap: 8 };
+    let one = TileSizes { pixels: 64, overlap: 32, frames: 16, frame_overlap: 8 };
     let one = generate(&mut runner, &Request { tiling: Some(one), ..request.clone() }, &RunOptions::default());
     assert_eq!(one.frames.data(), whole.frames.data());
     let refused = runner.generate(&request, &RunOptions::default(), &mut |_, _, _| ControlFlow::Continue(()));
@@ -196,7 +196,7 @@ fn diffusion_decoding_matches_reference() {
 
     let by_diffusion = |model: &str, more: &str| {
         let more = [&set[..], &[more]].concat();
-        Model::of(&config_of(model, &case, "ltx2_5", &more)).map(|model| model.decodes_by_diffusion())
+        OpenModel::from_config(&config_of(model, &case, "ltx2_5", &more)).map(|model| model.decodes_by_diffusion())
     };
     let chosen = |more: &str| by_diffusion(&model, more).expect("a model");
     for (more, want) in [

@@ -6,8 +6,8 @@ use crate::support::{cpu, needs};
 use std::sync::{Arc, OnceLock};
 
 use ltx2::pjrt::{
-    Attributes, Buffer, BufferType, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions, HostBuffer,
-    HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape, Value,
+    AttributeValue, Attributes, Buffer, BufferType, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions,
+    HostBuffer, HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape,
 };
 
 /// Returns a client with 8 virtual devices, shared by all tests.
@@ -254,7 +254,7 @@ fn errors_carry_call_code_and_message() {
     let options = CompileOptions::single().flag("xla_no_such_flag", OptionValue::Bool(true));
     let text = client.compile(ADD, &options).unwrap_err().to_string();
     assert!(text.contains("xla_no_such_flag"), "{text}");
-    let options = ClientOptions::Named(Attributes::from([("no_such_option".into(), Value::Int(1))]));
+    let options = ClientOptions::Named(Attributes::from([("no_such_option".into(), AttributeValue::Int(1))]));
     let text = Client::new(client.plugin(), &options).unwrap_err().to_string();
     assert!(text.contains("PJRT_Client_Create failed") && text.contains("no_such_option"), "{text}");
 }

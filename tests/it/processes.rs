@@ -12,7 +12,7 @@ use ltx2::media::write_atomically;
 use ltx2::pipeline::PipelineError;
 use ltx2::pipeline::processes::together;
 use ltx2::pjrt::end_process;
-use ltx2::runtime::processes::store::Server;
+use ltx2::runtime::processes::store::StoreServer;
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
 
 /// Time after which a process counts as lost in these tests. Heartbeats are twenty times as frequent.
@@ -119,7 +119,7 @@ impl Drop for Member {
 
 /// Returns an address that was free a moment ago.
 fn place() -> String {
-    Server::start("127.0.0.1:0").expect("listens").address().to_string()
+    StoreServer::start("127.0.0.1:0").expect("listens").address().to_string()
 }
 
 fn command(role: &str, id: usize, count: usize, place: &str, patience: u64) -> Command {

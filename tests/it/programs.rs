@@ -5,9 +5,9 @@ use crate::support::{self, needs};
 use ltx2::analysis::{Loop, Module};
 use ltx2::hlo::{Builder, DType, Type};
 use ltx2::pjrt::OptionValue;
-use ltx2::runtime::{Engine, EngineOptions, Executable, ExecutableOrigin};
+use ltx2::runtime::{CompiledProgram, Engine, EngineOptions, ExecutableOrigin};
 
-fn module(executable: &Executable) -> Module {
+fn module(executable: &CompiledProgram) -> Module {
     let program = executable.compiled().optimized_program().expect("an optimized program");
     Module::decode(&program.format, &program.bytes).expect("a module")
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2};
-use ltx2::hlo::{DType, F8, Mesh};
+use ltx2::hlo::{DType, DeviceMesh, F8};
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Quantization, Rule};
 use ltx2::pipeline::output::tensors;
@@ -42,7 +42,7 @@ fn source(model: &Path) -> Arc<ModelSource> {
 /// Returns the transformer's results `[video, audio]` on a case's inputs.
 fn run(client: &Client, case: &Case, model: &Arc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
-    let (configs, inputs) = (ModelConfigs::of(model), case.inputs.clone());
+    let (configs, inputs) = (ModelConfigs::from_source(model), case.inputs.clone());
     let results = run_component(ProgramKind::Transformer, &configs, &mut executor, inputs, &case.scalars, build);
     let mut results = results.unwrap_or_else(|e| panic!("{}: {e}", case.name)).into_iter();
     ["video", "audio"].map(|name| {
@@ -161,7 +161,7 @@ fn layouts_agree(single: &Build, limit: f64) {
         [("tensor", &[Axis::Heads, Axis::Mlp]), ("context", &[Axis::VideoSequence, Axis::AudioSequence])];
     for (mesh_axis, axes) in splits {
         let rule = |axis: &Axis| Rule { axis: *axis, mesh_axes: vec![mesh_axis.into()], place: "test".into() };
-        let (mesh, rules) = (Mesh::new(&[(mesh_axis, 2)]), axes.iter().map(rule).collect());
+        let (mesh, rules) = (DeviceMesh::new(&[(mesh_axis, 2)]), axes.iter().map(rule).collect());
         let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
         let parts = run(&two, &case, &model, model.clone().into(), &Build { layout, ..single.clone() });
         let apart = distances(&parts, &whole);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ltx2::hlo::DType;
 use ltx2::media::{self, Audio, WavFormat, read_sound, read_sound_from, write_wav};
 use ltx2::models::audio_vae::{AudioVaeConfig, log_mel, resample};
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
@@ -56,7 +56,7 @@ fn audio_tokens_match_reference() {
         let source = ModelSource::open(case.model.to_str().expect("UTF-8"), &Overrides::default());
         let source = Arc::new(source.expect("a model"));
         let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-        let mut runner = Runner::new(Model::open(&source).expect("complete"), executor, plain(DType::F32));
+        let mut runner = Runner::new(OpenModel::open(&source).expect("complete"), executor, plain(DType::F32));
         let sound = Audio::new(samples(&case), rate(&case)).expect("stereo");
         let count = case.outputs["tokens"].shape()[1];
         let tokens = runner.encode_audio(&sound, count).expect("encodes");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{cpu, full, needs, quick, relative_l2};
 use ltx2::analysis::Module;
-use ltx2::hlo::{DType, Mesh, Output, Value};
+use ltx2::hlo::{DType, DeviceMesh, ProgramOutput, Value};
 use ltx2::media::Frames;
 use ltx2::models::Network;
 use ltx2::models::pixels::Pixels;
@@ -23,7 +23,7 @@ use ndarray::ArrayD;
 fn blocks() -> Build {
     let rule = |axis, mesh_axis: &str| Rule { axis, mesh_axes: vec![mesh_axis.into()], place: "blocks.yml:1".into() };
     let rules = vec![rule(Axis::Height, "context"), rule(Axis::Width, "cfg")];
-    let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
+    let mesh = DeviceMesh::new(&[("cfg", 2), ("context", 4)]);
     let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
     Build { layout, ..one() }
 }
@@ -50,7 +50,7 @@ fn convolutions(build: &Build, all: &[Convolved]) -> Network {
     Network::finish(&p, results).expect("builds")
 }
 
-fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved) -> (Output, Value) {
+fn convolution(p: &Params, n: usize, &([height, width], size, step): &Convolved) -> (ProgramOutput, Value) {
     let video = ShardedVideo::new(p, FRAMES[n], [1, 2, 3, height, width], [step; 2]);
     let x = video.input(p);
     let y = video.run(p, &x, None, |blocks, x, _| {

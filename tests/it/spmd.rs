@@ -3,14 +3,14 @@
 use crate::support::cpu;
 use crate::support::needs;
 use ltx2::hlo::DType::F32;
-use ltx2::hlo::{Argument, Builder, Mesh, Output, Program, Sharding, Type, Value};
+use ltx2::hlo::{Argument, Builder, DeviceMesh, Program, ProgramOutput, Sharding, Type, Value};
 use ltx2::pjrt::{Buffer, BufferType, CompileOptions, HostBuffer};
 
 const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 
-fn mesh() -> Mesh {
-    Mesh::new(&[("fsdp", 2), ("context", 4)])
+fn mesh() -> DeviceMesh {
+    DeviceMesh::new(&[("fsdp", 2), ("context", 4)])
 }
 
 /// Rows over `context`, replicated columns; the same on both halves of `fsdp`.
@@ -31,8 +31,8 @@ fn argument(b: &Builder) -> Value {
     b.argument_with(Argument { sharding: Some(by_rows()), ..Argument::new("x", ty) })
 }
 
-fn result(name: &str, y: &Value, sharding: Sharding) -> (Output, Value) {
-    (Output { sharding: Some(sharding), ..Output::new(name, y.ty().clone()) }, y.clone())
+fn result(name: &str, y: &Value, sharding: Sharding) -> (ProgramOutput, Value) {
+    (ProgramOutput { sharding: Some(sharding), ..ProgramOutput::new(name, y.ty().clone()) }, y.clone())
 }
 
 /// Returns the value of element (row, column).

@@ -6,12 +6,12 @@ use ltx2::models::pixels::Pixels;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::stages::clock::Clock;
 use ltx2::pipeline::stages::tiles::decode;
-use ltx2::request::Tiling;
+use ltx2::request::TileSizes;
 use ltx2::tensor::Tensor;
 use ndarray::{Array5, Axis};
 
 /// Decodes a video and returns its chunks of frames.
-fn pieces(runner: &mut Runner, latents: &Array5<f32>, tiling: &Tiling) -> Vec<Array5<f32>> {
+fn pieces(runner: &mut Runner, latents: &Array5<f32>, tiling: &TileSizes) -> Vec<Array5<f32>> {
     let mut clock = Clock::start(&runner.executor);
     let mut pieces = Vec::new();
     let add = |piece| {
@@ -34,7 +34,7 @@ fn tile_blending_matches_reference() {
     let mut runner = open(&client, "tests/fixtures/models/tiny_a", plain(DType::F32));
     let latents = case.inputs["latents"].to_f32().into_dimensionality().expect("five axes");
     let number = |key: &str| case.scalars[key].as_u64().expect("a number") as usize;
-    let tiling = Tiling {
+    let tiling = TileSizes {
         pixels: number("pixels"),
         overlap: number("overlap"),
         frames: number("frames"),
@@ -53,7 +53,7 @@ fn tile_blending_matches_reference() {
     assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.dim().2 <= longest), "{}", pieces.len());
 
     // A single tile gives the untiled result.
-    let one = Tiling { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };
+    let one = TileSizes { pixels: 160, overlap: 32, frames: 40, frame_overlap: 8 };
     let tiled = joined(&self::pieces(&mut runner, &latents, &one));
     let whole = runner.video_decoder(latents, Pixels::Values).expect("ready");
     let whole = whole.run(&runner.executor).expect("runs").tensor("video").expect("a video");

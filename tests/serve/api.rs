@@ -306,7 +306,7 @@ fn cancelled_video_is_listed_while_device_works() {
         assert_eq!(site.send(method, &format!("/v1/videos/{id}{end}"), None).status, 200);
         let queue = site.get("/v1/queue").json();
         assert_eq!((&queue["running"], &queue["stopping"]), (&json!([id]), &json!([id])), "{method}: {queue}");
-        let mut events = Events::of(&site, "/v1/queue/events");
+        let mut events = Events::subscribe(&site, "/v1/queue/events");
         assert_eq!(events.next().expect("the queue").1["stopping"], json!([id]));
         site.log.released.store(true, std::sync::atomic::Ordering::Release);
         let over = |(name, data): (String, serde_json::Value)| name == "queue" && data["stopping"] == json!([]);
@@ -409,7 +409,7 @@ fn failed_device_ends_server_with_code_1() {
 #[needs(nothing)]
 fn hung_device_makes_health_probe_fail() {
     let patience = Some(Duration::from_millis(50));
-    let site = Site::with(&[], ltx2::serve::server::Options { patience, ..Default::default() });
+    let site = Site::with(&[], ltx2::serve::server::ServerOptions { patience, ..Default::default() });
     let id = site.create("steps=20 ms=1 fault=hang at=10");
     crate::scripted::until("probes to say so", || site.get("/health").status == 503);
     assert_eq!(site.get("/health").json()["status"], "stuck");

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ltx2::config::{CliOverrides, load};
-use ltx2::serve::server::{Options, StartError};
+use ltx2::serve::server::{ServerOptions, StartError};
 use serde_json::json;
 
 use crate::site::{Client, Site, body};
@@ -151,7 +151,7 @@ fn unknown_host_names_are_rejected() {
 fn other_machines_require_a_key() {
     let folder = tempfile::tempdir().expect("a folder");
     let count = std::cell::Cell::new(0);
-    let start = |keys: &[String], options: Options| {
+    let start = |keys: &[String], options: ServerOptions| {
         count.set(count.get() + 1);
         let own = [
             "listen=0.0.0.0:0".to_string(),
@@ -161,15 +161,16 @@ fn other_machines_require_a_key() {
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
         ltx2::serve::start(loaded.expect("a configuration"), options, Box::new(|| Err("no device".into())))
     };
-    let refused = start(&[], Options::default()).err().expect("refused");
+    let refused = start(&[], ServerOptions::default()).err().expect("refused");
     let StartError::Usage(message) = refused else { panic!("{refused}") };
     assert!(message.contains("--api-key-file") && message.contains("--insecure"), "{message}");
     let open = keys(folder.path(), KEYS, 0o640);
-    let refused = start(&[format!("api_key_file={}", open.display())], Options::default()).err().expect("refused");
+    let refused =
+        start(&[format!("api_key_file={}", open.display())], ServerOptions::default()).err().expect("refused");
     assert!(matches!(&refused, StartError::Usage(why) if why.contains("chmod 600")), "{refused}");
     for (keys, options) in [
-        (vec!["insecure=true".to_string()], Options::default()),
-        (vec![], Options { key: Some("key-of-the-environment".into()), ..Options::default() }),
+        (vec!["insecure=true".to_string()], ServerOptions::default()),
+        (vec![], ServerOptions { key: Some("key-of-the-environment".into()), ..ServerOptions::default() }),
     ] {
         let server = start(&keys, options).expect("a server");
         assert_eq!(server.wait_ready(std::time::Duration::from_secs(10)), Err("no device".into()));
@@ -202,7 +203,11 @@ fn metrics_address_has_the_same_access_rules() {
         let set = ["serve.listen=127.0.0.1:0", "serve.metrics_listen=0.0.0.0:0", &state];
         let set = set.iter().chain(more).map(ToString::to_string).collect();
         let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
-        ltx2::serve::start(loaded.expect("a configuration"), Options::default(), Box::new(|| Err("no device".into())))
+        ltx2::serve::start(
+            loaded.expect("a configuration"),
+            ServerOptions::default(),
+            Box::new(|| Err("no device".into())),
+        )
     };
     let refused = start(&[]).err().expect("refused");
     let StartError::Usage(message) = refused else { panic!("{refused}") };

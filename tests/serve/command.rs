@@ -222,7 +222,8 @@ fn signal_during_load_ends_server_within_a_second() {
 #[needs(cpu)]
 fn only_first_process_handles_signals() {
     let folder = quick_folder();
-    let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let place =
+        ltx2::runtime::processes::store::StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let member = |id: &str| {
         let state = folder.path().join(id).to_string_lossy().into_owned();
         let mut command =

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ltx2::config::{Seconds, Serve};
 use ltx2::media::probe_clip;
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{Record, State};
+use ltx2::serve::job::{JobState, Record};
 use ltx2::serve::jobs::{Jobs, ListQuery};
 use ltx2::serve::store::{FileStore, JobStore, STEPS};
 
@@ -177,7 +177,7 @@ impl Process {
         for entry in std::fs::read_dir(state.join("jobs")).expect("jobs").map(|entry| entry.expect("one").path()) {
             let Ok(text) = std::fs::read(entry.join("job.json")) else { continue };
             let record: Record = serde_json::from_slice(&text).expect("a whole record");
-            if record.state == State::Completed {
+            if record.state == JobState::Completed {
                 is_whole(&entry, moment);
             }
         }
@@ -192,7 +192,7 @@ impl Process {
             }
             let job = server.wait(id);
             assert_eq!(job.accepted.prompt(), prompt, "{moment}");
-            let expected = if self.cancelled.contains(id) { State::Failed } else { State::Completed };
+            let expected = if self.cancelled.contains(id) { JobState::Failed } else { JobState::Completed };
             assert_eq!(job.record.state, expected, "{moment}: {:?}", job.record);
             if let Some(produced) = &job.record.produced {
                 assert_eq!(produced.frames_sha256, frames_of(&job.accepted), "{moment}");
@@ -338,7 +338,7 @@ fn job_fails_after_two_server_kills() {
             id = Some(found);
             let Ok(text) = std::fs::read(record) else { return false };
             let record: Record = serde_json::from_slice(&text).expect("a whole record");
-            (record.state, record.attempts) == (State::InProgress, attempt)
+            (record.state, record.attempts) == (JobState::InProgress, attempt)
         });
         process.kill();
     }
@@ -346,8 +346,8 @@ fn job_fails_after_two_server_kills() {
     let server = Server::start(state.path(), crash_settings(3600.0));
     let job = server.jobs.get(&anyone(), &id).expect("it is there");
     let code = job.record.failure.as_ref().map(|failure| failure.code.as_str());
-    assert_eq!((job.record.state, code), (State::Failed, Some("crashed")));
-    assert_eq!(server.wait(&server.send("n=1 steps=4")).record.state, State::Completed);
+    assert_eq!((job.record.state, code), (JobState::Failed, Some("crashed")));
+    assert_eq!(server.wait(&server.send("n=1 steps=4")).record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 
@@ -380,7 +380,7 @@ fn kill_at_random_time_loses_no_acknowledged_job() {
 #[needs(nothing)]
 fn a_thousand_jobs_load_within_two_seconds() {
     let state = quick_folder();
-    let ids = Ids::behind(None);
+    let ids = Ids::after(None);
     let sent: Vec<VideoId> = {
         let store = FileStore::open(state.path()).expect("a store");
         let send = |n: usize| {

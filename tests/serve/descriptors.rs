@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ltx2::serve::descriptors::Descriptors;
-use ltx2::serve::job::{JobPhase, State};
-use ltx2::serve::jobs::Pace;
+use ltx2::serve::job::{JobPhase, JobState};
+use ltx2::serve::jobs::JobTiming;
 use ltx2::serve::store::FileStore;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -209,12 +209,12 @@ impl Drop for NoFilesGuard {
 fn jobs_wait_while_no_file_can_be_opened() {
     files();
     let state = quick_folder();
-    let pace = Pace { patience: Duration::from_secs(30), ..Pace::default() };
+    let pace = JobTiming { patience: Duration::from_secs(30), ..JobTiming::default() };
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
     let server = Server::with(store, settings(), pace);
     let state_of = |id| server.jobs.get(&anyone(), id).expect("a job");
     let running = server.send("fault=hang");
-    server.until("it to run", |_| state_of(&running).record.state == State::InProgress);
+    server.until("it to run", |_| state_of(&running).record.state == JobState::InProgress);
     let waiting = server.send("a");
     let nothing = NoFilesGuard::begin();
     // The running video finishes and waits until it can be written. A request to cancel another one must be retried.
@@ -223,14 +223,14 @@ fn jobs_wait_while_no_file_can_be_opened() {
     let refused = server.jobs.cancel(&anyone(), &waiting).expect_err("no file");
     assert_eq!((refused.status, refused.code, refused.retry_after), (503, "busy", Some(2)));
     std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!([&running, &waiting].map(|id| state_of(id).record.state), [State::InProgress, State::Queued]);
+    assert_eq!([&running, &waiting].map(|id| state_of(id).record.state), [JobState::InProgress, JobState::Queued]);
     drop(nothing);
     for id in [&running, &waiting] {
-        assert_eq!(server.wait(id).record.state, State::Completed);
+        assert_eq!(server.wait(id).record.state, JobState::Completed);
     }
     // A job is retried if the device cannot open a file.
     let short = server.send("fault=files_once");
-    assert_eq!(server.wait(&short).record.state, State::Completed);
+    assert_eq!(server.wait(&short).record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 

@@ -11,8 +11,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ltx2::serve::id::VideoId;
-use ltx2::serve::job::{JobPhase, State};
-use ltx2::serve::jobs::Pace;
+use ltx2::serve::job::{JobPhase, JobState};
+use ltx2::serve::jobs::JobTiming;
 use ltx2::serve::store::FileStore;
 
 use crate::scripted::{Server, anyone, files, listed, quick_folder, request, settings, until};
@@ -59,7 +59,7 @@ impl Drop for DiskFiller {
 fn server(disk: &Path, patience: Duration, min_free: u64) -> Server {
     let mut settings = settings();
     settings.min_free.0 = min_free;
-    let pace = Pace { patience, young: Duration::ZERO, ..Pace::default() };
+    let pace = JobTiming { patience, young: Duration::ZERO, ..JobTiming::default() };
     let store = Arc::new(FileStore::open(disk).expect("a store"));
     Server::with(store, settings, pace)
 }
@@ -70,11 +70,11 @@ fn full_disk_rejects_requests_and_keeps_states() {
     files();
     let server = server(&disk, Duration::from_secs(30), 0);
     let good = server.send("a");
-    assert_eq!(server.wait(&good).record.state, State::Completed);
+    assert_eq!(server.wait(&good).record.state, JobState::Completed);
 
     // A request is rejected and leaves no files.
     let running = server.send("fault=hang every=1 steps=20");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
     let waiting = server.send("a");
     let filler = DiskFiller::new(&disk, 0);
     let before = listed(&disk.join("jobs"));
@@ -82,13 +82,13 @@ fn full_disk_rejects_requests_and_keeps_states() {
     let refused = server.jobs.submit(ticket, request(&server.ids, "b")).expect_err("no room");
     assert_eq!((refused.status, refused.code, refused.should_retry), (507, "insufficient_storage", Some(false)));
     until("the rest of it to go", || listed(&disk.join("jobs")) == before);
-    assert_eq!(server.get(&good).record.state, State::Completed, "polls go on");
+    assert_eq!(server.get(&good).record.state, JobState::Completed, "polls go on");
 
     // The disk reserve is freed to write a state.
     assert!(disk.join("reserve").exists());
     server.jobs.cancel(&anyone(), &waiting).expect("cancelled");
     assert!(!disk.join("reserve").exists());
-    assert_eq!(server.get(&waiting).record.state, State::Failed);
+    assert_eq!(server.get(&waiting).record.state, JobState::Failed);
 
     // A video continues although its checkpoints cannot be written. The finished video waits for space, and is then
     // written without a restart.
@@ -97,11 +97,11 @@ fn full_disk_rejects_requests_and_keeps_states() {
     server.log.released.store(true, Ordering::Release);
     server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == JobPhase::Encoding);
     std::thread::sleep(Duration::from_millis(700));
-    assert_eq!(server.get(&running).record.state, State::InProgress, "it waits for room");
+    assert_eq!(server.get(&running).record.state, JobState::InProgress, "it waits for room");
     drop(filler);
-    assert_eq!(server.wait(&running).record.state, State::Completed);
+    assert_eq!(server.wait(&running).record.state, JobState::Completed);
     let next = server.send("a");
-    assert_eq!(server.wait(&next).record.state, State::Completed);
+    assert_eq!(server.wait(&next).record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 
@@ -112,7 +112,7 @@ fn video_without_disk_space_fails() {
     let server = server(&disk, Duration::from_secs(1), 0);
     // The old video is deleted to make space for the new one, which needs more than the reserve.
     let old = server.send("bytes=9000000");
-    assert_eq!(server.wait(&old).record.state, State::Completed);
+    assert_eq!(server.wait(&old).record.state, JobState::Completed);
     let filler = DiskFiller::new(&disk, 1 << 20);
     let large = server.send("bytes=40000000");
     let failed = server.wait(&large);
@@ -126,7 +126,7 @@ fn video_without_disk_space_fails() {
     assert_eq!(left(), ["job.json", "request.json"]);
     drop(filler);
     let next = server.send("a");
-    assert_eq!(server.wait(&next).record.state, State::Completed);
+    assert_eq!(server.wait(&next).record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 
@@ -137,7 +137,7 @@ fn jobs_wait_for_min_free_disk_space() {
     let server = server(&disk, Duration::from_secs(1), 8 << 20);
     let held = server.jobs.admit(&anyone()).expect("a place");
     let running = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
     let filler = DiskFiller::new(&disk, 2 << 20);
     let refused = server.jobs.admit(&anyone()).err().expect("no room");
     assert_eq!((refused.status, refused.code), (507, "insufficient_storage"));
@@ -146,10 +146,10 @@ fn jobs_wait_for_min_free_disk_space() {
     let id = waiting.id.clone();
     server.jobs.submit(held, waiting).expect("taken");
     server.log.released.store(true, Ordering::Release);
-    assert_eq!(server.wait(&running).record.state, State::Completed);
+    assert_eq!(server.wait(&running).record.state, JobState::Completed);
     server.until("it to wait", |jobs| jobs.get(&anyone(), &id).expect("it").progress.stage == JobPhase::WaitingForDisk);
     drop(filler);
-    assert_eq!(server.wait(&id).record.state, State::Completed);
+    assert_eq!(server.wait(&id).record.state, JobState::Completed);
     assert!(!server.jobs.is_short_of_disk());
     server.stop().expect("drained");
 }
@@ -161,7 +161,7 @@ fn oldest_videos_are_deleted_over_disk_budget() {
     let state = quick_folder();
     let mut settings = settings();
     settings.disk.0 = 4 << 20;
-    let young = |young| Pace { young, ..Pace::default() };
+    let young = |young| JobTiming { young, ..JobTiming::default() };
     let open = || Arc::new(FileStore::open(state.path()).expect("a store"));
     let server = Server::with(open(), settings.clone(), young(Duration::ZERO));
     let made: Vec<VideoId> =
@@ -169,14 +169,14 @@ fn oldest_videos_are_deleted_over_disk_budget() {
     until("the first to go", || server.jobs.get(&anyone(), &made[0]).is_err());
     let gone = server.jobs.get(&anyone(), &made[0]).expect_err("gone");
     assert_eq!((gone.status, gone.code), (410, "expired"));
-    assert_eq!(server.get(&made[5]).record.state, State::Completed);
+    assert_eq!(server.get(&made[5]).record.state, JobState::Completed);
     server.stop().expect("drained");
 
     // Recent videos may not be deleted, so requests are rejected.
     settings.disk.0 = 1 << 20;
     let server = Server::with(open(), settings, young(Duration::from_secs(600)));
     assert_eq!(server.jobs.admit(&anyone()).err().expect("no room").code, "insufficient_storage");
-    assert_eq!(server.get(&made[5]).record.state, State::Completed);
+    assert_eq!(server.get(&made[5]).record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 

@@ -12,7 +12,7 @@ use crate::support::needs;
 fn video_events_report_progress_until_its_end() {
     let site = Site::new(&[]);
     let id = site.create("steps=20 ms=5");
-    let mut events = Events::of(&site, &format!("/v1/videos/{id}/events"));
+    let mut events = Events::subscribe(&site, &format!("/v1/videos/{id}/events"));
     assert_eq!(events.block().as_deref(), Some("retry: 2000"));
     let all: Vec<_> = events.collect();
     let (first, last) = (&all[0], &all[all.len() - 1]);
@@ -23,7 +23,7 @@ fn video_events_report_progress_until_its_end() {
     assert!(progress.len() > 3 && progress.windows(2).all(|pair| pair[0] <= pair[1]), "{progress:?}");
     assert!(progress.iter().all(|percent| *percent <= 99));
     // The stream of a finished video contains only the complete object.
-    let over: Vec<_> = Events::of(&site, &format!("/v1/videos/{id}/events")).collect();
+    let over: Vec<_> = Events::subscribe(&site, &format!("/v1/videos/{id}/events")).collect();
     assert_eq!((over.len(), &over[0].1["status"]), (1, &json!("completed")));
     assert_eq!(site.get("/v1/videos/video_00000000000000000000000000/events").error().1, "video_not_found");
     site.end();
@@ -34,7 +34,7 @@ fn queue_events_report_every_video() {
     let site = Site::new(&[]);
     let before = site.create("steps=1");
     site.wait(&before);
-    let mut events = Events::of(&site, "/v1/queue/events");
+    let mut events = Events::subscribe(&site, "/v1/queue/events");
     let (name, data) = events.next().expect("the queue");
     assert_eq!((name.as_str(), &data["running"], &data["queued"]), ("queue", &json!([]), &json!([])));
     let (slow, quick) = (site.create("steps=60 ms=10"), site.create("steps=1"));
@@ -68,7 +68,7 @@ fn removal_of_queued_video_sends_an_event() {
     let site = Site::new(&[]);
     let running = site.create("steps=2000 ms=10");
     let waiting = site.create("steps=1");
-    let mut events = Events::of(&site, "/v1/queue/events");
+    let mut events = Events::subscribe(&site, "/v1/queue/events");
     assert!(events.by_ref().any(|(name, data)| name == "video" && data["id"] == json!(waiting)));
     site.send("DELETE", &format!("/v1/videos/{waiting}"), None);
     assert!(events.by_ref().any(|(name, data)| name == "deleted" && data["id"] == json!(waiting)));
@@ -81,8 +81,8 @@ fn removal_of_queued_video_sends_an_event() {
 fn event_streams_end_with_the_server() {
     let site = Site::new(&[]);
     let id = site.create("steps=2000 ms=10");
-    let of_video = Events::of(&site, &format!("/v1/videos/{id}/events"));
-    let of_queue = Events::of(&site, "/v1/queue/events");
+    let of_video = Events::subscribe(&site, &format!("/v1/videos/{id}/events"));
+    let of_queue = Events::subscribe(&site, "/v1/queue/events");
     let readers = [of_video, of_queue].map(|events| std::thread::spawn(|| events.last().expect("an event").0));
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(site.end(), 0);

@@ -10,10 +10,12 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ltx2::serve::device::{Device, Figures as DeviceFigures, Made, Moment, Order, RunError, Watch};
+use ltx2::serve::device::{
+    BatchWatch, Figures as DeviceFigures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress,
+};
 use ltx2::serve::error::Failure;
-use ltx2::serve::job::{JobPhase, Produced};
-use ltx2::serve::server::{Options, Server};
+use ltx2::serve::job::{JobPhase, VideoProperties};
+use ltx2::serve::server::{Server, ServerOptions};
 use ltx2::serve::store::Variant;
 use serde_json::{Value, json};
 
@@ -27,7 +29,7 @@ use crate::support::needs;
 struct Times(Vec<f64>);
 
 impl Times {
-    fn of(times: impl IntoIterator<Item = Duration>) -> Self {
+    fn from_durations(times: impl IntoIterator<Item = Duration>) -> Self {
         let mut ms: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1e3).collect();
         ms.sort_by(f64::total_cmp);
         assert!(!ms.is_empty());
@@ -67,12 +69,12 @@ fn number(prompt: &str, name: &str) -> Option<f64> {
     prompt.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
 }
 
-impl Device for Timed {
-    fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+impl JobDevice for Timed {
+    fn warm(&mut self, _: &JobBatch) -> Result<(), RunError> {
         Ok(())
     }
 
-    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let begun = Instant::now();
         let prompt = order.jobs[0].prompt();
         let steps = number(prompt, "steps").unwrap_or(1.0) as usize;
@@ -81,7 +83,7 @@ impl Device for Timed {
         for step in 0..steps {
             std::thread::sleep(pause);
             self.log.steps.lock().unwrap().push(Instant::now());
-            if let ControlFlow::Break(stop) = watch(Moment { stage: JobPhase::Denoise, step: step + 1, steps }) {
+            if let ControlFlow::Break(stop) = watch(StepProgress { stage: JobPhase::Denoise, step: step + 1, steps }) {
                 ended = Err(RunError::Stopped(stop));
                 break;
             }
@@ -101,10 +103,10 @@ impl Device for Timed {
 /// A small video that records how long writing it takes.
 struct Written(Arc<Log>);
 
-impl Made for Written {
+impl GeneratedVideo for Written {
     fn keep(&mut self, _: &Path) {}
 
-    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
+    fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure> {
         let begun = Instant::now();
         let mut bytes = 0;
         for (variant, contents) in scripted::files() {
@@ -115,7 +117,7 @@ impl Made for Written {
         std::fs::write(folder.join(Variant::Sidecar.file()), "{}")
             .map_err(|e| Failure::new("internal", e.to_string()))?;
         self.0.writes.lock().unwrap().push(begun.elapsed());
-        Ok(Produced {
+        Ok(VideoProperties {
             width: 32,
             height: 32,
             num_frames: 9,
@@ -142,7 +144,7 @@ impl Bench {
         let log = Arc::new(Log::default());
         let own = Arc::clone(&log);
         let keys = ["queue=2000", "queue_per_key=2000"];
-        let server = started(&folder.path().join("state"), &keys, Options::default(), Timed { log: own });
+        let server = started(&folder.path().join("state"), &keys, ServerOptions::default(), Timed { log: own });
         Bench { server, log, _folder: folder }
     }
 
@@ -216,7 +218,7 @@ fn create_latency_meets_goal() {
         begun.elapsed()
     };
     let texts = (0..300).map(|at| timed(&mut |c| drop(create(c, &format!("text {at}")))));
-    Times::of(texts.collect::<Vec<_>>()).note("create, text only", 10.0, 30.0);
+    Times::from_durations(texts.collect::<Vec<_>>()).note("create, text only", 10.0, 30.0);
     let image = large_png(4 << 20);
     assert!(image.len() > 3 << 20, "{} bytes", image.len());
     let images = (0..40).map(|at| {
@@ -226,7 +228,7 @@ fn create_latency_meets_goal() {
             assert_eq!(answer.status, 200, "{}", answer.text());
         })
     });
-    Times::of(images.collect::<Vec<_>>()).note("create, with a PNG of 4 MiB", 150.0, 400.0);
+    Times::from_durations(images.collect::<Vec<_>>()).note("create, with a PNG of 4 MiB", 150.0, 400.0);
     bench.end();
 }
 
@@ -253,7 +255,7 @@ fn poll_latency_meets_goal() {
         }
     });
     drop(sender);
-    Times::of(times).note("poll, at 1,000 polls per second", 1.0, 5.0);
+    Times::from_durations(times).note("poll, at 1,000 polls per second", 1.0, 5.0);
     bench.connection().send("DELETE", &path, None);
     bench.end();
 }
@@ -302,7 +304,7 @@ fn event_latency_meets_goals() {
         assert_eq!(begun.0, "video", "the first event is the whole object");
         first.push(asked.elapsed());
     }
-    Times::of(first).note("event stream: request to first byte", 5.0, 50.0);
+    Times::from_durations(first).note("event stream: request to first byte", 5.0, 50.0);
     let id = {
         let last = followed(bench.to(), &id);
         assert_eq!(last.last().expect("an event").2["status"], "completed");
@@ -316,7 +318,7 @@ fn event_latency_meets_goals() {
         .map(|(when, _, data)| when.duration_since(steps[data["step"].as_u64().unwrap_or(1) as usize - 1]))
         .collect();
     assert!(late.len() >= 90, "{} of 100 steps were told", late.len());
-    Times::of(late).note("event stream: end of a step to its event", 5.0, 50.0);
+    Times::from_durations(late).note("event stream: end of a step to its event", 5.0, 50.0);
     bench.end();
 }
 
@@ -332,7 +334,7 @@ fn cancel_latency_meets_goal() {
     };
     let running = create(&mut connection, "steps=100000 ms=50");
     let queued: Vec<String> = (0..100).map(|at| create(&mut connection, &format!("waits {at}"))).collect();
-    Times::of(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
+    Times::from_durations(queued.iter().map(|id| cancel(&mut connection, id).1).collect::<Vec<_>>()).note(
         "cancel a queued video",
         5.0,
         20.0,
@@ -349,7 +351,11 @@ fn cancel_latency_meets_goal() {
         });
         stops.push(bench.log.runs.lock().unwrap().last().expect("a run").1.duration_since(asked));
     }
-    Times::of(stops).note("cancel a running video (steps of 50 ms): request to idle device", 50.0 / 2.0 + 10.0, 100.0);
+    Times::from_durations(stops).note(
+        "cancel a running video (steps of 50 ms): request to idle device",
+        50.0 / 2.0 + 10.0,
+        100.0,
+    );
     bench.end();
 }
 
@@ -369,7 +375,11 @@ fn request_overhead_and_device_idle_time_meet_goals() {
         let write = bench.log.writes.lock().unwrap()[0];
         times.push(done.duration_since(begun).saturating_sub(run.1.duration_since(run.0)).saturating_sub(write));
     }
-    Times::of(times).note("overhead of a request: sent to completed, without device and file writing time", 20.0, 60.0);
+    Times::from_durations(times).note(
+        "overhead of a request: sent to completed, without device and file writing time",
+        20.0,
+        60.0,
+    );
     bench.log.runs.lock().unwrap().clear();
     let hold = create(&mut connection, "steps=10 ms=50 first");
     let ids: Vec<String> = (0..200).map(|at| create(&mut connection, &format!("ms=5 {at}"))).collect();
@@ -378,7 +388,11 @@ fn request_overhead_and_device_idle_time_meet_goals() {
     }
     let runs = bench.log.runs.lock().unwrap().clone();
     let idle = runs.windows(2).map(|pair| pair[1].0.duration_since(pair[0].1));
-    Times::of(idle.collect::<Vec<_>>()).note("device idle time between queued videos of one size", 5.0, 20.0);
+    Times::from_durations(idle.collect::<Vec<_>>()).note(
+        "device idle time between queued videos of one size",
+        5.0,
+        20.0,
+    );
     bench.end();
 }
 
@@ -397,8 +411,8 @@ fn start_and_shutdown_times_meet_goals() {
         bench.end();
         ends.push(asked.elapsed());
     }
-    Times::of(starts).note("start to ready, without loading a model", 200.0, 1000.0);
-    Times::of(ends).note("shutdown (steps of 50 ms): request to exit", 550.0, 2100.0);
+    Times::from_durations(starts).note("start to ready, without loading a model", 200.0, 1000.0);
+    Times::from_durations(ends).note("shutdown (steps of 50 ms): request to exit", 550.0, 2100.0);
 }
 
 /// Returns the resident memory of this process in bytes.

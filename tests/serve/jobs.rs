@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ltx2::config::{Drain, Seconds};
-use ltx2::serve::device::Order;
+use ltx2::serve::device::JobBatch;
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{JobPhase, Snapshot, State};
-use ltx2::serve::jobs::{Caller, Jobs, ListQuery, Pace, Submitted};
+use ltx2::serve::job::{JobPhase, JobState, Snapshot};
+use ltx2::serve::jobs::{Caller, JobTiming, Jobs, ListQuery, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::Status;
 
@@ -31,8 +31,8 @@ fn page(jobs: &Jobs, after: Option<&VideoId>, limit: usize, descending: bool) ->
 /// The ids of jobs that are created after a restart sort after those of existing jobs.
 #[needs(nothing)]
 fn ids_continue_after_restart() {
-    let first = Ids::behind(None).next().expect("an id");
-    let again = Ids::behind(Some(&first)).next().expect("an id");
+    let first = Ids::after(None).next().expect("an id");
+    let again = Ids::after(Some(&first)).next().expect("an id");
     assert!(again > first && VideoId::parse(again.as_str()) == Some(again));
 }
 
@@ -50,7 +50,7 @@ fn finished_job_has_all_its_files() {
     });
     assert!(percent.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{percent:?}");
     let job = server.get(&id);
-    assert_eq!(job.record.state, State::Completed);
+    assert_eq!(job.record.state, JobState::Completed);
     let record = &job.record;
     assert!(record.started_at <= record.completed_at && record.expires_at > record.completed_at);
     assert_eq!((record.attempts, record.batch), (1, 1));
@@ -135,7 +135,7 @@ fn lists_are_paginated_and_restricted_to_the_key() {
     assert_eq!(server.jobs.get(&bob, &ids[0]).expect_err("not bob's").code, "video_not_found");
     assert!(server.jobs.delete(&bob, &ids[0]).is_err() && server.jobs.cancel(&bob, &ids[0]).is_err());
     server.until("all to end", |jobs| {
-        let done = ListQuery { state: Some(State::Completed), ..all.clone() };
+        let done = ListQuery { state: Some(JobState::Completed), ..all.clone() };
         jobs.list(&anyone(), &done).jobs.len() == 5
     });
     // A page may start after a job that was deleted.
@@ -152,7 +152,7 @@ fn full_queue_rejects_and_leaves_nothing() {
     (settings.queue, settings.queue_per_key) = (3, 2);
     let server = Server::start(state.path(), settings);
     let running = server.send("owner=x fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
     let caller = |name: &str| Caller { name: name.into(), sees_all: false };
     server.send("owner=ann");
     let held = server.jobs.admit(&caller("ann")).expect("the second place of ann");
@@ -176,7 +176,7 @@ fn full_queue_rejects_and_leaves_nothing() {
 fn idempotency_key_creates_one_job() {
     let state = quick_folder();
     // The clock agrees with the creation times of the requests.
-    let pace = Pace { clock: Arc::new(|| 1_800_000_100), ..Pace::default() };
+    let pace = JobTiming { clock: Arc::new(|| 1_800_000_100), ..JobTiming::default() };
     let server = Server::with(store(state.path()), settings(), pace.clone());
     let send = |server: &Server, prompt: &str| {
         let ticket = server.jobs.admit(&anyone()).expect("a place");
@@ -213,17 +213,17 @@ fn cancelled_jobs_fail_at_once_and_leave_no_video() {
     server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").progress.step > 3);
     for id in [&waiting, &running] {
         let cancelled = server.jobs.cancel(&anyone(), id).expect("cancelled");
-        assert_eq!((cancelled.record.state, code(&cancelled)), (State::Failed, "cancelled"));
+        assert_eq!((cancelled.record.state, code(&cancelled)), (JobState::Failed, "cancelled"));
         assert_eq!(server.jobs.cancel(&anyone(), id).expect("as it was").record, cancelled.record);
     }
     // The device continues with the next job.
     let next = server.send("a");
-    assert_eq!(server.wait(&next).record.state, State::Completed);
+    assert_eq!(server.wait(&next).record.state, JobState::Completed);
     let left = |id: &VideoId| listed(&state.path().join("jobs").join(id.as_str())).into_keys().collect::<Vec<_>>();
     until("its steps to go", || left(&running) == ["job.json", "request.json"]);
     assert_eq!(left(&waiting), ["job.json", "request.json"]);
     // Cancelling a finished job has no effect.
-    assert_eq!(server.jobs.cancel(&anyone(), &next).expect("as it was").record.state, State::Completed);
+    assert_eq!(server.jobs.cancel(&anyone(), &next).expect("as it was").record.state, JobState::Completed);
     server.stop().expect("drained");
 }
 
@@ -234,7 +234,7 @@ fn batch_drops_cancelled_rows_and_stops_with_the_last() {
     settings.max_batch = Some(4);
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     let send = |n: usize| server.send(&format!("key=k steps=200 ms=1 seed={n}"));
     let batch: Vec<VideoId> = (0..4).map(send).collect();
     server.log.released.store(true, Ordering::Release);
@@ -254,7 +254,7 @@ fn batch_drops_cancelled_rows_and_stops_with_the_last() {
     server.until("it to run", |jobs| jobs.get(&anyone(), &second[0]).expect("it").progress.step > 3);
     second.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
     let last = server.send("a");
-    assert_eq!(server.wait(&last).record.state, State::Completed, "the batch stopped");
+    assert_eq!(server.wait(&last).record.state, JobState::Completed, "the batch stopped");
     server.stop().expect("drained");
 }
 
@@ -265,14 +265,14 @@ fn fault_fails_only_its_job() {
     settings.max_batch = Some(4);
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     let batch: Vec<VideoId> =
         (0..3).map(|n| server.send(if n == 1 { "key=k fault=not_finite at=2" } else { "key=k" })).collect();
     server.log.released.store(true, Ordering::Release);
-    let states: Vec<(State, String)> =
+    let states: Vec<(JobState, String)> =
         batch.iter().map(|id| server.wait(id)).map(|job| (job.record.state, code(&job).to_string())).collect();
-    let good = (State::Completed, String::new());
-    assert_eq!(states, [good.clone(), (State::Failed, "not_finite".into()), good]);
+    let good = (JobState::Completed, String::new());
+    assert_eq!(states, [good.clone(), (JobState::Failed, "not_finite".into()), good]);
     assert_eq!(server.status(), Status::Ready);
     server.stop().expect("drained");
 }
@@ -295,8 +295,8 @@ fn failed_device_ends_server_with_saved_state() {
         assert!(error.contains(reason), "{error}");
         let again = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
         let found = again.get(&anyone(), &bad).expect("the job");
-        assert_eq!((found.record.state, code(&found)), (State::Failed, code_of), "{fault}");
-        assert_eq!(again.get(&anyone(), &good).expect("the job").record.state, State::Completed, "{fault}");
+        assert_eq!((found.record.state, code(&found)), (JobState::Failed, code_of), "{fault}");
+        assert_eq!(again.get(&anyone(), &good).expect("the job").record.state, JobState::Completed, "{fault}");
     }
 }
 
@@ -322,7 +322,7 @@ fn hang_is_detected_and_drain_ends_in_both_modes() {
 
         let server = Server::start(state.path(), settings);
         for id in batch.iter().chain([&waits]) {
-            assert_eq!(server.wait(id).record.state, State::Completed);
+            assert_eq!(server.wait(id).record.state, JobState::Completed);
         }
         let orders = server.log.orders.lock().unwrap().clone();
         assert_eq!(server.get(&batch[0]).record.attempts, 1, "a drain is no crash");
@@ -342,11 +342,11 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let mut settings = settings();
     settings.max_shapes = 2;
     let jobs = Jobs::open(store(state.path()), (&settings).into()).expect("jobs");
-    let ids = Ids::behind(None);
-    let warm = |prompt: &str| Order { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
-    let server = Server::of(jobs, vec![warm("shape=a")]);
+    let ids = Ids::after(None);
+    let warm = |prompt: &str| JobBatch { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
+    let server = Server::with_jobs(jobs, vec![warm("shape=a")]);
     let first = server.send("shape=a fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     // Jobs of the loaded shape `a` overtake those of `b` and `c`, but at most four of them do.
     let sent: Vec<VideoId> =
         ["b", "c", "a", "a", "a", "a", "a"].iter().map(|shape| server.send(&format!("shape={shape}"))).collect();
@@ -371,7 +371,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     server.stop().expect("drained");
 
     let jobs = Jobs::open(store(state.path()), (&settings).into()).expect("jobs");
-    let server = Server::of(jobs, vec![warm("warm=large")]);
+    let server = Server::with_jobs(jobs, vec![warm("warm=large")]);
     assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
 }
 
@@ -384,11 +384,11 @@ fn shape_that_fits_in_part_counts_as_loaded() {
     (settings.max_shapes, settings.max_batch) = (1, Some(2));
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     let batch = [server.send("key=k shape=a fault=large"), server.send("key=k shape=a")];
     server.log.released.store(true, Ordering::Release);
-    let ended: Vec<State> = batch.iter().map(|id| server.wait(id).record.state).collect();
-    assert_eq!(ended, [State::Failed, State::Completed]);
+    let ended: Vec<JobState> = batch.iter().map(|id| server.wait(id).record.state).collect();
+    assert_eq!(ended, [JobState::Failed, JobState::Completed]);
     server.log.evicted.lock().unwrap().clear();
     server.wait(&server.send("shape=b"));
     assert_eq!(*server.log.evicted.lock().unwrap(), ["shapea"]);
@@ -403,7 +403,7 @@ fn clock_changes_affect_neither_order_nor_expiry() {
     settings.keep = Seconds(1.0);
     let wall = Arc::new(AtomicU64::new(2_000_000_000));
     let clock = Arc::clone(&wall);
-    let pace = Pace { clock: Arc::new(move || clock.load(Ordering::Relaxed)), ..Pace::default() };
+    let pace = JobTiming { clock: Arc::new(move || clock.load(Ordering::Relaxed)), ..JobTiming::default() };
     let server = Server::with(store(state.path()), settings.clone(), pace.clone());
     let first = server.send("a");
     server.wait(&first);
@@ -438,14 +438,14 @@ fn job_found_running_at_two_starts_fails() {
     let id = {
         let server = Server::start(state.path(), settings());
         let id = server.send("fault=hang");
-        server.until("it to run", |jobs| jobs.get(&anyone(), &id).expect("it").record.state == State::InProgress);
+        server.until("it to run", |jobs| jobs.get(&anyone(), &id).expect("it").record.state == JobState::InProgress);
         server.log.released.store(true, Ordering::Release);
         server.wait(&id);
         server.stop().expect("drained");
         id
     };
     let record = state.path().join("jobs").join(id.as_str()).join("job.json");
-    for (attempts, expected) in [(1, State::Queued), (2, State::Failed)] {
+    for (attempts, expected) in [(1, JobState::Queued), (2, JobState::Failed)] {
         let mut value: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(&record).expect("a record")).expect("JSON");
         value["state"] = "in_progress".into();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ltx2::serve::listen::Limits;
-use ltx2::serve::server::Options;
+use ltx2::serve::listen::ConnectionLimits;
+use ltx2::serve::server::ServerOptions;
 use serde_json::json;
 
 use crate::api::slower;
@@ -17,13 +17,13 @@ use crate::support::harness::{full, note_figure};
 use crate::support::needs;
 
 /// Returns limits that are short enough for a test.
-fn short() -> Limits {
-    Limits {
+fn short() -> ConnectionLimits {
+    ConnectionLimits {
         headers: Duration::from_millis(500),
         body_window: Duration::from_millis(250),
         write: Duration::from_millis(500),
         idle: Duration::from_millis(700),
-        ..Limits::default()
+        ..ConnectionLimits::default()
     }
 }
 
@@ -41,7 +41,7 @@ fn closed(mut stream: TcpStream, within: Duration) -> Option<Duration> {
 
 #[needs(nothing)]
 fn idle_and_slow_connections_time_out() {
-    let site = Site::with(&[], Options { limits: short(), ..Options::default() });
+    let site = Site::with(&[], ServerOptions { limits: short(), ..ServerOptions::default() });
     let open = || TcpStream::connect(site.address).expect("a connection");
     let patience = Duration::from_secs(5);
     // The connections send nothing, half a request, a complete request, or a complete request and half of another one.
@@ -72,7 +72,7 @@ fn idle_and_slow_connections_time_out() {
 
 #[needs(nothing)]
 fn slow_upload_gets_408() {
-    let site = Site::with(&["min_upload_rate=1KiB"], Options { limits: short(), ..Options::default() });
+    let site = Site::with(&["min_upload_rate=1KiB"], ServerOptions { limits: short(), ..ServerOptions::default() });
     let kind = [("content-type", "application/json")];
     for (what, pause) in [("nothing", None), ("ten bytes a second", Some(Duration::from_millis(100)))] {
         let mut client = site.client();
@@ -134,7 +134,7 @@ fn long_upload_above_minimum_rate_is_accepted() {
 /// A client that does not read its response is disconnected. A client that waits for events is not.
 #[needs(nothing)]
 fn client_that_does_not_read_is_disconnected() {
-    let site = Site::with(&[], Options { limits: short(), ..Options::default() });
+    let site = Site::with(&[], ServerOptions { limits: short(), ..ServerOptions::default() });
     let id = site.create("steps=1 bytes=33554432");
     site.wait(&id);
     let mut client = site.client();
@@ -142,7 +142,7 @@ fn client_that_does_not_read_is_disconnected() {
     std::thread::sleep(Duration::from_millis(2500));
     crate::scripted::until("it to be cut", || site.get("/metrics").text().contains("ltx2_http_connections 1\n"));
     let slow = site.create("steps=40 ms=50");
-    let events: Vec<_> = crate::site::Events::of(&site, &format!("/v1/videos/{slow}/events")).collect();
+    let events: Vec<_> = crate::site::Events::subscribe(&site, &format!("/v1/videos/{slow}/events")).collect();
     assert_eq!(events.last().expect("an event").1["status"], "completed");
     site.end();
 }
@@ -151,8 +151,8 @@ fn client_that_does_not_read_is_disconnected() {
 /// slowly cannot block others.
 #[needs(nothing)]
 fn slow_header_senders_do_not_block_others() {
-    let limits = Limits { connections: 32, headers: Duration::from_secs(30), ..Limits::default() };
-    let site = Site::with(&[], Options { limits, ..Options::default() });
+    let limits = ConnectionLimits { connections: 32, headers: Duration::from_secs(30), ..ConnectionLimits::default() };
+    let site = Site::with(&[], ServerOptions { limits, ..ServerOptions::default() });
     let half: Vec<TcpStream> = (0..100)
         .map(|_| {
             let mut stream = TcpStream::connect(site.address).expect("a connection");

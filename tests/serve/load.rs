@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use ltx2::config::Seconds;
 use ltx2::pjrt::limit_heaps;
 use ltx2::serve::id::VideoId;
-use ltx2::serve::job::State;
-use ltx2::serve::jobs::Pace;
+use ltx2::serve::job::JobState;
+use ltx2::serve::jobs::JobTiming;
 use ltx2::serve::store::FileStore;
 
 use crate::scripted::{Server, anyone, files, frames_of, quick_folder, settings};
@@ -55,9 +55,9 @@ fn queued_jobs_use_little_memory_and_leak_nothing() {
     settings.keep = Seconds(0.2);
     let many = if full() { 10_000 } else { 600 };
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
-    let server = Server::with(store, settings.clone(), Pace::default());
+    let server = Server::with(store, settings.clone(), JobTiming::default());
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     let before = memory();
     let waiting: Vec<VideoId> = (0..1000).map(|n| server.send(&format!("n={n} steps=1"))).collect();
     let each = memory().saturating_sub(before) / waiting.len();
@@ -106,7 +106,7 @@ fn random_creates_cancels_and_deletes_are_consistent() {
     let server = Server::start(state.path(), settings);
     let many = if full() { 1000 } else { 200 };
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
     let send = |n: usize| server.send(&format!("key={} seed={n} steps=4 ms=2", n % 3));
     let ids: Vec<VideoId> = (0..many - 1).map(send).collect();
     server.log.released.store(true, Ordering::Release);
@@ -139,7 +139,7 @@ fn random_creates_cancels_and_deletes_are_consistent() {
         }
     }
     for id in ids.iter().step_by(3) {
-        assert_eq!(server.get(id).record.state, State::Completed);
+        assert_eq!(server.get(id).record.state, JobState::Completed);
     }
     let mut idle = server.log.idle.lock().unwrap().clone();
     idle.sort();

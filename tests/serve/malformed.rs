@@ -28,7 +28,7 @@ struct Refusals<'a> {
 }
 
 impl<'a> Refusals<'a> {
-    fn of(site: &'a Site) -> Self {
+    fn new(site: &'a Site) -> Self {
         Refusals { site, faults: Vec::new() }
     }
 
@@ -60,7 +60,7 @@ const JSON: &str = "application/json";
 #[needs(nothing)]
 fn malformed_forms_are_rejected() {
     let site = Site::new(&[]);
-    let mut refusals = Refusals::of(&site);
+    let mut refusals = Refusals::new(&site);
     let good = form(&[("prompt", "steps=1"), ("size", "64x64"), ("num_frames", "9")]);
     for kind in ["multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=other"] {
         let (_, code, _) = refusals.send(kind, &good, kind);
@@ -100,7 +100,7 @@ fn malformed_forms_are_rejected() {
 #[needs(nothing)]
 fn malformed_json_is_rejected() {
     let site = Site::new(&[]);
-    let mut refusals = Refusals::of(&site);
+    let mut refusals = Refusals::new(&site);
     let deep = |open: &str, close: &str| format!("{{\"prompt\":{}1{}}}", open.repeat(10_000), close.repeat(10_000));
     let digits = "9".repeat(1_000_000);
     for (what, text) in [
@@ -129,7 +129,7 @@ fn malformed_json_is_rejected() {
 #[needs(nothing)]
 fn invalid_fields_are_named_in_the_error() {
     let site = Site::new(&["max_frames=97"]);
-    let mut refusals = Refusals::of(&site);
+    let mut refusals = Refusals::new(&site);
     for (field, value) in [
         ("prompt", json!("")),
         ("prompt", json!(7)),
@@ -209,7 +209,7 @@ fn bomb() -> Vec<u8> {
 #[needs(nothing)]
 fn decompression_bombs_and_non_images_are_rejected() {
     let site = Site::new(&[]);
-    let mut refusals = Refusals::of(&site);
+    let mut refusals = Refusals::new(&site);
     let polyglot = b"GIF89a/*\x00\x00*/=1;//<svg onload=alert(1)>".to_vec();
     let pdf = b"%PDF-1.7\n\x89PNG\r\n\x1a\n".to_vec();
     for (what, bytes) in
@@ -232,7 +232,7 @@ fn decompression_bombs_and_non_images_are_rejected() {
 #[needs(nothing)]
 fn too_long_bodies_are_rejected() {
     let site = Site::new(&["body_limit=1MiB"]);
-    let mut refusals = Refusals::of(&site);
+    let mut refusals = Refusals::new(&site);
     let long = json!({"prompt": "a".repeat(2 << 20)}).to_string();
     let (status, code, _) = refusals.send(JSON, long.as_bytes(), "said to be too long");
     assert_eq!((status, code.as_str()), (413, "body_too_large"));

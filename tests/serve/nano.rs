@@ -11,9 +11,9 @@ use std::time::Duration;
 use crate::support::{self, needs};
 use ltx2::config::{Config, load};
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
-use ltx2::serve::device::{Device, Made, Moment, Order, RunError, Stop};
+use ltx2::serve::device::{GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use ltx2::serve::id::Ids;
-use ltx2::serve::job::{Accepted, JobPhase, Produced};
+use ltx2::serve::job::{AcceptedJob, JobPhase, VideoProperties};
 use ltx2::serve::job_config::JobConfig;
 use ltx2::serve::model_device::{factory_together, follow};
 use serde_json::{Map, Value};
@@ -36,7 +36,7 @@ fn config(state: &Path, set: &[&str]) -> Config {
 /// A device, with the state folder that contains its input files.
 struct Server {
     state: tempfile::TempDir,
-    device: Box<dyn Device>,
+    device: Box<dyn JobDevice>,
     set: Vec<String>,
     ids: Ids,
 }
@@ -51,12 +51,12 @@ impl Server {
         std::fs::create_dir(state.path().join("inputs")).expect("a folder");
         let device = factory_together(config(state.path(), set), None, group)().expect("a device");
         let set = set.iter().map(|s| (*s).to_string()).collect();
-        Server { state, device, set, ids: Ids::behind(None) }
+        Server { state, device, set, ids: Ids::after(None) }
     }
 
     /// Creates a job with the settings `set`, which override the server's, the shape key `shape` and the input files
     /// `inputs`.
-    fn job(&self, shape: &str, set: &[&str], inputs: &[&str]) -> Arc<Accepted> {
+    fn job(&self, shape: &str, set: &[&str], inputs: &[&str]) -> Arc<AcceptedJob> {
         let all: Vec<&str> = self.set.iter().map(String::as_str).chain(set.iter().copied()).collect();
         let mut config = config(self.state.path(), &all);
         // Input files have the paths that the store would give them.
@@ -68,7 +68,7 @@ impl Server {
             request.audio.iter_mut().filter(|a| a.path == path).for_each(|a| a.path = name.into());
             request.video.iter_mut().filter(|v| **v == path).for_each(|v| *v = name.into());
         }
-        Arc::new(Accepted {
+        Arc::new(AcceptedJob {
             id: self.ids.next().expect("an id"),
             created_at: 0,
             owner: String::new(),
@@ -98,29 +98,29 @@ impl Server {
         kept.display().to_string()
     }
 
-    fn run(&mut self, order: &Order) -> Vec<Box<dyn Made>> {
+    fn run(&mut self, order: &JobBatch) -> Vec<Box<dyn GeneratedVideo>> {
         self.device.run(order, &mut |_| ControlFlow::Continue(())).expect("runs")
     }
 
     /// Runs a job and writes its video.
-    fn make(&mut self, job: &Arc<Accepted>) -> Video {
+    fn make(&mut self, job: &Arc<AcceptedJob>) -> Video {
         let made = self.run(&order(std::slice::from_ref(job))).pop().expect("a video");
         Video::write(made)
     }
 }
 
-fn order(jobs: &[Arc<Accepted>]) -> Order {
-    Order { jobs: jobs.to_vec(), steps: None, resume: false }
+fn order(jobs: &[Arc<AcceptedJob>]) -> JobBatch {
+    JobBatch { jobs: jobs.to_vec(), steps: None, resume: false }
 }
 
 /// A video that has been written.
 struct Video {
     folder: tempfile::TempDir,
-    produced: Produced,
+    produced: VideoProperties,
 }
 
 impl Video {
-    fn write(mut made: Box<dyn Made>) -> Video {
+    fn write(mut made: Box<dyn GeneratedVideo>) -> Video {
         let folder = tempfile::tempdir().expect("a folder");
         let produced = made.write(folder.path()).expect("written");
         Video { folder, produced }
@@ -222,7 +222,7 @@ fn failed_video_write_can_be_retried() {
 }
 
 /// Runs a batch and stops it with `why` at a stage and step. Returns the progress reports until then.
-fn stop_at(server: &mut Server, order: &Order, stage: JobPhase, step: usize, why: Stop) -> Vec<Moment> {
+fn stop_at(server: &mut Server, order: &JobBatch, stage: JobPhase, step: usize, why: Stop) -> Vec<StepProgress> {
     let mut told = Vec::new();
     let ended = server.device.run(order, &mut |moment| {
         told.push(moment);
@@ -242,7 +242,7 @@ fn cancelled_job_ends_after_the_current_program() {
     let mut server = Server::start(&[]);
     let job = server.job("small", &["request.seed=3"], &[]);
     let steps = server.state.path().join("steps.safetensors");
-    let order = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+    let order = JobBatch { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
     let moments =
         [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 1), (JobPhase::VideoDecoder, 0), (JobPhase::AudioDecoder, 0)];
     for (stage, step) in moments {
@@ -263,10 +263,10 @@ fn drained_job_resumes_at_its_step() {
         let mut server = Server::start(&set);
         let job = server.job("two", &["request.seed=3"], &[]);
         let steps = server.state.path().join("steps.safetensors");
-        let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+        let first = JobBatch { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
         stop_at(&mut server, &first, stage, step, Stop::Draining);
         let mut began = Vec::new();
-        let again = Order { resume: true, ..first };
+        let again = JobBatch { resume: true, ..first };
         let made = server.device.run(&again, &mut |moment| {
             began.push((moment.stage, moment.step));
             ControlFlow::Continue(())
@@ -282,10 +282,10 @@ fn drained_job_resumes_at_its_step() {
     let job = server.job("two", &["request.seed=3"], &[]);
     let steps = server.state.path().join("steps.safetensors");
     // The checkpoint of another request is not used, and the client receives a warning.
-    let first = Order { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
+    let first = JobBatch { jobs: vec![job.clone()], steps: Some(steps.clone()), resume: false };
     stop_at(&mut server, &first, JobPhase::Denoise, 1, Stop::Draining);
     let other = server.job("two", &["request.seed=4"], &[]);
-    let made = server.run(&Order { jobs: vec![other], steps: Some(steps), resume: true });
+    let made = server.run(&JobBatch { jobs: vec![other], steps: Some(steps), resume: true });
     let warnings = Video::write(made.into_iter().next().expect("a video")).produced.warnings;
     assert!(warnings.len() == 1 && warnings[0].contains("another model or release"), "{warnings:?}");
 }
@@ -300,7 +300,7 @@ fn child_process_runs_its_role() {
         ["alone", state] => {
             let mut server = Server::start(&[]);
             let jobs = vec![server.job("small", &["request.seed=3", "sampler.steps=6"], &[])];
-            server.run(&Order { jobs, steps: Some(Path::new(state).join("steps.safetensors")), resume: false });
+            server.run(&JobBatch { jobs, steps: Some(Path::new(state).join("steps.safetensors")), resume: false });
         }
         [role, coordinator] => {
             let launch = Launch {
@@ -355,7 +355,8 @@ fn leads(group: &Arc<Group>) {
 #[needs(cpu)]
 fn two_processes_form_one_server() {
     let _ = support::tiny();
-    let place = ltx2::runtime::processes::store::Server::start("127.0.0.1:0").expect("listens").address().to_string();
+    let place =
+        ltx2::runtime::processes::store::StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let start = |role: &str| {
         let mut member = Command::new(std::env::current_exe().expect("a path"));
         member.args(["nano::child_process_runs_its_role", "--exact", "--nocapture", "--test-threads", "1"]);
@@ -417,7 +418,7 @@ fn killed_job_resumes_at_its_step() {
     let job = server.job("small", &["request.seed=3", "sampler.steps=6"], &[]);
     let steps = Some(folder.path().join("steps.safetensors"));
     let mut began = None;
-    let made = server.device.run(&Order { jobs: vec![job.clone()], steps, resume: true }, &mut |moment| {
+    let made = server.device.run(&JobBatch { jobs: vec![job.clone()], steps, resume: true }, &mut |moment| {
         if moment.stage == JobPhase::Denoise {
             began.get_or_insert(moment.step);
         }

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ltx2::config::{CliOverrides, Drain, Serve, load};
-use ltx2::serve::device::Device;
-use ltx2::serve::job::{JobPhase, State};
+use ltx2::serve::device::JobDevice;
+use ltx2::serve::job::{JobPhase, JobState};
 use ltx2::serve::jobs::Caller;
-use ltx2::serve::server::Options;
+use ltx2::serve::server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::scripted::{ScriptedDevice, Server, anyone, frames_of, quick_folder, until};
@@ -25,7 +25,7 @@ fn default_queue_holds_64_jobs_and_32_per_key() {
     settings.min_free.0 = 0;
     let server = Server::start(state.path(), settings);
     let running = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == State::InProgress);
+    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
     (0..32).for_each(|n| drop(server.send(&format!("owner=ann n={n}"))));
     let ann = Caller { name: "ann".into(), sees_all: false };
     assert_eq!(server.jobs.admit(&ann).err().expect("no 33rd of one key").code, "key_queue_full");
@@ -160,7 +160,7 @@ fn disconnected_sync_client_can_send_its_request_again() {
 fn replay_needs_no_loaded_model() {
     let folder = quick_folder();
     let state = folder.path().join("state");
-    let site = Site::at(state.clone(), &[], Options::default());
+    let site = Site::at(state.clone(), &[], ServerOptions::default());
     let made = keyed(&site, "k", "/v1/videos/sync", &body("steps=1"));
     let id = made.header("x-video-id").expect("an id").to_string();
     site.end();
@@ -170,9 +170,9 @@ fn replay_needs_no_loaded_model() {
     let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
     let factory = move || {
         goes.recv().expect("the word to go on");
-        Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn Device>)
+        Ok(Box::new(ScriptedDevice::new(Arc::default())) as Box<dyn JobDevice>)
     };
-    let server = ltx2::serve::start(loaded.expect("one"), Options::default(), Box::new(factory));
+    let server = ltx2::serve::start(loaded.expect("one"), ServerOptions::default(), Box::new(factory));
     let server = server.expect("a server");
     let send = |key: &str| {
         let mut client = Client::to(server.address()).with("idempotency-key", key);
@@ -261,7 +261,7 @@ fn drain_at_any_stage_loses_nothing() {
         server.log.released.store(true, Ordering::Release);
         let found = server.get(&id).record.state;
         let is_made = drain == Drain::Finish || stage == JobPhase::Encoding;
-        assert!(!is_made || found == State::Completed, "{drain:?} {stage:?}: {found:?}");
+        assert!(!is_made || found == JobState::Completed, "{drain:?} {stage:?}: {found:?}");
         for id in [&id, &waits] {
             let job = server.wait(id);
             assert_eq!(job.record.produced.as_ref().expect("a video").frames_sha256, frames_of(&job.accepted));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ltx2::serve::server::{Options, Server};
+use ltx2::serve::server::{Server, ServerOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -221,7 +221,7 @@ fn start(folder: &Path, with_keys: bool, any_model: bool) -> Server {
         set.push(format!("api_key_file={}", keys.display()));
     }
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    started(&folder.join("state"), &set, Options::default(), ScriptedDevice::new(Arc::default()))
+    started(&folder.join("state"), &set, ServerOptions::default(), ScriptedDevice::new(Arc::default()))
 }
 
 /// Replays all recorded checks of a client, each with a new server.

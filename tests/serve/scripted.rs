@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use ltx2::config::{Config, Serve};
 use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use ltx2::serve::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
+use ltx2::serve::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{Accepted, JobPhase, Produced, Snapshot};
+use ltx2::serve::job::{AcceptedJob, JobPhase, Snapshot, VideoProperties};
 use ltx2::serve::job_config::JobConfig;
-use ltx2::serve::jobs::{Caller, Jobs, Pace, Submitted};
+use ltx2::serve::jobs::{Caller, JobTiming, Jobs, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::{Status, Worker};
 use ndarray::{Array2, Array4};
@@ -60,8 +60,8 @@ impl ScriptedDevice {
     }
 }
 
-impl Device for ScriptedDevice {
-    fn warm(&mut self, order: &Order) -> Result<(), RunError> {
+impl JobDevice for ScriptedDevice {
+    fn warm(&mut self, order: &JobBatch) -> Result<(), RunError> {
         let job = &order.jobs[0];
         self.log.warmed.lock().unwrap().push(job.shape.clone());
         match word::<String>(job.prompt(), "warm").as_deref() {
@@ -70,7 +70,7 @@ impl Device for ScriptedDevice {
         }
     }
 
-    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         if let Some(ended) = self.log.ended.lock().unwrap().take() {
             self.log.idle.lock().unwrap().push(ended.elapsed());
         }
@@ -89,7 +89,7 @@ impl Device for ScriptedDevice {
 }
 
 impl ScriptedDevice {
-    fn run_order(&self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run_order(&self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let script = order.jobs[0].prompt().to_string();
         let steps = word(&script, "steps").unwrap_or(4);
         let pause = Duration::from_secs_f64(word(&script, "ms").unwrap_or(0.0) / 1000.0);
@@ -100,7 +100,7 @@ impl ScriptedDevice {
         let first: usize = kept.unwrap_or(0);
         let ids = order.jobs.iter().map(|job| job.id.clone()).collect();
         self.log.orders.lock().unwrap().push((ids, first));
-        let mut tell = |stage, step, steps| match watch(Moment { stage, step, steps }) {
+        let mut tell = |stage, step, steps| match watch(StepProgress { stage, step, steps }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(stop) => Err(RunError::Stopped(stop)),
         };
@@ -192,7 +192,7 @@ pub fn reach(moment: &str) {
 
 /// A video that the scripted device has generated.
 struct ScriptedVideo {
-    job: Arc<Accepted>,
+    job: Arc<AcceptedJob>,
     tries: usize,
 }
 
@@ -231,14 +231,14 @@ pub fn files() -> &'static [(Variant, Vec<u8>); 4] {
 }
 
 /// Returns a substitute for the SHA-256 of a job's frames. It depends only on the request.
-pub fn frames_of(job: &Accepted) -> String {
+pub fn frames_of(job: &AcceptedJob) -> String {
     hex::encode(Sha256::digest(format!("{} {}", job.prompt(), job.config.summary().seed)))
 }
 
-impl Made for ScriptedVideo {
+impl GeneratedVideo for ScriptedVideo {
     fn keep(&mut self, _: &Path) {}
 
-    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
+    fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure> {
         self.tries += 1;
         std::thread::sleep(Duration::from_secs_f64(word(self.job.prompt(), "write_ms").unwrap_or(0.0) / 1000.0));
         match word::<String>(self.job.prompt(), "write").as_deref() {
@@ -249,7 +249,7 @@ impl Made for ScriptedVideo {
             }
             _ => {}
         }
-        let full = |error: media::Error| {
+        let full = |error: media::MediaError| {
             if error.to_string().contains("(os error 24)") {
                 return Failure::out_of_files();
             }
@@ -272,7 +272,7 @@ impl Made for ScriptedVideo {
             "timings": {"total": 1.0}});
         let text = sidecar.to_string();
         media::write_atomically(&folder.join(Variant::Sidecar.file()), text.as_bytes()).map_err(full)?;
-        Ok(Produced {
+        Ok(VideoProperties {
             width: 32,
             height: 32,
             num_frames: 9,
@@ -292,12 +292,12 @@ pub fn anyone() -> Caller {
 }
 
 /// Creates a request. Requests with the same words `shape=` and `key=` in their prompts can run in one batch.
-pub fn request(ids: &Ids, prompt: &str) -> Accepted {
+pub fn request(ids: &Ids, prompt: &str) -> AcceptedJob {
     let mut config = Config::default();
     config.request.prompt = Some(prompt.into());
     config.request.seed = word(prompt, "seed").unwrap_or(7);
     let text = |name| word::<String>(prompt, name).unwrap_or_default();
-    Accepted {
+    AcceptedJob {
         id: ids.next().expect("an id"),
         created_at: 1_800_000_000,
         owner: text("owner"),
@@ -356,19 +356,19 @@ impl Server {
                 other => break other.expect("a store"),
             }
         };
-        Server::with(Arc::new(store), settings, Pace::default())
+        Server::with(Arc::new(store), settings, JobTiming::default())
     }
 
-    pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: Pace) -> Self {
+    pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: JobTiming) -> Self {
         let jobs = Jobs::open_at(store, (&settings).into(), pace).expect("jobs");
-        Server::of(jobs, Vec::new())
+        Server::with_jobs(jobs, Vec::new())
     }
 
-    pub fn of(jobs: Arc<Jobs>, warm: Vec<Order>) -> Self {
+    pub fn with_jobs(jobs: Arc<Jobs>, warm: Vec<JobBatch>) -> Self {
         // Creates the files in advance, because creating them takes longer than some runs.
         files();
         let log = Arc::new(Log::default());
-        let ids = Ids::behind(jobs.last_id().as_ref());
+        let ids = Ids::after(jobs.last_id().as_ref());
         let device = ScriptedDevice::new(Arc::clone(&log));
         let worker = Worker::start(&jobs, Box::new(move || Ok(Box::new(device))), warm).expect("threads");
         Server { jobs, ids, log, worker }
@@ -433,7 +433,7 @@ pub fn listed(folder: &Path) -> BTreeMap<String, u64> {
 #[needs(nothing)]
 fn scripted_video_is_valid() {
     let folder = tempfile::tempdir().expect("a folder");
-    let job = Arc::new(request(&Ids::behind(None), "a"));
+    let job = Arc::new(request(&Ids::after(None), "a"));
     let produced = ScriptedVideo { job, tries: 0 }.write(folder.path()).expect("written");
     let clip = media::probe_clip(&folder.path().join("video.mp4"), Path::new("no-ffmpeg")).expect("a video");
     assert_eq!((clip.width, clip.height, clip.frames), (produced.width, produced.height, produced.num_frames));

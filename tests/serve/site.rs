@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ltx2::config::{CliOverrides, load};
-use ltx2::serve::device::Device;
-use ltx2::serve::server::{Options, Server};
+use ltx2::serve::device::JobDevice;
+use ltx2::serve::server::{Server, ServerOptions};
 use ltx2::serve::start;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -22,12 +22,12 @@ pub fn body(prompt: &str) -> Value {
 }
 
 /// Starts a server with the toy model's configuration and a test device, and waits until it is ready.
-pub fn started(state: &Path, keys: &[&str], options: Options, device: impl Device + Send + 'static) -> Server {
+pub fn started(state: &Path, keys: &[&str], options: ServerOptions, device: impl JobDevice + Send + 'static) -> Server {
     let own = ["listen=127.0.0.1:0", "min_free=0", "warm=[\"none\"]", "queue=1000", "queue_per_key=1000"];
     let set = own.iter().chain(keys).map(|key| format!("serve.{key}"));
     let set = set.chain([format!("serve.state={}", state.display())]).collect();
     let loaded = load(&CliOverrides { files: vec!["nano".into()], set, ..CliOverrides::default() });
-    let factory = Box::new(move || Ok(Box::new(device) as Box<dyn Device>));
+    let factory = Box::new(move || Ok(Box::new(device) as Box<dyn JobDevice>));
     let server = start(loaded.expect("a configuration"), options, factory).expect("a server");
     server.wait_ready(Duration::from_secs(30)).expect("ready");
     server
@@ -45,17 +45,17 @@ pub struct Site {
 impl Site {
     /// Starts a server with settings of the section `serve`, each in the form `KEY=VALUE`.
     pub fn new(keys: &[&str]) -> Self {
-        Site::with(keys, Options::default())
+        Site::with(keys, ServerOptions::default())
     }
 
-    pub fn with(keys: &[&str], options: Options) -> Self {
+    pub fn with(keys: &[&str], options: ServerOptions) -> Self {
         let folder = quick_folder();
         let state = folder.path().join("state");
         Site { folder: Some(folder), ..Site::at(state, keys, options) }
     }
 
     /// Starts a server on an existing state folder, which is not removed at the end.
-    pub fn at(state: PathBuf, keys: &[&str], options: Options) -> Self {
+    pub fn at(state: PathBuf, keys: &[&str], options: ServerOptions) -> Self {
         let log = Arc::new(Log::default());
         let device = ScriptedDevice::new(Arc::clone(&log));
         let server = started(&state, keys, options, device);
@@ -290,7 +290,7 @@ pub struct Events {
 }
 
 impl Events {
-    pub fn of(site: &Site, path: &str) -> Self {
+    pub fn subscribe(site: &Site, path: &str) -> Self {
         Events::open(site.client(), path)
     }
 

@@ -2,7 +2,7 @@
 
 use ltx2::config::{CliOverrides, Config, WeightType, load, parse_mesh};
 use ltx2::pipeline::plan::layouts::{Candidate, Candidates, candidates};
-use ltx2::pipeline::programs::compile::{CompileOptions, compile};
+use ltx2::pipeline::programs::compile::{ProgramCompileOptions, compile};
 use ltx2::runtime::{ModuleStore, Target};
 
 /// Maximum fraction by which a shipped layout may be faster than the choice of `auto`.
@@ -71,7 +71,7 @@ fn cost(config: &Config, of: &Candidate, all: &Candidates, target: &str) -> f64 
     let layers = Some(if config.runtime.weights == WeightType::Bf16 { LAYERS } else { LAYERS_OF_8_BITS });
     let step = |kind| {
         let (target, modules) = (target.clone(), Some(&modules));
-        let options = CompileOptions { target, kind, layers, dump: None, save: None, modules };
+        let options = ProgramCompileOptions { target, kind, layers, dump: None, save: None, modules };
         let done = compile(&config, &options).unwrap_or_else(|e| panic!("{} ({}): {e}", of.layout, of.mesh));
         done.predicted_all().expect("a known chip").step
     };

@@ -31,9 +31,9 @@ use ltx2::models::Network;
 use ltx2::models::connectors::{self, ConnectorsConfig};
 use ltx2::models::gemma3::{self, Gemma3Config};
 use ltx2::models::presets::Preset;
-use ltx2::models::transformer::{CrossTimestep, TransformerConfig};
+use ltx2::models::transformer::{CrossModalTimestep, TransformerConfig};
 use ltx2::nn::{Build, Lowering};
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
@@ -46,7 +46,7 @@ use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, platforms};
 use ltx2::sampling::Euler;
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
-use ltx2::sampling::guidance::{Branch, RescaleScope, Scales};
+use ltx2::sampling::guidance::{Branch, GuidanceScales, RescaleExtent};
 use ltx2::sampling::guiders::Guider;
 use ltx2::sampling::sigmas;
 use ltx2::tensor::Tensor;
@@ -352,7 +352,7 @@ pub fn plain(dtype: DType) -> Build {
 pub fn open(client: &Client, model: &str, build: Build) -> Runner {
     let source = Arc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-    let mut model = Model::open(&source).expect("complete");
+    let mut model = OpenModel::open(&source).expect("complete");
     // The reference of the cases is diffusers, which does not clamp.
     model.configs = model.configs.with_vocoder_clamp(false);
     Runner::new(model, executor, build)
@@ -385,21 +385,21 @@ pub fn run_case(
     let source = Arc::new(ModelSource::open(model, &Overrides::default()).expect("a model"));
     let mut executor = Executor::new(Engine::new(client.clone(), options), source.clone());
     let scalars = case.arguments().collect();
-    run_component(component, &ModelConfigs::of(&source), &mut executor, inputs, &scalars, build)
+    run_component(component, &ModelConfigs::from_source(&source), &mut executor, inputs, &scalars, build)
         .unwrap_or_else(|e| panic!("{}: {e}", case.name))
         .into_iter()
         .collect()
 }
 
 /// Returns the request of a pipeline case.
-pub fn request(case: &Case, models: &Model) -> Request {
+pub fn request(case: &Case, models: &OpenModel) -> Request {
     let s = &case.scalars;
     let number = |k: &str| s[k].as_u64().expect(k);
     let text = |k: &str| s[k].as_str().expect(k).to_string();
     let scales = |stream: &str| {
         let g = &s["guidance"][stream];
         let f = |k: &str| g[k].as_f64().expect(k) as f32;
-        Scales { cfg: f("cfg"), stg: f("stg"), modality: f("modality"), rescale: f("rescale") }
+        GuidanceScales { cfg: f("cfg"), stg: f("stg"), modality: f("modality"), rescale: f("rescale") }
     };
     let (width, height, num_frames) =
         (number("width") as usize, number("height") as usize, number("num_frames") as usize);
@@ -429,10 +429,10 @@ pub fn request(case: &Case, models: &Model) -> Request {
         stg_blocks: Av::both(
             s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         ),
-        rescale: RescaleScope::PerSample,
+        rescale: RescaleExtent::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
-        cross: CrossTimestep::GateOnly,
+        cross: CrossModalTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,
         clean_prediction: Default::default(),

@@ -7,7 +7,7 @@ use ltx2::Config;
 use ltx2::hlo::DType;
 use ltx2::nn::Build;
 use ltx2::pipeline::RunOptions;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pjrt::Client;
@@ -41,11 +41,11 @@ pub fn open_with_overrides(client: &Client, case: &Case, overrides: Overrides, b
     let model = case.model.to_str().expect("UTF-8");
     let source = Arc::new(ModelSource::open(model, &overrides).expect("a model"));
     let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
-    Runner::new(Model::open(&source).expect("complete"), executor, build)
+    Runner::new(OpenModel::open(&source).expect("complete"), executor, build)
 }
 
 /// Returns the requests of a case with the prefixes of their outputs.
-pub fn requests(case: &Case, model: &Model) -> Vec<(String, Request)> {
+pub fn requests(case: &Case, model: &OpenModel) -> Vec<(String, Request)> {
     let preset = case.scalars["preset"].as_str().expect("a preset");
     let all = case.scalars["keys"].as_object().expect("requests").iter();
     let settings = |keys: &Value| keys.as_array().expect("settings").clone();
@@ -60,7 +60,7 @@ pub fn requests(case: &Case, model: &Model) -> Vec<(String, Request)> {
 }
 
 /// Returns the request of a case with a single one.
-pub fn request(case: &Case, model: &Model) -> Request {
+pub fn request(case: &Case, model: &OpenModel) -> Request {
     let mut all = requests(case, model);
     assert_eq!(all.len(), 1, "{}", case.name);
     all.remove(0).1

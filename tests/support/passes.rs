@@ -6,7 +6,7 @@ use ltx2::av::Av;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
-use ltx2::pipeline::model::Model;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::request::{Condition, Request, Shapes};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
@@ -27,9 +27,9 @@ pub struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    pub fn new(source: &ModelSource, model: &Model, request: &'a Request) -> Self {
+    pub fn new(source: &ModelSource, model: &OpenModel, request: &'a Request) -> Self {
         let json = source.config(Component::Transformer).expect("a configuration");
-        let shapes = Shapes::of(&model.sizes, request).expect("legal sizes");
+        let shapes = Shapes::from_request(&model.sizes, request).expect("legal sizes");
         Pass {
             config: TransformerConfig::from_json(&json).expect("valid"),
             shape: request.denoise_shape(&model.sizes, &shapes, 1),

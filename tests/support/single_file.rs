@@ -20,17 +20,17 @@ pub const TINY_2_5: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/
 pub const TINY_2_3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3");
 
 /// Tensor of a file: element type, dimensions, bytes.
-pub type Stored = (Dtype, Vec<usize>, Vec<u8>);
+pub type TensorData = (Dtype, Vec<usize>, Vec<u8>);
 
 /// Reads all tensors of a file.
-pub fn read(path: &Path) -> BTreeMap<String, Stored> {
+pub fn read(path: &Path) -> BTreeMap<String, TensorData> {
     let bytes = fs::read(path).expect("a file");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     file.iter().map(|(k, t)| (k.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))).collect()
 }
 
 /// Writes a file with an optional configuration in its header.
-pub fn write(path: &Path, tensors: &BTreeMap<String, Stored>, config: Option<&Value>) {
+pub fn write(path: &Path, tensors: &BTreeMap<String, TensorData>, config: Option<&Value>) {
     let views = tensors.iter().map(|(k, (d, s, b))| (k, TensorView::new(*d, s.clone(), b).expect("a tensor")));
     let metadata = config.map(|c| HashMap::from([("config".to_string(), c.to_string())]));
     fs::write(path, safetensors::serialize(views, metadata).expect("bytes")).expect("written");
@@ -276,19 +276,19 @@ pub fn header_2_5() -> Value {
 }
 
 /// Returns tiny_a's tensors under Lightricks' names, with an unused statistic.
-pub fn combined() -> BTreeMap<String, Stored> {
+pub fn combined() -> BTreeMap<String, TensorData> {
     combined_of(TINY)
 }
 
 /// Returns a model's tensors under Lightricks' names, with an unused statistic.
-pub fn combined_of(model: &str) -> BTreeMap<String, Stored> {
+pub fn combined_of(model: &str) -> BTreeMap<String, TensorData> {
     let mut all = combined_parts(model, &IN_FILE);
     all.insert("vae.per_channel_statistics.mean-of-stds".into(), (Dtype::BF16, vec![8], vec![0; 16]));
     all
 }
 
 /// Returns the tensors of some components under Lightricks' names.
-pub fn combined_parts(model: &str, parts: &[Component]) -> BTreeMap<String, Stored> {
+pub fn combined_parts(model: &str, parts: &[Component]) -> BTreeMap<String, TensorData> {
     let mut all = BTreeMap::new();
     let mut names = Vec::new();
     for &c in parts {

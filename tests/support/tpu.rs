@@ -113,7 +113,7 @@ fn opened(case: Case) -> (Programs, Target, OpenTarget, Build) {
         ..CliOverrides::default()
     };
     let config = load(&given).expect("a configuration").config;
-    let programs = Programs::of(&config, case.layers).expect("the published model");
+    let programs = Programs::from_config(&config, case.layers).expect("the published model");
     let target: Target = case.target.parse().expect("a target");
     let machine = target.open().expect("a topology");
     let build = setup::build(&config, machine.devices.len(), target.platform().name(), &machine.device_kind);

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::shipped;
 use crate::support::tpu::{self, Case, Compiled, compiled, seconds};
 use crate::support::{full, needs};
-use ltx2::analysis::Stored;
+use ltx2::analysis::StoredArray;
 use ltx2::config::{CliOverrides, load};
 use ltx2::hlo::{Builder, DType, Program, Type, Value};
-use ltx2::kernels::{Kernel, Partial, Tpu, attention};
+use ltx2::kernels::{Kernel, PartialAttention, Tpu, attention};
 use ltx2::pipeline::plan::setup;
 use ltx2::pipeline::programs::build::{ProgramKind, Programs};
 use ltx2::runtime::{OpenTarget, Target};
@@ -69,7 +69,7 @@ fn shapes_on(machine: &OpenTarget, file: Option<&str>, layout: Option<&str>) -> 
         let layout = layout.map(|layout| format!("layout={layout}"));
         let set = set.iter().map(ToString::to_string).chain(layout).collect();
         let config = load(&CliOverrides { files, set, ..CliOverrides::default() }).expect("a configuration").config;
-        let programs = Programs::of(&config, Some(2)).expect("the published model");
+        let programs = Programs::from_config(&config, Some(2)).expect("the published model");
         let build = setup::build(&config, machine.devices.len(), "tpu", &machine.device_kind).expect("a layout");
         let loops = [ProgramKind::Denoise, ProgramKind::Refine];
         for program in programs.kinds().filter(|program| loops.contains(program)) {
@@ -88,7 +88,7 @@ fn attention_alone(kernel: Kernel, [rows, queries, keys, heads, dim]: Shape, is_
     let (q, k, v) = (argument("q", queries), argument("k", keys), argument("v", keys));
     let bias = b.argument("bias", Type::new(DType::F32, [1, 1, 1, keys]));
     let results: Vec<Value> = match is_part {
-        true => Partial::of(kernel, &q, &k, &v, Some(&bias), 0.1).into_values().into(),
+        true => PartialAttention::compute(kernel, &q, &k, &v, Some(&bias), 0.1).into_values().into(),
         false => vec![attention(kernel, &q, &k, &v, Some(&bias), 0.1)],
     };
     let results: Vec<(&str, &Value)> = ["a", "b", "c"].into_iter().zip(&results).collect();
@@ -115,7 +115,7 @@ fn attention_kernel_compiles_for_every_chip() {
     eprintln!("{} shapes, {every} with their chips", different.len());
     let each = all.values().flat_map(|(machine, shapes)| shapes.iter().map(move |shape| (machine, *shape)));
     for (machine, (shape, is_part)) in each.step_by(if full() { 1 } else { 64 }) {
-        let program = attention_alone(Kernel::Mosaic(Tpu::of(&machine.device_kind)), shape, is_part);
+        let program = attention_alone(Kernel::Mosaic(Tpu::from_kind(&machine.device_kind)), shape, is_part);
         assert!(program.text.contains("tpu_custom_call"), "{shape:?}");
         if let Err(error) = tpu::try_module(machine, &program) {
             panic!("{}, {shape:?}: {error}", machine.device_kind);
@@ -127,14 +127,14 @@ fn attention_kernel_compiles_for_every_chip() {
 const CALLS: usize = 6;
 
 /// Returns the f32 arrays of a block that are as large as its queries or keys.
-fn wide_queries(done: &Compiled, tokens: i64) -> Vec<Stored> {
-    let is_wide = |s: &Stored| {
+fn wide_queries(done: &Compiled, tokens: i64) -> Vec<StoredArray> {
+    let is_wide = |s: &StoredArray| {
         let elements: i64 = s.dims.iter().product();
         // RoPE tables, one for both branches, are f32 and are broadcast over the head dimension once, before the loop.
         let is_table = s.opcode == "broadcast" && s.scope.ends_with("rope/broadcast_in_dim");
         s.dtype == "f32" && s.scope.contains("blocks/") && elements >= tokens * 2048 && !is_table
     };
-    done.module.stored().into_iter().filter(is_wide).collect()
+    done.module.stored_arrays().into_iter().filter(is_wide).collect()
 }
 
 fn kernels(done: &Compiled) -> usize {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ltx2::analysis::{CollectiveKind, LoopLevel, Stored};
+use ltx2::analysis::{CollectiveKind, LoopLevel, StoredArray};
 use ltx2::config::presets::CONFIGS;
 use ltx2::hlo::DType;
 use ltx2::pipeline::programs::build::ProgramKind;
@@ -235,12 +235,13 @@ fn tell(slice: &Slice, what: &str, done: &Compiled) {
 
 /// Returns the arrays that the norms of video queries and keys write in a block, without the RoPE tables, which are
 /// broadcast before the loop.
-fn written_by_norms(done: &Compiled) -> Vec<Stored> {
-    let is_norm =
-        |s: &Stored| ["norm_q/", "norm_k/"].iter().any(|norm| s.scope.starts_with(&format!("blocks/attn1/{norm}")));
+fn written_by_norms(done: &Compiled) -> Vec<StoredArray> {
+    let is_norm = |s: &StoredArray| {
+        ["norm_q/", "norm_k/"].iter().any(|norm| s.scope.starts_with(&format!("blocks/attn1/{norm}")))
+    };
     let is_whole =
-        |s: &Stored| s.dims.iter().product::<i64>() >= 384 * 16 * 128 && !s.scope.ends_with("broadcast_in_dim");
-    done.module.stored().into_iter().filter(|s| is_norm(s) && is_whole(s)).collect()
+        |s: &StoredArray| s.dims.iter().product::<i64>() >= 384 * 16 * 128 && !s.scope.ends_with("broadcast_in_dim");
+    done.module.stored_arrays().into_iter().filter(|s| is_norm(s) && is_whole(s)).collect()
 }
 
 #[needs(nothing)]
@@ -318,7 +319,7 @@ fn shipped_denoising_loops_stay_within_budgets_at_full_depth() {
 }
 
 /// Returns bf16 and f32 arrays with the sizes, in any order, of integer weights; for layouts that replicate weights.
-fn wide_copies(done: &Compiled) -> Vec<Stored> {
+fn wide_copies(done: &Compiled) -> Vec<StoredArray> {
     let sizes = |dims: &[i64]| {
         let mut sizes: Vec<i64> = dims.iter().copied().filter(|&d| d > 1).collect();
         sizes.sort_unstable();
@@ -328,8 +329,8 @@ fn wide_copies(done: &Compiled) -> Vec<Stored> {
     let weights: BTreeSet<Vec<i64>> =
         narrow.map(|p| sizes(&p.ty.dims[1..].iter().map(|&d| d as i64).collect::<Vec<_>>())).collect();
     assert!(weights.len() >= 8, "{weights:?}");
-    let is_wide = |s: &Stored| ["bf16", "f32"].contains(&s.dtype) && weights.contains(&sizes(&s.dims));
-    done.module.stored().into_iter().filter(is_wide).collect()
+    let is_wide = |s: &StoredArray| ["bf16", "f32"].contains(&s.dtype) && weights.contains(&sizes(&s.dims));
+    done.module.stored_arrays().into_iter().filter(is_wide).collect()
 }
 
 const INTEGERS: &str = "tpu/v6e-8-int8";

@@ -26,7 +26,7 @@ impl Destination {
     ///
     /// # Errors
     /// Returns an error for a block device, a socket, or a loop of symbolic links.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn classify(path: &Path) -> io::Result<Self> {
         let mut target = path.to_path_buf();
         for _ in 0..LINKS {
             let Ok(about) = fs::symlink_metadata(&target) else { return Ok(Destination::File(target)) };
@@ -54,12 +54,12 @@ impl Destination {
 
     /// Whether writing to `path` would replace an existing file.
     pub fn is_taken(path: &Path) -> bool {
-        matches!(Destination::of(path), Ok(Destination::File(target)) if target.is_file())
+        matches!(Destination::classify(path), Ok(Destination::File(target)) if target.is_file())
     }
 
     /// Whether `path` is a device, a pipe or an open descriptor.
     pub fn is_stream(path: &Path) -> bool {
-        matches!(Destination::of(path), Ok(Destination::Stream(_)))
+        matches!(Destination::classify(path), Ok(Destination::Stream(_)))
     }
 }
 
@@ -132,14 +132,14 @@ mod tests {
         symlink("../c.json", path("deep/b.json")).unwrap();
         // A chain of links to a path that does not exist at first, then to a file.
         let target = Destination::File(path("deep/../c.json"));
-        assert_eq!(Destination::of(&path("a.json")).unwrap(), target);
+        assert_eq!(Destination::classify(&path("a.json")).unwrap(), target);
         assert!(!Destination::is_taken(&path("a.json")));
         fs::write(path("c.json"), "{}").unwrap();
-        assert_eq!(Destination::of(&path("a.json")).unwrap(), target);
+        assert_eq!(Destination::classify(&path("a.json")).unwrap(), target);
         assert!(Destination::is_taken(&path("a.json")) && Destination::is_taken(&path("c.json")));
         symlink("y", path("x")).unwrap();
         symlink("x", path("y")).unwrap();
-        assert!(Destination::of(&path("x")).unwrap_err().to_string().contains("symbolic links"));
+        assert!(Destination::classify(&path("x")).unwrap_err().to_string().contains("symbolic links"));
     }
 
     #[test]
@@ -150,10 +150,10 @@ mod tests {
         }
         let link = folder.path().join("null.mp4");
         symlink("/dev/null", &link).unwrap();
-        assert_eq!(Destination::of(&link).unwrap(), Destination::Stream("/dev/null".into()));
+        assert_eq!(Destination::classify(&link).unwrap(), Destination::Stream("/dev/null".into()));
         let socket = folder.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
-        assert!(Destination::of(&socket).unwrap_err().to_string().starts_with("it is a socket; use a file"));
+        assert!(Destination::classify(&socket).unwrap_err().to_string().starts_with("it is a socket; use a file"));
         assert!(check_stream(Path::new("/dev/null")).is_ok());
         // Only the superuser can create a block device; most other machines have one.
         let disk = folder.path().join("disk");
@@ -162,7 +162,7 @@ mod tests {
         let is_block = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.file_type().is_block_device());
         let others = fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path()).filter(is_block);
         for disk in is_made.then_some(disk).into_iter().chain(others) {
-            let error = Destination::of(&disk).unwrap_err().to_string();
+            let error = Destination::classify(&disk).unwrap_err().to_string();
             assert!(error.starts_with("it is a block device; use a file"), "{}: {error}", disk.display());
         }
     }

@@ -17,22 +17,22 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// Function that runs before the process exits, usually to save results. Returns a clause for the error line, such as
 /// where the results are. `None`: no clause.
-type Keep = Box<dyn FnOnce() -> Option<String> + Send>;
+type ExitHook = Box<dyn FnOnce() -> Option<String> + Send>;
 
-static STATE: Mutex<State> = Mutex::new(State::new());
+static STATE: Mutex<InterruptState> = Mutex::new(InterruptState::new());
 
-struct State {
-    phase: Phase,
+struct InterruptState {
+    phase: InterruptPhase,
     /// Text that follows "interrupted" in the error line.
     doing: String,
     holds: Vec<(u64, &'static str)>,
-    keepers: Vec<(u64, Keep)>,
+    keepers: Vec<(u64, ExitHook)>,
     compilations: Vec<u64>,
     next: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum InterruptPhase {
     Running,
     /// A signal arrived while a hold existed.
     Asked,
@@ -51,10 +51,10 @@ pub enum Reply {
     After(&'static str),
 }
 
-impl State {
+impl InterruptState {
     const fn new() -> Self {
-        State {
-            phase: Phase::Running,
+        InterruptState {
+            phase: InterruptPhase::Running,
             doing: String::new(),
             holds: Vec::new(),
             keepers: Vec::new(),
@@ -70,12 +70,12 @@ impl State {
 
     fn request(&mut self) -> Reply {
         match (self.phase, self.holds.first()) {
-            (Phase::Running, Some(&(_, what))) => {
-                self.phase = Phase::Asked;
+            (InterruptPhase::Running, Some(&(_, what))) => {
+                self.phase = InterruptPhase::Asked;
                 Reply::After(what)
             }
             _ => {
-                self.phase = Phase::Ending;
+                self.phase = InterruptPhase::Ending;
                 Reply::Now
             }
         }
@@ -85,12 +85,12 @@ impl State {
     /// `Some(false)` if the work itself ends the process by returning an error. `None`: not decided yet.
     fn ends_now(&mut self) -> Option<bool> {
         match self.phase {
-            Phase::Asked if self.holds.is_empty() => {
-                self.phase = Phase::Ending;
+            InterruptPhase::Asked if self.holds.is_empty() => {
+                self.phase = InterruptPhase::Ending;
                 Some(true)
             }
-            Phase::Running | Phase::Asked => None,
-            Phase::Stopping | Phase::Ending => Some(false),
+            InterruptPhase::Running | InterruptPhase::Asked => None,
+            InterruptPhase::Stopping | InterruptPhase::Ending => Some(false),
         }
     }
 
@@ -99,44 +99,44 @@ impl State {
     }
 
     fn stops(&mut self) -> bool {
-        if self.phase == Phase::Asked {
-            self.phase = Phase::Stopping;
+        if self.phase == InterruptPhase::Asked {
+            self.phase = InterruptPhase::Stopping;
         }
-        self.phase != Phase::Running
+        self.phase != InterruptPhase::Running
     }
 }
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, InterruptState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Registration of a hold, a keeper or a compilation; dropping it removes the entry.
 #[derive(Debug)]
-pub struct Guard(u64);
+pub struct InterruptGuard(u64);
 
 /// Registers work that the first signal waits for.
-pub fn hold(what: &'static str) -> Guard {
+pub fn hold(what: &'static str) -> InterruptGuard {
     let mut state = state();
     let number = state.number();
     state.holds.push((number, what));
-    Guard(number)
+    InterruptGuard(number)
 }
 
 /// Registers a function that saves in-memory results. It runs before an interrupt ends the process, on the thread that
 /// ends it.
-pub fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> Guard {
+pub fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> InterruptGuard {
     let mut state = state();
     let number = state.number();
     state.keepers.push((number, Box::new(keep)));
-    Guard(number)
+    InterruptGuard(number)
 }
 
 /// Registers a compilation on this thread. Compilations cannot be cancelled.
-pub fn compiling() -> Guard {
+pub fn compiling() -> InterruptGuard {
     let mut state = state();
     let number = state.number();
     state.compilations.push(number);
-    Guard(number)
+    InterruptGuard(number)
 }
 
 /// Whether a drain (graceful shutdown) would wait only for compilations.
@@ -144,7 +144,7 @@ pub fn only_compiles() -> bool {
     state().only_compiles()
 }
 
-impl Drop for Guard {
+impl Drop for InterruptGuard {
     fn drop(&mut self) {
         let mut state = state();
         state.holds.retain(|(number, _)| *number != self.0);
@@ -172,7 +172,7 @@ pub fn stops() -> bool {
 
 /// Blocks forever if an interrupt is ending the process, so that only the interrupt thread prints the error line.
 pub fn block_if_ending() {
-    while state().phase == Phase::Ending {
+    while state().phase == InterruptPhase::Ending {
         thread::park();
     }
 }
@@ -214,28 +214,28 @@ mod tests {
 
     #[test]
     fn first_signal_waits_only_for_holds() {
-        let mut state = State::new();
+        let mut state = InterruptState::new();
         assert!(!state.stops());
-        assert_eq!((state.request(), state.phase), (Reply::Now, Phase::Ending));
+        assert_eq!((state.request(), state.phase), (Reply::Now, InterruptPhase::Ending));
 
-        let mut state = State { holds: vec![(1, "the current steps")], ..State::new() };
+        let mut state = InterruptState { holds: vec![(1, "the current steps")], ..InterruptState::new() };
         assert_eq!(state.request(), Reply::After("the current steps"));
         assert_eq!(state.ends_now(), None);
         state.holds.clear();
-        assert_eq!((state.ends_now(), state.phase), (Some(true), Phase::Ending));
+        assert_eq!((state.ends_now(), state.phase), (Some(true), InterruptPhase::Ending));
     }
 
     #[test]
     fn only_compiles_is_false_while_a_hold_exists() {
-        let mut state = State { compilations: vec![1], ..State::new() };
-        assert!(state.only_compiles() && !State::new().only_compiles());
+        let mut state = InterruptState { compilations: vec![1], ..InterruptState::new() };
+        assert!(state.only_compiles() && !InterruptState::new().only_compiles());
         state.holds.push((2, "x"));
         assert!(!state.only_compiles());
     }
 
     #[test]
     fn second_signal_exits_while_work_is_stopping() {
-        let mut state = State { holds: vec![(1, "x")], ..State::new() };
+        let mut state = InterruptState { holds: vec![(1, "x")], ..InterruptState::new() };
         state.request();
         assert!(state.stops());
         state.holds.clear();

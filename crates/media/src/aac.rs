@@ -3,8 +3,8 @@
 use std::borrow::Borrow;
 
 use super::audio::Audio;
-use super::error::{Error, Result};
-use super::isobmff::{Media, Track};
+use super::error::{MediaError, Result};
+use super::isobmff::{Media, Mp4Track};
 use super::samples::Samples;
 
 /// Sample rates in Hz that AAC supports (ISO/IEC 14496-3, table 1.18).
@@ -18,7 +18,7 @@ const UNIT: u32 = 1024;
 ///
 /// The track's `skip` field holds the encoder's priming, and `last_delta` excludes the padding of the last access unit,
 /// so a player presents exactly the input samples.
-pub(super) fn encode(sound: &Audio, bitrate: u32) -> Result<Track> {
+pub(super) fn encode(sound: &Audio, bitrate: u32) -> Result<Mp4Track> {
     let (channels, rate) = (sound.channels(), sound.rate());
     encode_blocks([Ok(sound)], channels, rate, bitrate, Samples::in_memory())
 }
@@ -30,10 +30,10 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
     rate: u32,
     bitrate: u32,
     mut samples: Samples,
-) -> Result<Track> {
+) -> Result<Mp4Track> {
     let failed = |e: syom::AacError| {
         // A caller can cause only one failure: a sample rate that is not in the standard's table.
-        Error::Embedded { codec: "AAC", message: format!("cannot encode {channels} channels at {rate} Hz: {e}") }
+        MediaError::Embedded { codec: "AAC", message: format!("cannot encode {channels} channels at {rate} Hz: {e}") }
     };
     // An access unit holds at most 6144 bits per channel.
     let most = 6 * rate.saturating_mul(channels as u32);
@@ -51,7 +51,7 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
     kept?;
     let whole = u64::from(UNIT) * (samples.len() as u64).saturating_sub(1);
     let last_delta = (info.priming + info.samples).checked_sub(whole).filter(|&d| (1..=u64::from(UNIT)).contains(&d));
-    let last_delta = last_delta.ok_or_else(|| Error::Embedded {
+    let last_delta = last_delta.ok_or_else(|| MediaError::Embedded {
         codec: "AAC",
         message: format!(
             "{} access units do not match {} samples plus {} samples of priming",
@@ -60,7 +60,7 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
             info.priming
         ),
     })?;
-    Ok(Track {
+    Ok(Mp4Track {
         media: Media::Aac { channels: channels as u16, config: encoder.asc().to_vec() },
         timescale: rate,
         samples,

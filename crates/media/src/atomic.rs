@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use ltx2_base::destination::{self, Destination};
 use ltx2_base::{failpoint, temporaries};
 
@@ -20,7 +20,7 @@ pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
 }
 
 fn destination_of(path: &Path) -> Result<Destination> {
-    Destination::of(path).map_err(Error::io("write", path))
+    Destination::classify(path).map_err(MediaError::io("write", path))
 }
 
 pub(super) fn name(path: &Path) -> impl Display {
@@ -42,12 +42,12 @@ pub(super) fn temporary_next_to(path: &Path, suffix: &str) -> Result<NamedTempFi
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let create = || {
-        std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
-        builder.tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+        std::fs::create_dir_all(&folder).map_err(MediaError::io("create folder", &folder))?;
+        builder.tempfile_in(&folder).map_err(MediaError::io("create a temporary file in", &folder))
     };
     // A concurrent [`check_writable`] on the same folder may remove the folder between the two calls; retry once.
     let file = match create() {
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
+        Err(MediaError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
         created => created?,
     };
     temporaries::note(file.path());
@@ -74,7 +74,7 @@ fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
 }
 
 /// A temporary file in the same folder as its target.
-struct Beside<'a> {
+struct SiblingTempFile<'a> {
     /// `None` after the rename.
     file: Option<NamedTempFile>,
     /// Path as the caller passed it, for messages.
@@ -85,38 +85,38 @@ struct Beside<'a> {
     replace: bool,
 }
 
-impl Beside<'_> {
+impl SiblingTempFile<'_> {
     fn file(&mut self) -> Result<&mut NamedTempFile> {
         let gone = || std::io::Error::other("the temporary file was already renamed");
-        self.file.as_mut().ok_or_else(|| Error::io("write", self.path)(gone()))
+        self.file.as_mut().ok_or_else(|| MediaError::io("write", self.path)(gone()))
     }
 }
 
-impl Calls for Beside<'_> {
+impl Calls for SiblingTempFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let path = self.path;
         let (first, rest) = bytes.split_at(bytes.len() / 2);
-        self.file()?.write_all(first).map_err(Error::io("write", path))?;
+        self.file()?.write_all(first).map_err(MediaError::io("write", path))?;
         failpoint::reach("write", name(path));
-        self.file()?.write_all(rest).map_err(Error::io("write", path))
+        self.file()?.write_all(rest).map_err(MediaError::io("write", path))
     }
 
     fn sync_file(&mut self) -> Result<()> {
         let path = self.path;
-        self.file()?.as_file().sync_all().map_err(Error::io("write", path))
+        self.file()?.as_file().sync_all().map_err(MediaError::io("write", path))
     }
 
     fn rename(&mut self) -> Result<()> {
         failpoint::reach("rename", name(self.path));
-        failpoint::fail("rename", name(self.path)).map_err(Error::io("rename the finished file to", self.path))?;
+        failpoint::fail("rename", name(self.path)).map_err(MediaError::io("rename the finished file to", self.path))?;
         let Some(file) = self.file.take() else { return Ok(()) };
         let named = if self.replace { file.persist(self.target) } else { persist_new(file, self.target) };
-        named.map(drop).map_err(|e| Error::io("rename the finished file to", self.path)(e.error))
+        named.map(drop).map_err(|e| MediaError::io("rename the finished file to", self.path)(e.error))
     }
 
     fn sync_folder(&mut self) -> Result<()> {
         let folder = destination::folder(self.target);
-        sync_folder(&folder).map_err(Error::io("write", &folder))
+        sync_folder(&folder).map_err(MediaError::io("write", &folder))
     }
 }
 
@@ -144,10 +144,12 @@ pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
 /// a pipe, copies the bytes into it.
 pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
     match destination_of(path)? {
-        Destination::File(target) => replace_by(&mut Beside { file: Some(file), path, target: &target, replace }, &[]),
+        Destination::File(target) => {
+            replace_by(&mut SiblingTempFile { file: Some(file), path, target: &target, replace }, &[])
+        }
         Destination::Stream(stream) => {
             let copy = || std::io::copy(&mut file.reopen()?, &mut destination::open_stream(&stream)?);
-            copy().map(drop).map_err(Error::io("write", path))
+            copy().map(drop).map_err(MediaError::io("write", path))
         }
     }
 }
@@ -160,11 +162,13 @@ pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result
 pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() || path.file_name().is_none() {
         let source = std::io::ErrorKind::IsADirectory.into();
-        return Err(Error::Io { action: "write", path: path.into(), source });
+        return Err(MediaError::Io { action: "write", path: path.into(), source });
     }
     let target = match destination_of(path)? {
         Destination::File(target) => target,
-        Destination::Stream(stream) => return destination::check_stream(&stream).map_err(Error::io("write", path)),
+        Destination::Stream(stream) => {
+            return destination::check_stream(&stream).map_err(MediaError::io("write", path));
+        }
     };
     let folder = destination::folder(&target);
     let missing: Vec<&Path> = folder.ancestors().take_while(|f| !f.as_os_str().is_empty() && !f.exists()).collect();
@@ -189,11 +193,11 @@ pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     match destination_of(path)? {
         Destination::File(target) => {
             let file = Some(temporary_next_to(&target, ".part")?);
-            replace_by(&mut Beside { file, path, target: &target, replace }, &[bytes])
+            replace_by(&mut SiblingTempFile { file, path, target: &target, replace }, &[bytes])
         }
         Destination::Stream(stream) => {
             let write = || destination::open_stream(&stream)?.write_all(bytes);
-            write().map_err(Error::io("write", path))
+            write().map_err(MediaError::io("write", path))
         }
     }
 }
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Call {
+    enum FileCall {
         Write(usize),
         SyncFile,
         Rename,
@@ -242,50 +246,50 @@ mod tests {
     }
 
     /// Records the calls in order.
-    struct Recorded(Vec<Call>);
+    struct RecordingWriter(Vec<FileCall>);
 
-    impl Calls for Recorded {
+    impl Calls for RecordingWriter {
         fn write(&mut self, bytes: &[u8]) -> Result<()> {
-            self.0.push(Call::Write(bytes.len()));
+            self.0.push(FileCall::Write(bytes.len()));
             Ok(())
         }
 
         fn sync_file(&mut self) -> Result<()> {
-            self.0.push(Call::SyncFile);
+            self.0.push(FileCall::SyncFile);
             Ok(())
         }
 
         fn rename(&mut self) -> Result<()> {
-            self.0.push(Call::Rename);
+            self.0.push(FileCall::Rename);
             Ok(())
         }
 
         fn sync_folder(&mut self) -> Result<()> {
-            self.0.push(Call::SyncFolder);
+            self.0.push(FileCall::SyncFolder);
             Ok(())
         }
     }
 
     /// Returns the possible states of the target after a crash that follows these calls. `None` is the previous file; a
     /// number is the length in bytes of the new file. Bytes that were not synced may be partly or completely lost.
-    fn states_after_crash(made: &[Call]) -> Vec<Option<usize>> {
-        let since = |call: Call| made.iter().rposition(|one| *one == call);
+    fn states_after_crash(made: &[FileCall]) -> Vec<Option<usize>> {
+        let since = |call: FileCall| made.iter().rposition(|one| *one == call);
         let (mut written, mut safe) = (0, 0);
         for call in made {
             match call {
-                Call::Write(bytes) => written += bytes,
-                Call::SyncFile => safe = written,
-                Call::Rename | Call::SyncFolder => {}
+                FileCall::Write(bytes) => written += bytes,
+                FileCall::SyncFile => safe = written,
+                FileCall::Rename | FileCall::SyncFolder => {}
             }
         }
-        let Some(renamed) = since(Call::Rename) else { return vec![None] };
-        let is_kept = since(Call::SyncFolder).is_some_and(|synced| synced > renamed);
+        let Some(renamed) = since(FileCall::Rename) else { return vec![None] };
+        let is_kept = since(FileCall::SyncFolder).is_some_and(|synced| synced > renamed);
         (safe..=written).map(Some).chain((!is_kept).then_some(None)).collect()
     }
 
     /// Returns whether a crash at any point leaves the complete new file or the previous one, and whether the new file
     /// exists after all calls.
-    fn survives(calls: &[Call], bytes: usize) -> bool {
+    fn survives(calls: &[FileCall], bytes: usize) -> bool {
         let is_right = |state: &Option<usize>| state.is_none_or(|left| left == bytes);
         let everywhere = (0..=calls.len()).flat_map(|n| states_after_crash(&calls[..n])).all(|state| is_right(&state));
         everywhere && states_after_crash(calls) == [Some(bytes)]
@@ -293,10 +297,10 @@ mod tests {
 
     #[test]
     fn crash_at_any_call_keeps_old_or_complete_new_file() {
-        let mut recorded = Recorded(Vec::new());
+        let mut recorded = RecordingWriter(Vec::new());
         replace_by(&mut recorded, &[b"abc", b"de"]).unwrap();
         let calls = recorded.0;
-        assert_eq!(calls.iter().filter(|call| matches!(call, Call::Write(_))).count(), 2);
+        assert_eq!(calls.iter().filter(|call| matches!(call, FileCall::Write(_))).count(), 2);
         assert!(survives(&calls, 5), "{calls:?}");
         // Leaving out any call, or swapping two, breaks the guarantee.
         for n in 0..calls.len() {

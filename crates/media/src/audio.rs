@@ -3,7 +3,7 @@
 use ndarray::{Array2, Axis, s};
 use sha2::{Digest, Sha256};
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::rate::FrameRate;
 
 /// Float samples `[channels, samples]`, nominally in -1..1, and their sample rate.
@@ -22,7 +22,7 @@ impl Audio {
         let channels = samples.nrows();
         if rate == 0 || !(1..=2).contains(&channels) {
             let reason = "expected [channels, samples] with 1 or 2 channels and a rate above 0".to_string();
-            return Err(Error::Audio { channels, rate, reason });
+            return Err(MediaError::Audio { channels, rate, reason });
         }
         let samples = if samples.is_standard_layout() { samples } else { samples.as_standard_layout().into_owned() };
         Ok(Self { samples, rate })

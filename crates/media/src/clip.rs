@@ -10,14 +10,14 @@ use rayon::prelude::*;
 
 use super::audio::Audio;
 use super::decode::{decode_with_messages, pixmaps};
-use super::error::{Error, Result, check_rereadable, unusable};
+use super::error::{MediaError, Result, check_rereadable, unusable};
 use super::frame_times::{ClipInfo, listed, rate_of};
 use super::frames::Frames;
 use super::image_file::covering;
 use super::png::{png_size, read_first_png_frames};
 use super::sound::read_part;
-use super::sound_part::Wanted;
-use super::tables::{self, Tables};
+use super::sound_part::SoundRange;
+use super::tables::{self, FrameTable};
 use super::track_times::video_start;
 use super::video_track::{Timing, VideoTrack};
 use ltx2_base::host;
@@ -50,7 +50,7 @@ impl Clip {
 /// Reads at most `seconds` seconds of a video's sound, starting at the time of the first frame of video track `track`.
 fn sound_of_frames(path: &Path, ffmpeg: &Path, track: usize, seconds: Option<f64>) -> Result<Option<Audio>> {
     let zero = video_start(path, ffmpeg, track);
-    let part = read_part(path, ffmpeg, Wanted { zero, start: 0.0, end: seconds })?;
+    let part = read_part(path, ffmpeg, SoundRange { zero, start: 0.0, end: seconds })?;
     if part.is_some() && zero.is_none() {
         let path = path.display();
         tracing::warn!(
@@ -70,11 +70,11 @@ pub struct ClipPart {
 }
 
 /// Reads the frame tables of an MP4. `None`: `path` is a folder, or the file has to be decoded to count its frames.
-fn frame_tables(path: &Path) -> Result<Option<Tables>> {
+fn frame_tables(path: &Path) -> Result<Option<FrameTable>> {
     if path.is_dir() {
         return Ok(None);
     }
-    tables::of_file(path).map_err(Error::io("read", path))
+    tables::of_file(path).map_err(MediaError::io("read", path))
 }
 
 /// Returns the size, frame count and frame rate of a video file or of a folder of PNG frames. If an MP4's header
@@ -92,7 +92,7 @@ pub fn probe_clip(path: &Path, ffmpeg: &Path) -> Result<ClipInfo> {
         return Ok(ClipInfo { width, height, frames, frame_rate: None });
     }
     match frame_tables(path)? {
-        Some(Tables { width, height, times, timescale }) => {
+        Some(FrameTable { width, height, times, timescale }) => {
             let frame_rate = Some(rate_of(path, &times, [1, timescale], &Timing::default())?);
             Ok(ClipInfo { width, height, frames: times.len(), frame_rate })
         }
@@ -125,7 +125,7 @@ pub fn has_sound(path: &Path, ffmpeg: &Path) -> Result<bool> {
 
 /// Returns an error if the decoded width, height or frame count differs from the MP4's header. `most` is the limit on
 /// the number of frames that were decoded.
-fn check_header(path: &Path, frame_tables: &Tables, most: usize, decoded: [usize; 3]) -> Result<()> {
+fn check_header(path: &Path, frame_tables: &FrameTable, most: usize, decoded: [usize; 3]) -> Result<()> {
     let all = frame_tables.times.len().min(most);
     if decoded == [frame_tables.width, frame_tables.height, all] {
         return Ok(());
@@ -142,7 +142,7 @@ fn check_header(path: &Path, frame_tables: &Tables, most: usize, decoded: [usize
 /// Determines the size, count and rate of the frames by decoding all of them. `before`: ffmpeg arguments that precede
 /// the input.
 fn decode_list(path: &Path, ffmpeg: &Path, before: &[&str]) -> Result<ClipInfo> {
-    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    std::fs::metadata(path).map_err(MediaError::io("read", path))?;
     let track = track_of(path, ffmpeg, before)?;
     let map = format!("0:{}", track.index);
     let list = decoded(path, ffmpeg, before, &[&frames_of(&map)[..], &LIST].concat(), u64::MAX)?;
@@ -169,7 +169,7 @@ fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str], most: u64)
     let why = "the file is truncated or damaged; to use the part that ffmpeg can read, convert the file first, e.g. \
                ffmpeg -i IN OUT.mp4";
     match decode_with_messages(path, ffmpeg, before, how, most) {
-        Err(Error::Ffmpeg { tail, .. }) if is_cut(&tail) => Err(unusable(path, why)),
+        Err(MediaError::Ffmpeg { tail, .. }) if is_cut(&tail) => Err(unusable(path, why)),
         Ok(Some((_, words))) if is_cut(&words) => Err(unusable(path, why)),
         output => Ok(output?.ok_or_else(|| unusable(path, NO_VIDEO))?.0),
     }
@@ -244,7 +244,7 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
         return Ok((read_first_png_frames(path, most_frames)?, None));
     }
     check_rereadable(path)?;
-    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    std::fs::metadata(path).map_err(MediaError::io("read", path))?;
     let limit = most.map(|most| ["-frames:v".to_string(), most.to_string()]);
     let limit: Vec<&str> = limit.iter().flatten().map(String::as_str).collect();
     let format = ["-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
@@ -327,7 +327,7 @@ mod tests {
         }
         assert_eq!(read_frames(&images, none, Some(8), 8 * each).unwrap().0.count(), 8);
         let fits = read_frames(&file, none, Some(8), 8 * each).unwrap_err();
-        assert!(matches!(fits, Error::NoDecoder { .. }), "it goes on to the decoder: {fits}");
+        assert!(matches!(fits, MediaError::NoDecoder { .. }), "it goes on to the decoder: {fits}");
     }
 
     /// Without header tables, ffmpeg is stopped at the memory limit.

@@ -10,7 +10,7 @@ use std::thread;
 use ndarray::Array4;
 
 use super::audio::Audio;
-use super::error::{Error, Result, no_decoder, tail};
+use super::error::{MediaError, Result, no_decoder, tail};
 use super::frames::Frames;
 use super::wav::parse_wav;
 
@@ -31,7 +31,7 @@ pub(super) const PLAIN_FILES: [&str; 4] = [
 /// # Errors
 /// Returns an error if ffmpeg is not installed or cannot read the file; the error contains ffmpeg's message.
 pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<Audio>)> {
-    std::fs::metadata(path).map_err(Error::io("read", path))?;
+    std::fs::metadata(path).map_err(MediaError::io("read", path))?;
     // Each PPM image contains its own size, and passthrough keeps the frame count. Without `-pix_fmt`, ffmpeg writes
     // two bytes per value for 10-bit video.
     let as_ppm = ["-an", "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-pix_fmt", "rgb24"];
@@ -42,8 +42,8 @@ pub fn read_video(path: &Path, ffmpeg: &Path) -> Result<(Option<Frames>, Option<
     Ok((frames.transpose()?, sound.transpose()?))
 }
 
-fn broken(path: &Path, what: &str) -> Error {
-    Error::Ffmpeg {
+fn broken(path: &Path, what: &str) -> MediaError {
+    MediaError::Ffmpeg {
         path: path.to_path_buf(),
         status: "exit code 0".into(),
         tail: format!("cannot parse the decoded {what}"),
@@ -75,17 +75,17 @@ pub(super) fn decode_with_messages(
     if is_long {
         let reason =
             "the frames do not fit in this host's memory; use a shorter part, e.g. ffmpeg -t SECONDS -i IN OUT.mp4";
-        return Err(Error::Clip { path: path.to_path_buf(), reason: reason.into() });
+        return Err(MediaError::Clip { path: path.to_path_buf(), reason: reason.into() });
     }
-    let Some(Output { made, said }) = made? else { return Ok(None) };
-    made.map_err(Error::io(OUTPUT, path))?;
+    let Some(FfmpegOutput { made, said }) = made? else { return Ok(None) };
+    made.map_err(MediaError::io(OUTPUT, path))?;
     Ok(Some((bytes, said)))
 }
 
 const OUTPUT: &str = "read the output of ffmpeg for";
 
 /// Output of a successful ffmpeg run.
-pub(super) struct Output<T> {
+pub(super) struct FfmpegOutput<T> {
     pub(super) made: T,
     /// Messages about errors that did not stop ffmpeg, one per line; empty if it decoded the complete file.
     pub(super) said: String,
@@ -102,12 +102,12 @@ pub(super) fn run<T>(
     before: &[&str],
     how: &[&str],
     read: impl FnOnce(ChildStdout) -> T,
-) -> Result<Option<Output<T>>> {
+) -> Result<Option<FfmpegOutput<T>>> {
     let mut command = Command::new(ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error"]).args(before).arg("-i").arg(as_file(path));
     command.args(how).arg("pipe:1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(no_decoder(path))?;
-    let no_pipe = || Error::io(OUTPUT, path)(io::ErrorKind::BrokenPipe.into());
+    let no_pipe = || MediaError::io(OUTPUT, path)(io::ErrorKind::BrokenPipe.into());
     let (out, errors) = (child.stdout.take().ok_or_else(no_pipe)?, child.stderr.take().ok_or_else(no_pipe)?);
     let (made, said) = thread::scope(|scope| {
         let said = scope.spawn(|| read_all(errors));
@@ -115,17 +115,17 @@ pub(super) fn run<T>(
         let made = read(out);
         (made, said.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
-    let status = child.wait().map_err(Error::io(OUTPUT, path))?;
-    let said = said.map_err(Error::io(OUTPUT, path))?;
+    let status = child.wait().map_err(MediaError::io(OUTPUT, path))?;
+    let said = said.map_err(MediaError::io(OUTPUT, path))?;
     let said = String::from_utf8_lossy(&said);
     if said.contains("does not contain any stream") || said.contains("matches no streams") {
         return Ok(None);
     }
     let said = plain(&said, path, how.contains(&"-vn"));
     if !status.success() {
-        return Err(Error::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) });
+        return Err(MediaError::Ffmpeg { path: path.to_path_buf(), status: status.to_string(), tail: tail(&said) });
     }
-    Ok(Some(Output { made, said }))
+    Ok(Some(FfmpegOutput { made, said }))
 }
 
 /// Formats a path for ffmpeg. Without the `file:` prefix, ffmpeg would read `take:1.mp3` as a URL with the protocol

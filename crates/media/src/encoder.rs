@@ -1,6 +1,6 @@
 //! Choice of the video encoder: ffmpeg if it is installed, otherwise the built-in encoders.
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::ffmpeg;
 use super::options::{EncoderChoice, Mp4Options};
 
@@ -29,7 +29,7 @@ pub(super) fn choose(options: &Mp4Options) -> Result<Encoder> {
     }
     match ffmpeg::probe(&options.ffmpeg, &["libx264", "aac"]) {
         Ok(version) => Ok(Encoder::Ffmpeg(version)),
-        Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(Error::FfmpegMissing { reason }),
+        Err(reason) if options.encoder == EncoderChoice::Ffmpeg => Err(MediaError::FfmpegMissing { reason }),
         Err(reason) => {
             tracing::info!("{reason}; using the embedded encoder");
             Ok(Encoder::Embedded)

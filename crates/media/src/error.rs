@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Error of reading or writing media.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum MediaError {
     /// A file operation failed, or data could not be passed to ffmpeg.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -144,7 +144,7 @@ pub enum Error {
     },
 }
 
-/// Formats an [`Error::Undecoded`]: the cause and a remedy.
+/// Formats an [`MediaError::Undecoded`]: the cause and a remedy.
 fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
     match ffmpeg {
         Some(words) => format!("{why}, and ffmpeg cannot decode the file: {words}"),
@@ -153,33 +153,37 @@ fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
 }
 
 /// Result of media input and output.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, MediaError>;
 
-impl Error {
-    /// Returns a closure for `map_err` that creates an [`Error::Io`].
+impl MediaError {
+    /// Returns a closure for `map_err` that creates an [`MediaError::Io`].
     pub fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
-        move |source| Error::Io { action, path, source }
+        move |source| MediaError::Io { action, path, source }
     }
 }
 
 /// Returns the error of starting ffmpeg for a file: `missing` only if ffmpeg cannot be found or executed. Other causes,
 /// such as too many open files, say nothing about whether it is installed.
-fn not_started(error: std::io::Error, path: &std::path::Path, missing: impl FnOnce(String) -> Error) -> Error {
+fn not_started(
+    error: std::io::Error,
+    path: &std::path::Path,
+    missing: impl FnOnce(String) -> MediaError,
+) -> MediaError {
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::PermissionDenied => missing(error.to_string()),
-        _ => Error::io("start ffmpeg for", path)(error),
+        _ => MediaError::io("start ffmpeg for", path)(error),
     }
 }
 
 /// Returns the error of starting ffmpeg to read a file.
-pub(super) fn no_decoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
-    move |error| not_started(error, path, |reason| Error::NoDecoder { path: path.to_path_buf(), reason })
+pub(super) fn no_decoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> MediaError {
+    move |error| not_started(error, path, |reason| MediaError::NoDecoder { path: path.to_path_buf(), reason })
 }
 
 /// Returns the error of starting ffmpeg to write a file.
-pub(super) fn no_encoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
-    let missing = |reason| Error::FfmpegMissing { reason: format!("the process cannot be started: {reason}") };
+pub(super) fn no_encoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> MediaError {
+    let missing = |reason| MediaError::FfmpegMissing { reason: format!("the process cannot be started: {reason}") };
     move |error| not_started(error, path, missing)
 }
 
@@ -189,15 +193,15 @@ pub(super) fn check_rereadable(path: &std::path::Path) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {
             let why = "it is a pipe or a device, but inputs are read several times; save it to a file";
-            Err(Error::io("read", path)(std::io::Error::other(why)))
+            Err(MediaError::io("read", path)(std::io::Error::other(why)))
         }
         _ => Ok(()),
     }
 }
 
-/// Returns an [`Error::Clip`] for an input video that cannot be used.
-pub(super) fn unusable(path: &std::path::Path, reason: &str) -> Error {
-    Error::Clip { path: path.to_path_buf(), reason: reason.into() }
+/// Returns an [`MediaError::Clip`] for an input video that cannot be used.
+pub(super) fn unusable(path: &std::path::Path, reason: &str) -> MediaError {
+    MediaError::Clip { path: path.to_path_buf(), reason: reason.into() }
 }
 
 /// Joins the last six lines of a program's stderr into one line.

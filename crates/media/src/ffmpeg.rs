@@ -11,11 +11,11 @@ use tempfile::NamedTempFile;
 use super::atomic;
 use super::audio::Audio;
 use super::decode::as_file;
-use super::error::{Error, Result, no_encoder, tail};
+use super::error::{MediaError, Result, no_encoder, tail};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
-use super::track_times::{Listing, video_start};
+use super::track_times::{FfmpegListing, video_start};
 use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
@@ -60,7 +60,7 @@ pub(super) fn encode(
 
 fn temporary_wav(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
     let mut file = atomic::temporary_next_to(path, ".wav")?;
-    file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(Error::io("write the sound of", path))?;
+    file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(MediaError::io("write the sound of", path))?;
     Ok(file)
 }
 
@@ -141,12 +141,12 @@ impl FrameSink {
             Some(said) => said.join().unwrap_or_else(|panic| panic_message(&*panic)),
             None => String::new(),
         };
-        let status = self.child.wait().map_err(Error::io("wait for ffmpeg on", &self.path))?;
+        let status = self.child.wait().map_err(MediaError::io("wait for ffmpeg on", &self.path))?;
         if status.success() {
             let sent = std::mem::replace(&mut self.sent, Ok(()));
-            return sent.map_err(Error::io("send frames to ffmpeg for", &self.path));
+            return sent.map_err(MediaError::io("send frames to ffmpeg for", &self.path));
         }
-        Err(Error::Ffmpeg { path: self.path.clone(), status: status.to_string(), tail: tail(&said) })
+        Err(MediaError::Ffmpeg { path: self.path.clone(), status: status.to_string(), tail: tail(&said) })
     }
 }
 
@@ -183,7 +183,7 @@ pub(super) fn copy_with_sound(
 ) -> Result<()> {
     // Aligns the sound to the first frame, whose time in the source may not be 0.
     let first = video_start(source, &options.ffmpeg, track);
-    let shift = first.map_or(0.0, |first| Listing::read(source, &options.ffmpeg).start - first).to_string();
+    let shift = first.map_or(0.0, |first| FfmpegListing::read(source, &options.ffmpeg).start - first).to_string();
     let mut command = Command::new(&options.ffmpeg);
     command.args(["-hide_banner", "-loglevel", "error", "-y", "-itsoffset", &shift, "-i"]).arg(as_file(source));
     command.arg("-i").arg(as_file(sound));
@@ -195,7 +195,7 @@ pub(super) fn copy_with_sound(
         return Ok(());
     }
     let said = tail(&String::from_utf8_lossy(&output.stderr));
-    Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail: said })
+    Err(MediaError::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail: said })
 }
 
 #[cfg(test)]

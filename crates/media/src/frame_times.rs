@@ -120,7 +120,7 @@ mod tests {
         head + &rows.collect::<String>()
     }
 
-    fn of(times: &[i64], base: &str) -> Result<ClipInfo> {
+    fn clip_info(times: &[i64], base: &str) -> Result<ClipInfo> {
         listed(Path::new("a.mp4"), &list(times, base), &Timing::default())
     }
 
@@ -131,24 +131,24 @@ mod tests {
 
     #[test]
     fn frame_list_gives_size_count_and_rate() {
-        let info = of(&[0, 1, 2, 3], "1001/24000").unwrap();
+        let info = clip_info(&[0, 1, 2, 3], "1001/24000").unwrap();
         assert_eq!((info.width, info.height, info.frames), (96, 64, 4));
         assert_eq!(info.frame_rate, Some(24000.0 / 1001.0));
         // 24 fps in milliseconds; the first time is not 0.
-        assert_eq!(of(&[500, 542, 583, 625, 667, 708, 750], "1/1000").unwrap().frame_rate, Some(24.0));
+        assert_eq!(clip_info(&[500, 542, 583, 625, 667, 708, 750], "1/1000").unwrap().frame_rate, Some(24.0));
         let fast: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 120.0).round() as i64).collect();
-        assert_eq!(of(&fast, "1/1000").unwrap().frame_rate, Some(120.0));
-        let varies = of(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
+        assert_eq!(clip_info(&fast, "1/1000").unwrap().frame_rate, Some(120.0));
+        let varies = clip_info(&[0, 1, 3, 4, 6, 7, 9, 10], "1/24").unwrap_err().to_string();
         assert!(varies.contains("a.mp4: the frame rate varies") && varies.contains("-vf fps=24"), "{varies}");
         // An MP4 remuxed from Matroska: whole milliseconds in ticks of 1/16000 s.
         let remuxed: Vec<i64> = (0..241).map(|n| (f64::from(n) * 1000.0 / 24.0).round() as i64 * 16).collect();
-        assert_eq!(of(&remuxed, "1/16000").unwrap().frame_rate, Some(24.0));
+        assert_eq!(clip_info(&remuxed, "1/16000").unwrap().frame_rate, Some(24.0));
         let lacks: Vec<i64> = remuxed.iter().copied().filter(|time| *time != remuxed[120]).collect();
-        assert!(of(&lacks, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
+        assert!(clip_info(&lacks, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
         // One frame per millisecond, with one frame missing.
         let quick: Vec<i64> = (0..100).filter(|n| *n != 50).map(|n| n * 16).collect();
-        assert!(of(&quick, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
-        assert!(of(&[0], "1/24").unwrap_err().to_string().contains("fewer than two frames"));
+        assert!(clip_info(&quick, "1/16000").unwrap_err().to_string().contains("the frame rate varies"));
+        assert!(clip_info(&[0], "1/24").unwrap_err().to_string().contains("fewer than two frames"));
         let none = listed(Path::new("a"), "nothing", &Timing::default()).unwrap_err().to_string();
         assert!(none.contains("cannot parse"), "{none}");
     }
@@ -188,9 +188,9 @@ mod tests {
         assert_eq!(info.frame_rate, Some(30.0));
         // Each duration is rounded separately.
         let drifting: Vec<i64> = (0..200).map(|n| (f64::from(n) * 3750.3) as i64).collect();
-        assert_eq!(of(&drifting, "1/90000").unwrap().frame_rate, Some(24.0));
+        assert_eq!(clip_info(&drifting, "1/90000").unwrap().frame_rate, Some(24.0));
         // The header states no rate: the nearest common rate is used.
-        assert_eq!(of(&rounded(24.0, 9, 1000.0), "1/90000").unwrap().frame_rate, Some(24.0));
-        assert_eq!(of(&rounded(23.5, 48, 90_000.0), "1/90000").unwrap().frame_rate, Some(23.5));
+        assert_eq!(clip_info(&rounded(24.0, 9, 1000.0), "1/90000").unwrap().frame_rate, Some(24.0));
+        assert_eq!(clip_info(&rounded(23.5, 48, 90_000.0), "1/90000").unwrap().frame_rate, Some(23.5));
     }
 }

@@ -3,7 +3,7 @@
 use ndarray::{Array4, ArrayView4, Axis};
 use sha2::{Digest, Sha256};
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 
 /// RGB frames `[frames, height, width, 3]` with 8 bits per channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Frames {
     /// Returns an error if a dimension is 0 or the last one is not 3.
     pub fn new(data: Array4<u8>) -> Result<Self> {
         if data.is_empty() || data.len_of(Axis(3)) != 3 {
-            return Err(Error::FramesShape { shape: data.shape().to_vec() });
+            return Err(MediaError::FramesShape { shape: data.shape().to_vec() });
         }
         let data = if data.is_standard_layout() { data } else { data.as_standard_layout().into_owned() };
         Ok(Self { data })
@@ -34,7 +34,7 @@ impl Frames {
     pub fn from_video(video: ArrayView4<'_, f32>) -> Result<Self> {
         let (f, c, h, w) = video.dim();
         if c != 3 || video.is_empty() {
-            return Err(Error::VideoShape { shape: video.shape().to_vec() });
+            return Err(MediaError::VideoShape { shape: video.shape().to_vec() });
         }
         let standard = video.as_standard_layout();
         let mut data = Array4::<u8>::zeros((f, h, w, 3));

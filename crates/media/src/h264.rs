@@ -3,9 +3,9 @@
 use rusty_h264_common::{BitWriter, YuvFrame, nal};
 use rusty_h264_encoder::{Encoder, EncoderConfig, Preset};
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
-use super::isobmff::{Media, Track};
+use super::isobmff::{Media, Mp4Track};
 use super::rate::FrameRate;
 use super::samples::Samples;
 use super::yuv;
@@ -21,15 +21,15 @@ const PPS: u8 = 8;
 pub(super) const GROUP: usize = 8;
 
 /// Encodes `frames` into a track with a constant quantizer (0 best, 51 worst).
-pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Track> {
+pub(super) fn encode(frames: &Frames, rate: FrameRate, quantizer: u8) -> Result<Mp4Track> {
     let encoder = FrameEncoder::new(frames.width(), frames.height(), rate, quantizer)?;
     let mut track = TrackBuilder::new(encoder, Samples::in_memory());
     track.add(&frames.iter().collect::<Vec<_>>())?;
     track.finish()
 }
 
-fn failed(message: String) -> Error {
-    Error::Embedded { codec: "H.264", message }
+fn failed(message: String) -> MediaError {
+    MediaError::Embedded { codec: "H.264", message }
 }
 
 /// Encoder for frames of one size, rate and quality.
@@ -122,7 +122,7 @@ impl TrackBuilder {
     ///
     /// # Errors
     /// Returns an error if there are no frames.
-    pub(super) fn finish(mut self) -> Result<Track> {
+    pub(super) fn finish(mut self) -> Result<Mp4Track> {
         // The list may contain the index of a frame that could not be written.
         self.sync.retain(|index| *index < self.samples.len());
         let (Some(sps), Some(pps)) = (self.sps, self.pps) else {
@@ -131,7 +131,7 @@ impl TrackBuilder {
         let (timescale, delta) = self.encoder.rate.timescale();
         // `FrameEncoder::new` has checked that the sizes fit in u16.
         let [width, height] = [self.encoder.width, self.encoder.height].map(|size| yuv::even(size) as u16);
-        Ok(Track {
+        Ok(Mp4Track {
             media: Media::H264 { width, height, sps, pps },
             timescale,
             samples: self.samples,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::error::{Error, Result, check_rereadable};
+use super::error::{MediaError, Result, check_rereadable};
 use super::png::png_paths;
 
 /// Returns the SHA-256 (hex) of a file's bytes; for a folder, of its PNG files concatenated in name order.
@@ -19,9 +19,9 @@ pub fn sha256_of(path: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     for file in &files {
-        let mut bytes = File::open(file).map_err(Error::io("read", file))?;
+        let mut bytes = File::open(file).map_err(MediaError::io("read", file))?;
         loop {
-            match bytes.read(&mut buffer).map_err(Error::io("read", file))? {
+            match bytes.read(&mut buffer).map_err(MediaError::io("read", file))? {
                 0 => break,
                 count => hash.update(&buffer[..count]),
             }

@@ -8,7 +8,7 @@ use super::video_track::{HDR_IMAGE, pixel_fault};
 
 /// Metadata of an image file.
 #[derive(Default)]
-pub(super) struct Facts {
+pub(super) struct ImageMetadata {
     /// Why the image cannot be used. `None`: no reason found.
     pub(super) fault: Option<String>,
     /// Width and height of the complete image before rotation. `None`: not stated.
@@ -17,21 +17,21 @@ pub(super) struct Facts {
     pub(super) profile: Option<Vec<u8>>,
 }
 
-impl Facts {
+impl ImageMetadata {
     /// Reads the metadata of an image; `bytes` are the file's contents.
-    pub(super) fn of(kind: ImageKind, bytes: &[u8]) -> Self {
+    pub(super) fn read(kind: ImageKind, bytes: &[u8]) -> Self {
         match kind {
-            ImageKind::Png => Facts::from_png(bytes),
-            ImageKind::Jpeg => Facts::from_jpeg(bytes),
-            ImageKind::Tiff => Facts::from_tiff(bytes),
-            ImageKind::Heif => Facts::from_heif(bytes),
-            _ => Facts::default(),
+            ImageKind::Png => ImageMetadata::from_png(bytes),
+            ImageKind::Jpeg => ImageMetadata::from_jpeg(bytes),
+            ImageKind::Tiff => ImageMetadata::from_tiff(bytes),
+            ImageKind::Heif => ImageMetadata::from_heif(bytes),
+            _ => ImageMetadata::default(),
         }
     }
 
     /// Reads the chunks before the pixels of a PNG file (PNG, third edition, 11.3).
     pub(super) fn from_png(bytes: &[u8]) -> Self {
-        let mut facts = Facts::default();
+        let mut facts = ImageMetadata::default();
         let mut rest = bytes.get(8..).unwrap_or_default();
         while let Some((head, body)) = rest.split_at_checked(8) {
             let length = number(head) as usize;
@@ -50,7 +50,7 @@ impl Facts {
 
     /// Reads the segments before the first scan of a JPEG file (ITU-T T.81, annex B).
     fn from_jpeg(bytes: &[u8]) -> Self {
-        let mut facts = Facts::default();
+        let mut facts = ImageMetadata::default();
         let mut rest = bytes.get(2..).unwrap_or_default();
         while let [0xff, marker, next @ ..] = rest {
             if *marker == 0xff {
@@ -87,20 +87,22 @@ impl Facts {
     fn from_tiff(bytes: &[u8]) -> Self {
         const SUBFILE: u16 = 254;
         let is_reduced = tiff_number(bytes, SUBFILE).is_some_and(|kind| kind & 1 == 1);
-        Facts {
+        ImageMetadata {
             fault: is_reduced
                 .then(|| "the first image is only a preview, as in raw photographs; convert the file to PNG".into()),
             // EXIF metadata has the layout of a TIFF file.
             orientation: Orientation::from_exif_chunk(bytes),
-            ..Facts::default()
+            ..ImageMetadata::default()
         }
     }
 
     /// Reads the item properties of a HEIF file (ISO/IEC 23008-12).
     fn from_heif(bytes: &[u8]) -> Self {
         let meta = within(bytes, &[b"meta"]).and_then(|meta| meta.get(4..));
-        let Some(properties) = meta.and_then(|meta| within(meta, &[b"iprp", b"ipco"])) else { return Facts::default() };
-        let mut facts = Facts::default();
+        let Some(properties) = meta.and_then(|meta| within(meta, &[b"iprp", b"ipco"])) else {
+            return ImageMetadata::default();
+        };
+        let mut facts = ImageMetadata::default();
         for (name, body) in boxes(properties) {
             match name {
                 // The complete image is larger than its tiles and thumbnails.
@@ -157,9 +159,9 @@ mod tests {
         let big = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0";
         assert_eq!([254, 274, 300].map(|tag| tiff_number(little, tag)), [Some(1), Some(6), None]);
         assert_eq!(tiff_number(big, 274), Some(3));
-        assert!(Facts::from_tiff(little).fault.is_some());
+        assert!(ImageMetadata::from_tiff(little).fault.is_some());
         assert_eq!(
-            (Facts::from_tiff(big).fault, Facts::from_tiff(big).orientation),
+            (ImageMetadata::from_tiff(big).fault, ImageMetadata::from_tiff(big).orientation),
             (None, Some(Orientation::Rotate180))
         );
         assert!((0..32).all(|cut| tiff_number(&little[..cut], 274).is_none()));
@@ -173,23 +175,23 @@ mod tests {
             let all =
                 [size(64, 64), size(200, 100), size(20, 10), boxed(b"irot", &[1]), boxed(b"colr", colour)].concat();
             let meta = [&[0; 4][..], &boxed(b"iprp", &boxed(b"ipco", &all))].concat();
-            Facts::from_heif(&[boxed(b"ftyp", b"heic"), boxed(b"meta", &meta)].concat())
+            ImageMetadata::from_heif(&[boxed(b"ftyp", b"heic"), boxed(b"meta", &meta)].concat())
         };
         let facts = file(b"profICC");
         assert_eq!((facts.size, facts.orientation), (Some([200, 100]), Some(Orientation::Rotate270)));
         assert_eq!((facts.profile.as_deref(), facts.fault), (Some(&b"ICC"[..]), None));
         assert!(file(b"nclx\0\x09\0\x10\0\x09\0").fault.is_some());
-        assert_eq!(Facts::from_heif(b"\0\0\0\x18ftypheic").size, None);
+        assert_eq!(ImageMetadata::from_heif(b"\0\0\0\x18ftypheic").size, None);
     }
 
-    fn png(chunks: &[(&[u8; 4], &[u8])]) -> Facts {
+    fn png(chunks: &[(&[u8; 4], &[u8])]) -> ImageMetadata {
         let chunk = |(name, body): &(&[u8; 4], &[u8])| {
             [&(body.len() as u32).to_be_bytes()[..], &name[..], body, &[0; 4]].concat()
         };
         let chunks: Vec<u8> = chunks.iter().flat_map(chunk).collect();
         let file = [&b"\x89PNG\r\n\x1a\n"[..], &chunks].concat();
-        (0..file.len()).for_each(|cut| drop(Facts::from_png(&file[..cut])));
-        Facts::from_png(&file)
+        (0..file.len()).for_each(|cut| drop(ImageMetadata::from_png(&file[..cut])));
+        ImageMetadata::from_png(&file)
     }
 
     #[test]
@@ -213,11 +215,11 @@ mod tests {
         let exif = segment(0xe1, b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0");
         let profile = ["ab", "c"].map(|part| segment(0xe2, &[&b"ICC_PROFILE\0\x01\x02"[..], part.as_bytes()].concat()));
         let file = [&b"\xff\xd8"[..], &jfif(72, 72), &exif, b"\xff", &profile.concat(), b"\xff\xda\0\x02"].concat();
-        let facts = Facts::from_jpeg(&file);
+        let facts = ImageMetadata::from_jpeg(&file);
         assert_eq!((facts.fault, facts.orientation), (None, Some(Orientation::Rotate90)));
         assert_eq!(facts.profile.as_deref(), Some(&b"abc"[..]));
-        (0..file.len()).for_each(|cut| drop(Facts::from_jpeg(&file[..cut])));
-        let wide = Facts::from_jpeg(&[&b"\xff\xd8"[..], &jfif(4, 3)].concat()).fault.unwrap();
+        (0..file.len()).for_each(|cut| drop(ImageMetadata::from_jpeg(&file[..cut])));
+        let wide = ImageMetadata::from_jpeg(&[&b"\xff\xd8"[..], &jfif(4, 3)].concat()).fault.unwrap();
         assert!(wide.contains("the pixels are not square but 4:3"), "{wide}");
     }
 }

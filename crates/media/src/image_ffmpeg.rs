@@ -6,9 +6,9 @@ use std::path::Path;
 use image::{DynamicImage, RgbImage};
 
 use super::decode::{decode_with_messages, pixmaps};
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
-use super::image_facts::Facts;
+use super::image_facts::ImageMetadata;
 use super::image_kind::ImageKind;
 use super::image_pixels::{ANIMATED, upright_srgb};
 use super::video_track::VideoTrack;
@@ -16,16 +16,16 @@ use super::video_track::VideoTrack;
 /// Decodes an image of at most `most_pixels` pixels with ffmpeg.
 ///
 /// # Errors
-/// Returns [`Error::NoDecoder`] if ffmpeg is not installed. Returns another error if the image is damaged (with
+/// Returns [`MediaError::NoDecoder`] if ffmpeg is not installed. Returns another error if the image is damaged (with
 /// ffmpeg's message), tiled or HDR, or if its pixels are not square.
 pub(super) fn read_by_ffmpeg(
     path: &Path,
     ffmpeg: &Path,
     kind: ImageKind,
-    facts: &Facts,
+    facts: &ImageMetadata,
     most_pixels: u64,
 ) -> Result<Frames> {
-    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+    let bad = |message: String| MediaError::Image { path: path.to_path_buf(), message };
     let pixels = most_pixels.to_string();
     let input = ["-f", kind.demuxer()];
     // A file that a built-in decoder rejects may be damaged. For other formats, ffmpeg also complains about harmless
@@ -72,8 +72,8 @@ pub(super) fn check_jpeg(path: &Path, ffmpeg: &Path) -> Result<()> {
     let how = ["-frames:v", "1", "-f", "null"];
     let input = ["-f", ImageKind::Jpeg.demuxer()];
     let said = match decode_with_messages(path, ffmpeg, &input, &how, u64::MAX) {
-        Err(Error::NoDecoder { .. }) | Ok(None) => return Ok(()),
-        Err(Error::Ffmpeg { tail, .. }) => tail.replace(" | ", "\n"),
+        Err(MediaError::NoDecoder { .. }) | Ok(None) => return Ok(()),
+        Err(MediaError::Ffmpeg { tail, .. }) => tail.replace(" | ", "\n"),
         output => output?.map_or_else(String::new, |(_, said)| said),
     };
     if UNSUPPORTED.iter().any(|sign| said.contains(sign)) {
@@ -82,7 +82,7 @@ pub(super) fn check_jpeg(path: &Path, ffmpeg: &Path) -> Result<()> {
     match said.lines().find(|line| !METADATA.iter().any(|sign| line.contains(sign))) {
         Some(line) => {
             let message = format!("the file is damaged or truncated ({line}); export the image again");
-            Err(Error::Image { path: path.to_path_buf(), message })
+            Err(MediaError::Image { path: path.to_path_buf(), message })
         }
         None => Ok(()),
     }

@@ -9,9 +9,9 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, ImageResult, Limits};
 use ndarray::Array5;
 
-use super::error::{Error, Result, check_rereadable};
+use super::error::{MediaError, Result, check_rereadable};
 use super::frames::Frames;
-use super::image_facts::Facts;
+use super::image_facts::ImageMetadata;
 use super::image_ffmpeg::{check_jpeg, read_by_ffmpeg};
 use super::image_kind::ImageKind;
 use super::image_pixels::{ANIMATED, upright_srgb};
@@ -51,11 +51,11 @@ pub fn read_image_limited(path: &Path, most_pixels: u64) -> Result<Frames> {
 }
 
 fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames> {
-    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+    let bad = |message: String| MediaError::Image { path: path.to_path_buf(), message };
     check_rereadable(path)?;
-    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let kind = ImageKind::of(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
-    let facts = Facts::of(kind, &bytes);
+    let bytes = std::fs::read(path).map_err(MediaError::io("read", path))?;
+    let kind = ImageKind::detect(&bytes).ok_or_else(|| bad(UNKNOWN.into()))?;
+    let facts = ImageMetadata::read(kind, &bytes);
     if let Some(fault) = &facts.fault {
         return Err(bad(fault.clone()));
     }
@@ -67,7 +67,7 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
         None => Err(None),
     };
     match decoded {
-        Ok(Decoded { image, orientation, profile }) => {
+        Ok(DecodedImage { image, orientation, profile }) => {
             if kind == ImageKind::Jpeg {
                 check_jpeg(path, ffmpeg)?;
             }
@@ -86,18 +86,18 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
 }
 
 /// Combines the messages of the built-in decoder (`own`, if there is one for the format) and of ffmpeg.
-fn of_both(path: &Path, kind: ImageKind, own: Option<String>, error: Error) -> Error {
-    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+fn of_both(path: &Path, kind: ImageKind, own: Option<String>, error: MediaError) -> MediaError {
+    let bad = |message: String| MediaError::Image { path: path.to_path_buf(), message };
     let name = kind.name();
     match (own, error) {
-        (None, Error::NoDecoder { reason, .. }) => bad(format!(
+        (None, MediaError::NoDecoder { reason, .. }) => bad(format!(
             "{name} images need ffmpeg, which cannot be started ({reason}); install ffmpeg, or convert the image, e.g. \
              ffmpeg -i IN OUT.png"
         )),
-        (Some(own), Error::NoDecoder { .. }) => bad(format!(
+        (Some(own), MediaError::NoDecoder { .. }) => bad(format!(
             "{own}; if the file is complete, install ffmpeg, or convert the image, e.g. ffmpeg -i IN OUT.png"
         )),
-        (Some(own), Error::Image { message: words, .. } | Error::Ffmpeg { tail: words, .. }) => {
+        (Some(own), MediaError::Image { message: words, .. } | MediaError::Ffmpeg { tail: words, .. }) => {
             bad(format!("{own}, and ffmpeg cannot decode the image: {words}"))
         }
         (_, error) => error,
@@ -118,7 +118,7 @@ fn truncation(kind: ImageKind, bytes: &[u8]) -> Option<&'static str> {
 }
 
 /// An image as the built-in decoders read it, with its metadata.
-struct Decoded {
+struct DecodedImage {
     image: DynamicImage,
     orientation: Option<Orientation>,
     profile: Option<Vec<u8>>,
@@ -128,12 +128,12 @@ struct Decoded {
 ///
 /// # Errors
 /// Returns an error if the image is damaged, of an unsupported kind, or too large.
-fn decode(bytes: &[u8], format: ImageFormat) -> ImageResult<Decoded> {
+fn decode(bytes: &[u8], format: ImageFormat) -> ImageResult<DecodedImage> {
     let mut decoder = ImageReader::with_format(Cursor::new(bytes), format).into_decoder()?;
     Limits::default().reserve(decoder.total_bytes())?;
     // Damaged metadata is ignored: the pixels are still usable.
     let (orientation, profile) = (decoder.orientation().ok(), decoder.icc_profile().ok().flatten());
-    Ok(Decoded { image: DynamicImage::from_decoder(decoder)?, orientation, profile })
+    Ok(DecodedImage { image: DynamicImage::from_decoder(decoder)?, orientation, profile })
 }
 
 /// End of the error message for an unsupported format.

@@ -31,7 +31,7 @@ pub enum ImageKind {
 
 impl ImageKind {
     /// Detects the format. `None`: the file has none of these formats.
-    pub fn of(bytes: &[u8]) -> Option<Self> {
+    pub fn detect(bytes: &[u8]) -> Option<Self> {
         const HEIF: [&[u8]; 9] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1", b"avif", b"avis"];
         let heads: [(&[u8], ImageKind); 12] = [
             (b"\x89PNG\r\n\x1a\n", ImageKind::Png),
@@ -141,7 +141,7 @@ mod tests {
             (b"#EXTM3U\nfile:///etc/passwd", None),
             (b"", None),
         ] {
-            assert_eq!(ImageKind::of(bytes), kind);
+            assert_eq!(ImageKind::detect(bytes), kind);
         }
     }
 }

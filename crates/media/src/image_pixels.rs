@@ -7,7 +7,7 @@ use image::metadata::Orientation;
 use moxcms::{ColorProfile, Layout, ProfileText, TransferCharacteristics, TransformOptions};
 use ndarray::Array4;
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
 use super::video_track::HDR_IMAGE;
 
@@ -24,7 +24,7 @@ pub(super) fn upright_srgb(
     orientation: Option<Orientation>,
     profile: Option<&[u8]>,
 ) -> Result<Frames> {
-    let bad = |message: String| Error::Image { path: path.to_path_buf(), message };
+    let bad = |message: String| MediaError::Image { path: path.to_path_buf(), message };
     if let Some(turn @ (Orientation::Rotate90 | Orientation::Rotate180 | Orientation::Rotate270)) = orientation {
         image.apply_orientation(turn);
     }

@@ -8,7 +8,7 @@ use mp4_atom::{
     Vmhd, esds,
 };
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::samples::Samples;
 
 /// Codec of a track, with its configuration.
@@ -30,7 +30,7 @@ pub(super) enum Media {
     },
 }
 
-pub(super) struct Track {
+pub(super) struct Mp4Track {
     pub media: Media,
     /// Ticks per second.
     pub timescale: u32,
@@ -46,7 +46,7 @@ pub(super) struct Track {
     pub skip: u32,
 }
 
-impl Track {
+impl Mp4Track {
     /// Total duration of the decoded samples in ticks.
     fn decoded(&self) -> u64 {
         match self.samples.len() as u64 {
@@ -69,23 +69,28 @@ struct Chunk {
 /// Writes the file. Its duration is that of the longest track.
 ///
 /// # Errors
-/// Returns [`Error::Container`] if the file format cannot hold the clip. `failed` converts a write error.
-pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce(io::Error) -> Error) -> Result<()> {
+/// Returns [`MediaError::Container`] if the file format cannot hold the clip. `failed` converts a write error.
+pub(super) fn write(
+    tracks: &[&Mp4Track],
+    out: &mut impl Write,
+    failed: impl FnOnce(io::Error) -> MediaError,
+) -> Result<()> {
     // With audio, the movie's time scale is the audio rate, so that the audio's duration is exact.
     let Some(timescale) = tracks.last().map(|t| t.timescale) else {
-        return Err(Error::Container("no tracks".into()));
+        return Err(MediaError::Container("no tracks".into()));
     };
     let chunks = interleave(tracks);
     let payload: u64 = tracks.iter().map(|t| t.samples.bytes(0..t.samples.len())).sum();
     // Offsets have a fixed width, so the size of `moov` does not depend on their values: encode it once to get the size.
     let header = |start: u64| {
         let mut header = Vec::new();
-        encode_header(&mut header, tracks, &chunks, timescale, start).map_err(|e| Error::Container(e.to_string()))?;
+        encode_header(&mut header, tracks, &chunks, timescale, start)
+            .map_err(|e| MediaError::Container(e.to_string()))?;
         Ok(header)
     };
     let start = header(0)?.len() as u64 + 8;
     if start + payload > u64::from(u32::MAX) {
-        return Err(Error::Container("the encoded clip is over 4 GiB".into()));
+        return Err(MediaError::Container("the encoded clip is over 4 GiB".into()));
     }
     let mut head = header(start)?;
     head.extend((payload as u32 + 8).to_be_bytes());
@@ -98,7 +103,7 @@ pub(super) fn write(tracks: &[&Track], out: &mut impl Write, failed: impl FnOnce
 }
 
 /// Splits the tracks into interleaved chunks of half a second, so that players read forward without seeking.
-fn interleave(tracks: &[&Track]) -> Vec<Chunk> {
+fn interleave(tracks: &[&Mp4Track]) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut next = vec![0; tracks.len()];
     let mut window = 1u64;
@@ -127,7 +132,7 @@ fn rescale(ticks: u64, from: u32, to: u32) -> u64 {
 /// tables.
 fn encode_header(
     out: &mut Vec<u8>,
-    tracks: &[&Track],
+    tracks: &[&Mp4Track],
     chunks: &[Chunk],
     timescale: u32,
     start: u64,
@@ -151,7 +156,7 @@ fn encode_header(
 
 fn encode_track(
     out: &mut Vec<u8>,
-    tracks: &[&Track],
+    tracks: &[&Mp4Track],
     index: usize,
     chunks: &[Chunk],
     timescale: u32,
@@ -199,7 +204,7 @@ fn encode_track(
 
 fn encode_tables(
     out: &mut Vec<u8>,
-    tracks: &[&Track],
+    tracks: &[&Mp4Track],
     index: usize,
     chunks: &[Chunk],
     start: u64,
@@ -235,7 +240,7 @@ fn encode_tables(
     Stco { entries: offsets }.encode(out)
 }
 
-fn codec(track: &Track) -> mp4_atom::Result<Codec> {
+fn codec(track: &Mp4Track) -> mp4_atom::Result<Codec> {
     Ok(match &track.media {
         Media::H264 { width, height, sps, pps } => {
             let avcc = Avcc::new(sps, pps)?;
@@ -261,7 +266,7 @@ fn codec(track: &Track) -> mp4_atom::Result<Codec> {
 }
 
 /// Returns the MPEG-4 descriptors of an AAC stream.
-fn esds(track: &Track, config: &[u8]) -> Esds {
+fn esds(track: &Mp4Track, config: &[u8]) -> Esds {
     let bytes = track.samples.bytes(0..track.samples.len());
     let largest = track.samples.sizes().max().unwrap_or(0);
     let rate = |bytes: u64, ticks: u64| (bytes * 8 * u64::from(track.timescale) / ticks.max(1)) as u32;

@@ -56,7 +56,7 @@ pub use clip::{Clip, ClipPart, covering_clip, probe_clip, read_clip, read_first_
 pub use clip::{decode_upload, frame_memory_limit, has_sound};
 pub use decode::read_video;
 pub use encoder::Encoder;
-pub use error::{Error, Result};
+pub use error::{MediaError, Result};
 pub use frame_times::ClipInfo;
 pub use frames::Frames;
 pub use hash::sha256_of;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
 use super::encoder::{Encoder, choose};
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::ffmpeg::{self, FrameSink};
 use super::frames::Frames;
 use super::options::Mp4Options;
@@ -29,7 +29,7 @@ pub struct LongMp4 {
     path: PathBuf,
     rate: FrameRate,
     options: Mp4Options,
-    video: Video,
+    video: LongVideoState,
     sound: SoundFile,
     frames: usize,
     /// Hash of the raw frames.
@@ -38,7 +38,7 @@ pub struct LongMp4 {
     last: Option<Frames>,
 }
 
-enum Video {
+enum LongVideoState {
     Embedded(VideoStream),
     /// A thread that sends frames to ffmpeg, which encodes them without sound.
     Ffmpeg {
@@ -86,7 +86,9 @@ impl LongMp4 {
         let encoder = choose(options)?;
         tracing::info!(path = %path.display(), %rate, "encoding with {encoder} during generation");
         let video = match encoder {
-            Encoder::Embedded => Video::Embedded(VideoStream::embedded(first, rate, options, Samples::on_disk(path)?)?),
+            Encoder::Embedded => {
+                LongVideoState::Embedded(VideoStream::embedded(first, rate, options, Samples::on_disk(path)?)?)
+            }
             Encoder::Ffmpeg(_) => by_ffmpeg(path, first, rate, options)?,
         };
         let sound = SoundFile::temporary_next_to(path, channels, sample_rate)?;
@@ -102,18 +104,18 @@ impl LongMp4 {
         self.frames += frames.count();
         frames.iter().for_each(|frame| self.hash.update(frame));
         let takes_more = match &self.video {
-            Video::Embedded(stream) => stream.push(frames),
-            Video::Ffmpeg { pieces, .. } => {
+            LongVideoState::Embedded(stream) => stream.push(frames),
+            LongVideoState::Ffmpeg { pieces, .. } => {
                 self.last = Some(frames.clone());
                 pieces.send(frames).is_ok()
             }
-            Video::Encoded(_) | Video::Part(_) | Video::Lost => false,
+            LongVideoState::Encoded(_) | LongVideoState::Part(_) | LongVideoState::Lost => false,
         };
         if takes_more {
             return Ok(());
         }
         self.close()?;
-        Err(Error::Container("the encoder stopped before all frames were added".into()))
+        Err(MediaError::Container("the encoder stopped before all frames were added".into()))
     }
 
     /// Adds audio samples `[channels, n]`.
@@ -142,15 +144,15 @@ impl LongMp4 {
     /// this is less than the number of frames that were added.
     pub fn encoded_frames(&self) -> usize {
         match &self.video {
-            Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Encoded(_) => self.frames,
-            Video::Part(part) => part.track().samples.len(),
-            Video::Lost => 0,
+            LongVideoState::Embedded(_) | LongVideoState::Ffmpeg { .. } | LongVideoState::Encoded(_) => self.frames,
+            LongVideoState::Part(part) => part.track().samples.len(),
+            LongVideoState::Lost => 0,
         }
     }
 
     /// Returns the most recently added frames if the encoder failed and none of its output is usable.
     pub fn lost_frames(&self) -> Option<&Frames> {
-        self.last.as_ref().filter(|_| matches!(self.video, Video::Lost))
+        self.last.as_ref().filter(|_| matches!(self.video, LongVideoState::Lost))
     }
 
     /// Waits until the encoder has finished. No frames can be added afterwards.
@@ -160,18 +162,18 @@ impl LongMp4 {
     /// before the failure remain available.
     pub fn close(&mut self) -> Result<()> {
         let ended;
-        (self.video, ended) = match std::mem::replace(&mut self.video, Video::Lost) {
-            Video::Embedded(stream) => match stream.finish_part() {
-                (Some(video), Ok(())) => (Video::Encoded(Encoded::Embedded(video)), Ok(())),
-                (Some(part), failed) => (Video::Part(part), failed),
-                (None, failed) => (Video::Lost, failed),
+        (self.video, ended) = match std::mem::replace(&mut self.video, LongVideoState::Lost) {
+            LongVideoState::Embedded(stream) => match stream.finish_part() {
+                (Some(video), Ok(())) => (LongVideoState::Encoded(Encoded::Embedded(video)), Ok(())),
+                (Some(part), failed) => (LongVideoState::Part(part), failed),
+                (None, failed) => (LongVideoState::Lost, failed),
             },
-            Video::Ffmpeg { pieces, thread } => {
+            LongVideoState::Ffmpeg { pieces, thread } => {
                 drop(pieces);
-                let panicked = |message| Error::Panicked { work: "the thread that feeds ffmpeg", message };
+                let panicked = |message| MediaError::Panicked { work: "the thread that feeds ffmpeg", message };
                 match thread.join().unwrap_or_else(|panic| Err(panicked(panic_message(&*panic)))) {
-                    Ok(file) => (Video::Encoded(Encoded::Ffmpeg(file)), Ok(())),
-                    Err(error) => (Video::Lost, Err(error)),
+                    Ok(file) => (LongVideoState::Encoded(Encoded::Ffmpeg(file)), Ok(())),
+                    Err(error) => (LongVideoState::Lost, Err(error)),
                 }
             }
             other => (other, Ok(())),
@@ -196,7 +198,7 @@ impl LongMp4 {
     pub fn finish(&mut self) -> Result<()> {
         self.close()?;
         if self.encoded_frames() < self.frames {
-            return Err(Error::Container("the encoder failed".into()));
+            return Err(MediaError::Container("the encoder failed".into()));
         }
         self.write_to(&self.path, self.options.replace)
     }
@@ -211,33 +213,33 @@ impl LongMp4 {
         let (sound, options) = (&self.sound, &self.options);
         let len = self.rate.samples(self.encoded_frames(), sound.rate());
         let target = match &self.video {
-            Video::Encoded(Encoded::Embedded(video)) | Video::Part(video) => {
+            LongVideoState::Encoded(Encoded::Embedded(video)) | LongVideoState::Part(video) => {
                 let (channels, rate) = (sound.channels(), sound.rate());
                 let samples = Samples::on_disk(path)?;
                 let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
                 let target = atomic::temporary_next_to(path, ".part")?;
                 let mut out = BufWriter::new(target.as_file());
-                isobmff::write(&[video.track(), &audio], &mut out, Error::io("write", path))?;
-                out.flush().map_err(Error::io("write", path))?;
+                isobmff::write(&[video.track(), &audio], &mut out, MediaError::io("write", path))?;
+                out.flush().map_err(MediaError::io("write", path))?;
                 drop(out);
                 target
             }
-            Video::Encoded(Encoded::Ffmpeg(video)) => {
+            LongVideoState::Encoded(Encoded::Ffmpeg(video)) => {
                 let mut wav = atomic::temporary_next_to(path, ".wav")?;
                 sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
                 let target = atomic::temporary_next_to(path, ".mp4")?;
                 ffmpeg::copy_with_sound(target.path(), path, video.path(), 0, wav.path(), options)?;
                 target
             }
-            Video::Embedded(_) | Video::Ffmpeg { .. } | Video::Lost => {
-                return Err(Error::Container("no encoded frames are available".into()));
+            LongVideoState::Embedded(_) | LongVideoState::Ffmpeg { .. } | LongVideoState::Lost => {
+                return Err(MediaError::Container("no encoded frames are available".into()));
             }
         };
         atomic::persist(target, path, replace)
     }
 }
 
-fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options) -> Result<Video> {
+fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options) -> Result<LongVideoState> {
     let target = atomic::temporary_next_to(path, ".mp4")?;
     let mut sink = FrameSink::start(target.path(), path, first, rate, None, options)?;
     let (pieces, arrivals) = sync_channel::<Frames>(1);
@@ -246,6 +248,6 @@ fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options)
         sink.finish().map(|()| target)
     };
     let thread = Builder::new().name("encode".into()).spawn(work);
-    let thread = thread.map_err(Error::io("start a thread to encode", path))?;
-    Ok(Video::Ffmpeg { pieces, thread })
+    let thread = thread.map_err(MediaError::io("start a thread to encode", path))?;
+    Ok(LongVideoState::Ffmpeg { pieces, thread })
 }

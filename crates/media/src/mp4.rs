@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::audio::Audio;
 use super::encoder::{Encoder, choose};
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
@@ -73,7 +73,7 @@ pub fn write_encoded_mp4(
             let tracks: Vec<_> =
                 video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
             let mut bytes = Vec::new();
-            isobmff::write(&tracks, &mut bytes, Error::io("write", path))?;
+            isobmff::write(&tracks, &mut bytes, MediaError::io("write", path))?;
             atomic::write_file(path, &bytes, options.replace)?;
         }
     }

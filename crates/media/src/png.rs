@@ -7,9 +7,9 @@ use image::{ExtendedColorType, ImageEncoder, ImageReader, codecs::png::PngEncode
 use ndarray::Array4;
 
 use super::atomic::write_file;
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
-use super::image_facts::Facts;
+use super::image_facts::ImageMetadata;
 
 /// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and replaces existing files. Returns the
 /// paths in order.
@@ -46,7 +46,7 @@ pub fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
         let number = path.file_name().and_then(|name| name.to_str()?.strip_prefix("frame_")?.strip_suffix(".png"));
         number.is_some_and(|n| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit())) && path.is_file()
     };
-    let entries = std::fs::read_dir(dir).map_err(Error::io("list", dir))?;
+    let entries = std::fs::read_dir(dir).map_err(MediaError::io("list", dir))?;
     Ok(entries.flatten().map(|entry| entry.path()).filter(|path| is_frame(path)).collect())
 }
 
@@ -55,7 +55,7 @@ pub fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// Returns an error if a file cannot be removed.
 pub fn remove_png_frames(dir: &Path) -> Result<()> {
-    let remove = |path: PathBuf| std::fs::remove_file(&path).map_err(Error::io("remove", &path));
+    let remove = |path: PathBuf| std::fs::remove_file(&path).map_err(MediaError::io("remove", &path));
     png_frames_in(dir)?.into_iter().try_for_each(remove)
 }
 
@@ -69,7 +69,7 @@ pub fn write_png(path: &Path, frames: &Frames, index: usize) -> Result<()> {
 
 /// Writes a frame like [`write_png`]. If `replace` is false, an existing file is an error.
 fn write_png_file(path: &Path, frames: &Frames, index: usize, replace: bool) -> Result<()> {
-    let png = |message: String| Error::Png { path: path.to_path_buf(), message };
+    let png = |message: String| MediaError::Png { path: path.to_path_buf(), message };
     let rgb = frames.iter().nth(index).ok_or_else(|| {
         png(format!("frame {index} (counted from 0) does not exist: there are {} frames", frames.count()))
     })?;
@@ -100,7 +100,7 @@ pub fn read_png_frames(dir: &Path) -> Result<Frames> {
 pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
     let mut paths = png_paths(dir)?;
     paths.truncate(most.max(1));
-    let png = |path: &Path, message: String| Error::Png { path: path.to_path_buf(), message };
+    let png = |path: &Path, message: String| MediaError::Png { path: path.to_path_buf(), message };
     let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
     let first = frames.first().expect("png_paths returns at least one file");
     if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
@@ -113,11 +113,11 @@ pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
 
 /// Lists the PNG files of a folder in name order. Returns an error if there are none.
 pub(super) fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(dir).map_err(Error::io("read", dir))?;
+    let entries = std::fs::read_dir(dir).map_err(MediaError::io("read", dir))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("png")));
     paths.sort();
-    let none = || Error::Png { path: dir.to_path_buf(), message: "there is no PNG file in this folder".into() };
+    let none = || MediaError::Png { path: dir.to_path_buf(), message: "there is no PNG file in this folder".into() };
     if paths.is_empty() { Err(none()) } else { Ok(paths) }
 }
 
@@ -133,9 +133,9 @@ pub(super) fn png_size(dir: &Path) -> Result<(usize, usize, usize)> {
 /// # Errors
 /// Returns an error if the file cannot be read, is not a valid PNG or is HDR, or if its pixels are not square.
 pub fn read_png(path: &Path) -> Result<Frames> {
-    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    let png = |message: String| Error::Png { path: path.to_path_buf(), message };
-    if let Some(fault) = Facts::from_png(&bytes).fault {
+    let bytes = std::fs::read(path).map_err(MediaError::io("read", path))?;
+    let png = |message: String| MediaError::Png { path: path.to_path_buf(), message };
+    if let Some(fault) = ImageMetadata::from_png(&bytes).fault {
         return Err(png(fault));
     }
     let mut reader = ImageReader::new(Cursor::new(bytes));

@@ -1,6 +1,6 @@
 //! Frame rates as exact fractions.
 
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 
 /// A frame rate in frames per second, as a reduced fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ impl FrameRate {
     /// Returns an error if `fps` is not between 0.01 and 1000.
     pub fn from_f64(fps: f64) -> Result<Self> {
         if !(0.01..=1000.0).contains(&fps) {
-            return Err(Error::FrameRate(fps));
+            return Err(MediaError::FrameRate(fps));
         }
         if fps.fract() == 0.0 {
             return Ok(Self { num: fps as u32, den: 1 });

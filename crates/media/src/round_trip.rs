@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bt601;
-use super::error::{Error, Result, no_encoder, tail};
+use super::error::{MediaError, Result, no_encoder, tail};
 use super::ffmpeg;
 use super::frames::Frames;
 use super::yuv::Planes;
@@ -36,12 +36,12 @@ pub enum ImageH264 {
 /// The H.264 encoder that is used on this host for an [`ImageH264`].
 #[derive(Clone, Debug)]
 pub struct RoundTrip {
-    by: By,
+    by: H264Encoder,
     threads: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
-enum By {
+enum H264Encoder {
     /// Program and version line.
     Ffmpeg(PathBuf, String),
     Builtin,
@@ -52,12 +52,12 @@ impl std::fmt::Display for RoundTrip {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.by {
             // The number of threads determines the slices of a frame and thus its pixels.
-            By::Ffmpeg(_, version) => {
+            H264Encoder::Ffmpeg(_, version) => {
                 let cores = || std::thread::available_parallelism().map_or(1, usize::from);
                 write!(f, "{version}: libx264, {} threads", self.threads.unwrap_or_else(cores))
             }
-            By::Builtin => f.write_str("built in: rusty_h264"),
-            By::Nobody => f.write_str("none"),
+            H264Encoder::Builtin => f.write_str("built in: rusty_h264"),
+            H264Encoder::Nobody => f.write_str("none"),
         }
     }
 }
@@ -68,17 +68,17 @@ impl RoundTrip {
     /// # Errors
     /// Returns an error if ffmpeg is requested but is not installed or has no libx264.
     pub fn choose(wanted: ImageH264, ffmpeg: &Path) -> Result<Self> {
-        let found = || ffmpeg::probe(ffmpeg, &["libx264"]).map(|version| By::Ffmpeg(ffmpeg.into(), version));
+        let found = || ffmpeg::probe(ffmpeg, &["libx264"]).map(|version| H264Encoder::Ffmpeg(ffmpeg.into(), version));
         let by = match wanted {
-            ImageH264::Off => By::Nobody,
-            ImageH264::Builtin => By::Builtin,
-            ImageH264::Ffmpeg => found().map_err(|reason| Error::ImageH264 { reason })?,
+            ImageH264::Off => H264Encoder::Nobody,
+            ImageH264::Builtin => H264Encoder::Builtin,
+            ImageH264::Ffmpeg => found().map_err(|reason| MediaError::ImageH264 { reason })?,
             ImageH264::Auto => found().unwrap_or_else(|reason| {
                 tracing::warn!(
                     "conditioning.h264: {reason}; using the built-in H.264 encoder for images, whose artifacts differ \
                      from the reference's"
                 );
-                By::Builtin
+                H264Encoder::Builtin
             }),
         };
         Ok(RoundTrip { by, threads: None })
@@ -87,9 +87,9 @@ impl RoundTrip {
     /// Returns the encoder that was chosen; never [`ImageH264::Auto`].
     pub fn encoder(&self) -> ImageH264 {
         match self.by {
-            By::Ffmpeg(..) => ImageH264::Ffmpeg,
-            By::Builtin => ImageH264::Builtin,
-            By::Nobody => ImageH264::Off,
+            H264Encoder::Ffmpeg(..) => ImageH264::Ffmpeg,
+            H264Encoder::Builtin => ImageH264::Builtin,
+            H264Encoder::Nobody => ImageH264::Off,
         }
     }
 
@@ -111,13 +111,13 @@ impl RoundTrip {
         }
         let rgb: Vec<u8> = frame.data().slice(s![..1, ..height, ..width, ..]).iter().copied().collect();
         let shown = match &self.by {
-            By::Nobody => return Ok(frame.clone()),
-            By::Builtin => builtin(&rgb, width, height, crf)?,
-            By::Ffmpeg(program, _) => self.ffmpeg(program, path, &rgb, [width, height], crf)?,
+            H264Encoder::Nobody => return Ok(frame.clone()),
+            H264Encoder::Builtin => builtin(&rgb, width, height, crf)?,
+            H264Encoder::Ffmpeg(program, _) => self.ffmpeg(program, path, &rgb, [width, height], crf)?,
         };
         let bytes = shown.len();
         let message = format!("the H.264 round trip returned {} bytes for {width}x{height} pixels", bytes);
-        let fail = |_| Error::Image { path: path.to_path_buf(), message };
+        let fail = |_| MediaError::Image { path: path.to_path_buf(), message };
         Frames::new(Array4::from_shape_vec((1, height, width, 3), shown).map_err(fail)?)
     }
 
@@ -138,7 +138,7 @@ impl RoundTrip {
 
 /// Runs the round trip with the built-in codecs, at an estimate of libx264's quantizer.
 fn builtin(rgb: &[u8], width: usize, height: usize, crf: u8) -> Result<Vec<u8>> {
-    let failed = |message: String| Error::Embedded { codec: "H.264", message };
+    let failed = |message: String| MediaError::Embedded { codec: "H.264", message };
     let planes = bt601::planes(rgb, width, height);
     let mut config = EncoderConfig::new(width, height);
     config.preset = Preset::Quality;
@@ -198,11 +198,11 @@ fn pipe(ffmpeg: &Path, path: &Path, arguments: &[&str], input: &[u8]) -> Result<
         let output = child.wait_with_output();
         (sender.join().unwrap_or(Ok(())), output)
     });
-    let output = output.map_err(Error::io("wait for ffmpeg on", path))?;
+    let output = output.map_err(MediaError::io("wait for ffmpeg on", path))?;
     if !output.status.success() {
         let tail = tail(&String::from_utf8_lossy(&output.stderr));
-        return Err(Error::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
+        return Err(MediaError::Ffmpeg { path: path.to_path_buf(), status: output.status.to_string(), tail });
     }
-    sent.map_err(Error::io("send an image to ffmpeg for", path))?;
+    sent.map_err(MediaError::io("send an image to ffmpeg for", path))?;
     Ok(output.stdout)
 }

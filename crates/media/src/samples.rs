@@ -6,16 +6,16 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::atomic;
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 
 /// Encoded samples, concatenated.
 pub(super) struct Samples {
     /// End offset of each sample.
     ends: Vec<u64>,
-    bytes: Bytes,
+    bytes: SampleStorage,
 }
 
-enum Bytes {
+enum SampleStorage {
     Memory(Vec<u8>),
     File(File),
 }
@@ -23,7 +23,7 @@ enum Bytes {
 impl Samples {
     /// Creates an empty store in memory.
     pub(super) fn in_memory() -> Self {
-        Samples { ends: Vec::new(), bytes: Bytes::Memory(Vec::new()) }
+        Samples { ends: Vec::new(), bytes: SampleStorage::Memory(Vec::new()) }
     }
 
     /// Creates an empty store in an unnamed file in the folder of `path`. The file system deletes the file when the
@@ -32,7 +32,7 @@ impl Samples {
     /// # Errors
     /// Returns an error if the folder cannot be written to.
     pub(super) fn on_disk(path: &Path) -> Result<Self> {
-        Ok(Samples { ends: Vec::new(), bytes: Bytes::File(unnamed(path)?) })
+        Ok(Samples { ends: Vec::new(), bytes: SampleStorage::File(unnamed(path)?) })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -45,11 +45,13 @@ impl Samples {
     /// Returns an error if the sample is 4 GiB or larger, or if it cannot be written.
     pub(super) fn push(&mut self, sample: &[u8]) -> Result<()> {
         if u32::try_from(sample.len()).is_err() {
-            return Err(Error::Container("a sample is over 4 GiB".into()));
+            return Err(MediaError::Container("a sample is over 4 GiB".into()));
         }
         match &mut self.bytes {
-            Bytes::Memory(all) => all.extend(sample),
-            Bytes::File(file) => file.write_all(sample).map_err(Error::io("write", Path::new("encoded samples")))?,
+            SampleStorage::Memory(all) => all.extend(sample),
+            SampleStorage::File(file) => {
+                file.write_all(sample).map_err(MediaError::io("write", Path::new("encoded samples")))?
+            }
         }
         self.ends.push(self.end(self.len()) + sample.len() as u64);
         Ok(())
@@ -75,8 +77,8 @@ impl Samples {
     pub(super) fn write(&self, samples: Range<usize>, out: &mut impl Write) -> io::Result<()> {
         let (start, count) = (self.end(samples.start), self.bytes(samples));
         match &self.bytes {
-            Bytes::Memory(all) => out.write_all(&all[start as usize..(start + count) as usize]),
-            Bytes::File(file) => {
+            SampleStorage::Memory(all) => out.write_all(&all[start as usize..(start + count) as usize]),
+            SampleStorage::File(file) => {
                 let mut file = file;
                 file.seek(SeekFrom::Start(start))?;
                 io::copy(&mut file.take(count), out).map(drop)
@@ -91,8 +93,8 @@ impl Samples {
 /// Returns an error if the folder cannot be written to.
 pub(super) fn unnamed(path: &Path) -> Result<File> {
     let folder = atomic::scratch_folder(path)?;
-    std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
-    tempfile::tempfile_in(&folder).map_err(Error::io("create a temporary file in", &folder))
+    std::fs::create_dir_all(&folder).map_err(MediaError::io("create folder", &folder))?;
+    tempfile::tempfile_in(&folder).map_err(MediaError::io("create a temporary file in", &folder))
 }
 
 #[cfg(test)]

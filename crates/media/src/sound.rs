@@ -7,10 +7,10 @@ use std::fs::File;
 use std::path::Path;
 
 use super::audio::Audio;
-use super::error::{Error, Result, check_rereadable};
-use super::sound_builtin::{Doubt, Reading, read_file};
-use super::sound_ffmpeg::{Failure, read_by_ffmpeg};
-use super::sound_part::{SoundPart, Wanted};
+use super::error::{MediaError, Result, check_rereadable};
+use super::sound_builtin::{BuiltinSound, Doubt, read_file};
+use super::sound_ffmpeg::{FfmpegFailure, read_by_ffmpeg};
+use super::sound_part::{SoundPart, SoundRange};
 use ltx2_base::catch_panic::catch_silently;
 
 /// Reads the audio of a file, at most up to second `end`, at the file's own sample rate. Mono and stereo stay as they
@@ -32,35 +32,35 @@ pub fn read_sound(path: &Path, ffmpeg: &Path, end: Option<f64>) -> Result<Option
 /// # Errors
 /// Fails for the same reasons as [`read_sound`].
 pub fn read_sound_from(path: &Path, ffmpeg: &Path, start: f64, end: Option<f64>) -> Result<Option<SoundPart>> {
-    read_part(path, ffmpeg, Wanted { zero: None, start, end })
+    read_part(path, ffmpeg, SoundRange { zero: None, start, end })
 }
 
 /// Reads part of a file's audio. Logs a warning if only part of a damaged file could be decoded.
 ///
 /// # Errors
 /// Fails for the same reasons as [`read_sound`].
-pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>> {
+pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: SoundRange) -> Result<Option<SoundPart>> {
     check_rereadable(path)?;
-    File::open(path).map_err(Error::io("read", path))?;
+    File::open(path).map_err(MediaError::io("read", path))?;
     let own = catch_silently(|| read_file(path, wanted));
-    let unread = |reason: String| Error::Sound { path: path.to_path_buf(), reason };
-    let undecoded = |why: String, ffmpeg| Error::Undecoded { path: path.to_path_buf(), why, ffmpeg };
+    let unread = |reason: String| MediaError::Sound { path: path.to_path_buf(), reason };
+    let undecoded = |why: String, ffmpeg| MediaError::Undecoded { path: path.to_path_buf(), why, ffmpeg };
     let (found, why, left_out) = match own {
-        Ok(Reading { part, doubt: None }) => return Ok(part),
-        Ok(Reading { part, doubt: Some(Doubt::Unconfirmed) }) => (Ok(part), None, None),
-        Ok(Reading { part, doubt: Some(Doubt::LeftOut(what)) }) => (Ok(part), None, Some(what)),
-        Ok(Reading { part, doubt: Some(Doubt::Contradicted(why)) }) => (Ok(part), Some(why), None),
+        Ok(BuiltinSound { part, doubt: None }) => return Ok(part),
+        Ok(BuiltinSound { part, doubt: Some(Doubt::Unconfirmed) }) => (Ok(part), None, None),
+        Ok(BuiltinSound { part, doubt: Some(Doubt::LeftOut(what)) }) => (Ok(part), None, Some(what)),
+        Ok(BuiltinSound { part, doubt: Some(Doubt::Contradicted(why)) }) => (Ok(part), Some(why), None),
         Err(fault) => match fault.of_sound() {
             Some(reason) => return Err(unread(reason)),
             None => (Err(fault), None, None),
         },
     };
     let part = match (read_by_ffmpeg(path, ffmpeg, wanted), found) {
-        (Err(Failure::Sound(reason)), _) => return Err(unread(reason)),
+        (Err(FfmpegFailure::Sound(reason)), _) => return Err(unread(reason)),
         (Ok(Some(part)), _) => Some(part),
         (Ok(None), Err(_)) => None,
-        (Err(Failure::Missing), Err(fault)) => return Err(undecoded(fault.of_decoder(), None)),
-        (Err(Failure::Decoder(words)), Err(fault)) => return Err(undecoded(fault.of_decoder(), Some(words))),
+        (Err(FfmpegFailure::Missing), Err(fault)) => return Err(undecoded(fault.of_decoder(), None)),
+        (Err(FfmpegFailure::Decoder(words)), Err(fault)) => return Err(undecoded(fault.of_decoder(), Some(words))),
         // ffmpeg did no better than the built-in decoders, so their result is used.
         (_, Ok(Some(part))) => {
             left_out.iter().for_each(|what| tracing::warn!("{}: {what}", path.display()));

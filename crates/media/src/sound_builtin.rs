@@ -26,7 +26,7 @@ use symphonia::default::{get_codecs, get_probe};
 use super::audio::Audio;
 use super::downmix::stereo;
 use super::edit_list::{Edit, Mp4Sound, is_cut, mp4_sound, zero_of};
-use super::sound_part::{Fault, MAX_SILENCE, RATES, SoundPart, Wanted};
+use super::sound_part::{MAX_SILENCE, RATES, SoundFault, SoundPart, SoundRange};
 
 /// Maximum number of samples in memory, summed over all channels: 46 minutes of stereo at 48 kHz.
 const MAX_KEPT_SAMPLES: usize = 1 << 28;
@@ -49,7 +49,7 @@ const LONG_PACKETS: [AudioCodecId; 6] =
     [CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_FLAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3];
 
 /// Result of the built-in decoders.
-pub(super) struct Reading {
+pub(super) struct BuiltinSound {
     /// `None`: the file has no audio.
     pub(super) part: Option<SoundPart>,
     /// Why the audio may be incomplete. `None`: it is complete.
@@ -77,7 +77,7 @@ impl Doubt {
 ///
 /// # Errors
 /// Returns an error if the built-in decoders do not support the format, or if the file is damaged.
-pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
+pub(super) fn read_file(path: &Path, wanted: SoundRange) -> Result<BuiltinSound, SoundFault> {
     let mut hint = Hint::new();
     if let Some(extension) = path.extension().and_then(|e| e.to_str()) {
         hint.with_extension(extension);
@@ -90,8 +90,9 @@ pub(super) fn read_file(path: &Path, wanted: Wanted) -> Result<Reading, Fault> {
     let left_out = sound.as_ref().and_then(Mp4Sound::left_out).map(Doubt::LeftOut);
     // symphonia treats a truncated fragment as the end of the file.
     let is_cut = sound.is_some() && is_cut(path)?;
-    let Reading { part, doubt } = decode(Box::new(file), &hint, sound.map_or(Place::Packets, Place::Mp4), wanted)?;
-    Ok(Reading { part, doubt: is_cut.then(Doubt::broken_off).or(left_out).or(doubt) })
+    let BuiltinSound { part, doubt } =
+        decode(Box::new(file), &hint, sound.map_or(TimingSource::Packets, TimingSource::Mp4), wanted)?;
+    Ok(BuiltinSound { part, doubt: is_cut.then(Doubt::broken_off).or(left_out).or(doubt) })
 }
 
 /// Returns whether a file starts with the signature of a supported format. Without this check, symphonia would search
@@ -129,7 +130,7 @@ fn has_known_head(file: &mut File) -> std::io::Result<bool> {
 }
 
 /// Where a track's timing comes from.
-pub(super) enum Place {
+pub(super) enum TimingSource {
     /// The timestamps of the track's packets.
     Packets,
     Mp4(Mp4Sound),
@@ -137,15 +138,15 @@ pub(super) enum Place {
     Piped(Edit),
 }
 
-impl Place {
+impl TimingSource {
     /// Selects the track to decode. In an MP4 it is the track that [`mp4_sound`] selected; otherwise the first default
     /// audio track, or else the first audio track.
     ///
     /// # Errors
     /// Returns an error if a default track has an unknown codec, because it may be the audio track.
-    fn track<'a>(&self, format: &'a dyn FormatReader) -> Result<Option<&'a Track>, Fault> {
+    fn track<'a>(&self, format: &'a dyn FormatReader) -> Result<Option<&'a Track>, SoundFault> {
         let tracks = format.tracks();
-        if let Place::Mp4(sound) = self {
+        if let TimingSource::Mp4(sound) = self {
             let track = tracks.iter().find(|track| track.id == sound.track && is_sound(track));
             return Ok(Some(track.ok_or(Reason::Unsupported("codec"))?));
         }
@@ -163,15 +164,15 @@ impl Place {
     /// Returns the time in seconds from which packets of the track are not read. `None`: all are read.
     fn end(&self, codec: &AudioCodecParameters) -> Option<f64> {
         match self {
-            Place::Mp4(sound) => sound.end(LONG_PACKETS.contains(&codec.codec)),
-            Place::Packets | Place::Piped(_) => None,
+            TimingSource::Mp4(sound) => sound.end(LONG_PACKETS.contains(&codec.codec)),
+            TimingSource::Packets | TimingSource::Piped(_) => None,
         }
     }
 
     /// Returns whether ffmpeg skips the same samples at the start. It counts ticks of the track as samples, and does not
     /// skip the priming of a fragmented track.
     fn is_sure(&self, codec: &AudioCodecParameters) -> bool {
-        let Place::Mp4(sound) = self else { return true };
+        let TimingSource::Mp4(sound) = self else { return true };
         let counts_samples = codec.sample_rate.is_some_and(|rate| f64::from(rate) == sound.timescale);
         sound.edit.skipped() == 0.0 || (counts_samples && !sound.is_fragmented)
     }
@@ -181,14 +182,14 @@ impl Place {
     /// is `None`, from the start of the file.
     fn edit(&self, own: f64, sample: f64, first: f64, zero: Option<f64>) -> Edit {
         let (edit, start) = match self {
-            Place::Packets => {
+            TimingSource::Packets => {
                 let start = zero_of(first);
                 let is_priming =
                     zero.is_none() && own <= start + 0.001 && (0.0..MAX_PRIMING).contains(&(sample - start));
                 (Edit::starting_at(if is_priming { start } else { sample }), start)
             }
-            Place::Mp4(sound) => (sound.edit, sound.zero),
-            Place::Piped(edit) => (*edit, 0.0),
+            TimingSource::Mp4(sound) => (sound.edit, sound.zero),
+            TimingSource::Piped(edit) => (*edit, 0.0),
         };
         edit.counted_from(zero.unwrap_or(start))
     }
@@ -210,7 +211,7 @@ fn time_of(packet: &Packet, tracks: &[Track]) -> f64 {
 }
 
 /// What a file states about its audio, to verify that the decoded audio is complete.
-struct Claim {
+struct StatedAudio {
     /// Number of samples per channel in all packets. `None`: not stated, or only estimated by symphonia's reader.
     samples: Option<u64>,
     /// Whether symphonia's reader skips data that it cannot parse, so that the packets' samples must be counted.
@@ -228,15 +229,20 @@ struct Claim {
     end_of_trims: Option<i64>,
 }
 
-impl Claim {
-    fn of(format: &dyn FormatReader, track: &Track, codec: &AudioCodecParameters, place: &Place) -> Self {
+impl StatedAudio {
+    fn from_track(
+        format: &dyn FormatReader,
+        track: &Track,
+        codec: &AudioCodecParameters,
+        place: &TimingSource,
+    ) -> Self {
         let id = format.format_info().format;
         let is_open = [FORMAT_ID_WAVE, FORMAT_ID_AIFF, FORMAT_ID_CAF, FORMAT_ID_FLAC].contains(&id);
         let is_halved = codec.codec == CODEC_ID_AAC && codec.sample_rate.is_none_or(|rate| rate <= MAX_SBR_RATE);
         let samples = track.num_frames;
         let is_open = is_open && samples.is_none();
         let is_sure = !is_halved && place.is_sure(codec);
-        let claim = Claim {
+        let claim = StatedAudio {
             samples,
             is_counted: false,
             is_timed: false,
@@ -253,19 +259,19 @@ impl Claim {
                 });
                 let (samples, end) = whole.unzip();
                 let end_of_trims = Some(end.map_or(i64::MIN, |end| end as i64));
-                Claim { samples, is_counted: true, end_of_trims, ..claim }
+                StatedAudio { samples, is_counted: true, end_of_trims, ..claim }
             }
-            FORMAT_ID_FLAC => Claim { is_counted: true, is_timed: true, ..claim },
-            FORMAT_ID_OGG => Claim { is_counted: true, ..claim },
-            FORMAT_ID_ADTS => Claim { samples: None, is_counted: true, ..claim },
-            FORMAT_ID_ISOMP4 => Claim { samples: None, ..claim },
+            FORMAT_ID_FLAC => StatedAudio { is_counted: true, is_timed: true, ..claim },
+            FORMAT_ID_OGG => StatedAudio { is_counted: true, ..claim },
+            FORMAT_ID_ADTS => StatedAudio { samples: None, is_counted: true, ..claim },
+            FORMAT_ID_ISOMP4 => StatedAudio { samples: None, ..claim },
             FORMAT_ID_MKV => {
                 // symphonia ignores DiscardPadding (samples of a lossy codec to trim at the end). It also treats tracks
                 // that omit FlagDefault as not default, although the specified default is 1.
                 let is_lossy = LOSSY.contains(&codec.codec);
                 let mut sounds = format.tracks().iter().filter(|track| is_sound(track));
                 let is_clear = sounds.next().is_none_or(is_default) || sounds.next().is_none();
-                Claim { is_sure: !is_lossy && is_clear, ..claim }
+                StatedAudio { is_sure: !is_lossy && is_clear, ..claim }
             }
             _ => claim,
         }
@@ -314,9 +320,9 @@ enum End {
 }
 
 /// Collects the samples of decoded packets.
-struct Decoded {
-    place: Place,
-    wanted: Wanted,
+struct SampleCollector {
+    place: TimingSource,
+    wanted: SoundRange,
     form: Option<(u32, Channels)>,
     planes: Vec<Vec<f32>>,
     /// Number of samples per channel before the requested start, which have been dropped.
@@ -330,9 +336,9 @@ struct Decoded {
     is_complete: bool,
 }
 
-impl Decoded {
-    fn new(place: Place, wanted: Wanted) -> Self {
-        Decoded {
+impl SampleCollector {
+    fn new(place: TimingSource, wanted: SoundRange) -> Self {
+        SampleCollector {
             place,
             wanted,
             form: None,
@@ -346,11 +352,11 @@ impl Decoded {
     }
 
     /// Adds the samples of a packet whose first sample is at second `time`.
-    fn push(&mut self, samples: &GenericAudioBufferRef, time: f64) -> Result<(), Fault> {
-        let Wanted { zero, start, end } = self.wanted;
+    fn push(&mut self, samples: &GenericAudioBufferRef, time: f64) -> Result<(), SoundFault> {
+        let SoundRange { zero, start, end } = self.wanted;
         let (rate, channels) = (samples.spec().rate(), samples.spec().channels().clone());
         match &self.form {
-            None if !RATES.contains(&rate) => return Err(Fault::Rate(rate)),
+            None if !RATES.contains(&rate) => return Err(SoundFault::Rate(rate)),
             None => self.form = Some((rate, channels)),
             Some(known) if *known == (rate, channels) => {}
             Some(_) => {
@@ -369,14 +375,14 @@ impl Decoded {
         }
         let edit = *self.edit.get_or_insert_with(|| self.place.edit(self.own, time, self.first, zero));
         if end.is_none() && edit.gap(end) > MAX_SILENCE {
-            return Err(Fault::Late(edit.gap(end)));
+            return Err(SoundFault::Late(edit.gap(end)));
         }
         let unheard = edit.before(start, rate, end).saturating_sub(self.dropped).min(kept);
         planes.iter_mut().for_each(|plane| drop(plane.drain(..unheard)));
         self.dropped += unheard;
         let decoded = self.dropped + kept - unheard;
         if (kept - unheard).saturating_mul(planes.len()) > MAX_KEPT_SAMPLES || decoded > MAX_DECODED_SAMPLES {
-            return Err(Fault::Long);
+            return Err(SoundFault::Long);
         }
         let wanted = end.map(|end| ((end + edit.skipped()) * f64::from(rate)).ceil() as usize);
         self.is_complete = wanted.is_some_and(|wanted| !planes.is_empty() && decoded >= wanted);
@@ -384,11 +390,11 @@ impl Decoded {
     }
 
     /// Returns the audible part of the samples. `None`: no samples were decoded.
-    fn finish(mut self) -> Result<Option<SoundPart>, Fault> {
-        let Wanted { start, end, .. } = self.wanted;
+    fn finish(mut self) -> Result<Option<SoundPart>, SoundFault> {
+        let SoundRange { start, end, .. } = self.wanted;
         let Some((rate, channels)) = self.form else { return Ok(None) };
         if self.planes.iter().flatten().any(|sample| !sample.is_finite()) {
-            return Err(Fault::NotFinite);
+            return Err(SoundFault::NotFinite);
         }
         let edit = self.edit.unwrap_or(Edit::starting_at(0.0));
         let length = edit.apply(&mut self.planes, rate, start, end, self.dropped);
@@ -405,20 +411,20 @@ impl Decoded {
 pub(super) fn decode(
     source: Box<dyn MediaSource>,
     hint: &Hint,
-    place: Place,
-    wanted: Wanted,
-) -> Result<Reading, Fault> {
+    place: TimingSource,
+    wanted: SoundRange,
+) -> Result<BuiltinSound, SoundFault> {
     let source = MediaSourceStream::new(source, Default::default());
     let mut format = get_probe().probe(hint, source, FormatOptions::default(), MetadataOptions::default())?;
-    let Some(track) = place.track(&*format)? else { return Ok(Reading { part: None, doubt: None }) };
+    let Some(track) = place.track(&*format)? else { return Ok(BuiltinSound { part: None, doubt: None }) };
     let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
     let codec = codec.ok_or(Reason::Unsupported("codec"))?;
-    let claim = Claim::of(&*format, track, codec, &place);
+    let claim = StatedAudio::from_track(&*format, track, codec, &place);
     let end_of_edit = place.end(codec);
     let mut decoder = get_codecs().make_audio_decoder(codec, &AudioDecoderOptions::default().verify(true))?;
     let track = track.id;
-    let reads_to_end = claim.is_counted || matches!(place, Place::Piped(_));
-    let mut decoded = Decoded::new(place, wanted);
+    let reads_to_end = claim.is_counted || matches!(place, TimingSource::Piped(_));
+    let mut decoded = SampleCollector::new(place, wanted);
     let (mut counted, mut span) = (0, None::<[i64; 2]>);
     let end = loop {
         let mut packet = match format.next_packet() {
@@ -465,5 +471,5 @@ pub(super) fn decode(
     let doubt = claim.doubt(counted, span, end);
     // The track may have samples that the reader cannot find, so an empty result is unconfirmed.
     let doubt = if part.is_none() { doubt.or(Some(Doubt::Unconfirmed)) } else { doubt };
-    Ok(Reading { part, doubt })
+    Ok(BuiltinSound { part, doubt })
 }

@@ -7,16 +7,16 @@ use symphonia::core::formats::probe::Hint;
 use symphonia::core::io::ReadOnlySource;
 
 use super::audio::Audio;
-use super::decode::{Output, PLAIN_FILES, run};
+use super::decode::{FfmpegOutput, PLAIN_FILES, run};
 use super::edit_list::{Edit, mp4_sound};
-use super::error::Error;
-use super::sound_builtin::{MAX_PRIMING, Place, decode};
-use super::sound_part::{Fault, SoundPart, Wanted};
-use super::track_times::{Listing, packet_start, sound_start};
+use super::error::MediaError;
+use super::sound_builtin::{MAX_PRIMING, TimingSource, decode};
+use super::sound_part::{SoundFault, SoundPart, SoundRange};
+use super::track_times::{FfmpegListing, packet_start, sound_start};
 use ltx2_base::catch_panic::catch_silently;
 
 /// Why ffmpeg returned no audio.
-pub(super) enum Failure {
+pub(super) enum FfmpegFailure {
     /// ffmpeg cannot be started.
     Missing,
     /// ffmpeg's message, on one line.
@@ -25,12 +25,12 @@ pub(super) enum Failure {
     Sound(String),
 }
 
-impl Failure {
+impl FfmpegFailure {
     /// Returns the message. `None`: ffmpeg cannot be started.
     pub(super) fn words(self) -> Option<String> {
         match self {
-            Failure::Missing => None,
-            Failure::Decoder(words) | Failure::Sound(words) => Some(words),
+            FfmpegFailure::Missing => None,
+            FfmpegFailure::Decoder(words) | FfmpegFailure::Sound(words) => Some(words),
         }
     }
 }
@@ -39,8 +39,12 @@ impl Failure {
 ///
 /// # Errors
 /// Returns an error if ffmpeg is not installed or cannot read the file.
-pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Result<Option<SoundPart>, Failure> {
-    let listing = Listing::read(path, ffmpeg);
+pub(super) fn read_by_ffmpeg(
+    path: &Path,
+    ffmpeg: &Path,
+    wanted: SoundRange,
+) -> Result<Option<SoundPart>, FfmpegFailure> {
+    let listing = FfmpegListing::read(path, ffmpeg);
     let zero = wanted.zero.unwrap_or_else(|| listing.zero());
     let first = first_sample(path, ffmpeg, wanted, &listing, zero);
     // ffmpeg's `-t` counts from the first packet, which may decode to no samples. The surplus is trimmed afterwards.
@@ -50,39 +54,41 @@ pub(super) fn read_by_ffmpeg(path: &Path, ffmpeg: &Path, wanted: Wanted) -> Resu
     let limit = limit.iter().flat_map(|limit| ["-t", limit]);
     let how: Vec<&str> =
         ["-map", &track].into_iter().chain(limit).chain(["-vn", "-f", "wav", "-c:a", "pcm_f32le"]).collect();
-    let timed = Wanted { zero: Some(0.0), ..wanted };
-    let place = Place::Piped(Edit::starting_at(first.unwrap_or(zero) - zero));
+    let timed = SoundRange { zero: Some(0.0), ..wanted };
+    let place = TimingSource::Piped(Edit::starting_at(first.unwrap_or(zero) - zero));
     let read = |out| catch_silently(|| decode(Box::new(ReadOnlySource::new(out)), &Hint::new(), place, timed));
     let mut made = None;
     let ran = run(path, ffmpeg, &PLAIN_FILES, &how, |out| made = Some(read(out)));
     if let Some(reason) = made.as_ref().and_then(|made| made.as_ref().err()?.of_sound()) {
-        return Err(Failure::Sound(reason));
+        return Err(FfmpegFailure::Sound(reason));
     }
     let said = match ran {
-        Ok(Some(Output { said, .. })) => said,
+        Ok(Some(FfmpegOutput { said, .. })) => said,
         Ok(None) => return Ok(None),
-        Err(Error::NoDecoder { .. }) => return Err(Failure::Missing),
-        Err(Error::Ffmpeg { tail, .. }) => return Err(Failure::Decoder(first_and_last(&tail))),
-        Err(error) => return Err(Failure::Decoder(error.to_string())),
+        Err(MediaError::NoDecoder { .. }) => return Err(FfmpegFailure::Missing),
+        Err(MediaError::Ffmpeg { tail, .. }) => return Err(FfmpegFailure::Decoder(first_and_last(&tail))),
+        Err(error) => return Err(FfmpegFailure::Decoder(error.to_string())),
     };
     let part = match made {
         Some(Ok(reading)) => reading.part.map(|part| SoundPart { sound: until(part.sound, wanted), ..part }),
         // The output consists of a header without samples.
-        None | Some(Err(Fault::Decoder(Reason::IoError(_)))) => None,
-        Some(Err(fault)) => return Err(Failure::Decoder(format!("the output of ffmpeg cannot be parsed: {fault:?}"))),
+        None | Some(Err(SoundFault::Decoder(Reason::IoError(_)))) => None,
+        Some(Err(fault)) => {
+            return Err(FfmpegFailure::Decoder(format!("the output of ffmpeg cannot be parsed: {fault:?}")));
+        }
     };
     let damage = (!said.is_empty()).then(|| first_and_last(&said));
     if first.is_none() {
         tracing::warn!("{}: ffmpeg does not report when the sound starts; assuming no delay", path.display());
     }
     match (part, damage) {
-        (None, Some(damage)) => Err(Failure::Decoder(damage)),
+        (None, Some(damage)) => Err(FfmpegFailure::Decoder(damage)),
         (part, damage) => Ok(part.map(|part| SoundPart { damage, ..part })),
     }
 }
 
 /// Returns the time of the first decoded sample in seconds. `None`: ffmpeg does not report it.
-fn first_sample(path: &Path, ffmpeg: &Path, wanted: Wanted, listing: &Listing, zero: f64) -> Option<f64> {
+fn first_sample(path: &Path, ffmpeg: &Path, wanted: SoundRange, listing: &FfmpegListing, zero: f64) -> Option<f64> {
     // For files with an `iTunSMPB` tag, ffmpeg drops the priming but adds its duration to the start time.
     if mp4_sound(path).ok().flatten().is_some_and(|sound| sound.is_itunes) {
         return Some(0.0);
@@ -96,7 +102,7 @@ fn first_sample(path: &Path, ffmpeg: &Path, wanted: Wanted, listing: &Listing, z
 }
 
 /// Trims audio to the requested end.
-fn until(sound: Audio, wanted: Wanted) -> Audio {
+fn until(sound: Audio, wanted: SoundRange) -> Audio {
     let Some(end) = wanted.end else { return sound };
     let most = ((end - wanted.start).max(0.0) * f64::from(sound.rate())).ceil() as usize;
     if sound.len() > most { sound.span(0.0, most) } else { sound }

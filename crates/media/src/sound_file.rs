@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::atomic;
 use super::audio::Audio;
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::samples::unnamed;
 use super::wav::{WavFormat, wav_header, wav_samples};
 
@@ -44,7 +44,7 @@ impl SoundFile {
     pub(super) fn push(&mut self, samples: &Array2<f32>) -> Result<()> {
         for (file, own) in self.channels.iter_mut().zip(samples.rows()) {
             let bytes: Vec<u8> = own.iter().flat_map(|v| v.to_le_bytes()).collect();
-            file.write_all(&bytes).map_err(Error::io("write the sound of", &self.path))?;
+            file.write_all(&bytes).map_err(MediaError::io("write the sound of", &self.path))?;
         }
         self.len += samples.ncols();
         Ok(())
@@ -66,7 +66,7 @@ impl SoundFile {
         let mut bytes = vec![0; 4 * BLOCK.min(self.len - at)];
         let mut file = &self.channels[channel];
         let mut read = || file.seek(SeekFrom::Start(4 * at as u64)).and_then(|_| file.read_exact(&mut bytes));
-        read().map_err(Error::io("read the sound of", &self.path))?;
+        read().map_err(MediaError::io("read the sound of", &self.path))?;
         Ok(bytes)
     }
 
@@ -100,9 +100,9 @@ impl SoundFile {
         format: WavFormat,
     ) -> Result<()> {
         let header = wav_header(self.channels(), len, self.rate, format)?;
-        out.write_all(&header).map_err(Error::io("write", path))?;
+        out.write_all(&header).map_err(MediaError::io("write", path))?;
         self.blocks(len)
-            .try_for_each(|block| out.write_all(&wav_samples(&block?, format)).map_err(Error::io("write", path)))
+            .try_for_each(|block| out.write_all(&wav_samples(&block?, format)).map_err(MediaError::io("write", path)))
     }
 }
 

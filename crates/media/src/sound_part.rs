@@ -23,7 +23,7 @@ pub struct SoundPart {
 
 /// Why audio cannot be read.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum SoundFault {
     Decoder(Reason),
     /// Sample rate in Hz.
     Rate(u32),
@@ -35,49 +35,49 @@ pub(super) enum Fault {
     Panic(String),
 }
 
-impl From<Reason> for Fault {
+impl From<Reason> for SoundFault {
     fn from(reason: Reason) -> Self {
-        Fault::Decoder(reason)
+        SoundFault::Decoder(reason)
     }
 }
 
-impl From<String> for Fault {
+impl From<String> for SoundFault {
     fn from(words: String) -> Self {
-        Fault::Panic(words)
+        SoundFault::Panic(words)
     }
 }
 
-impl From<std::io::Error> for Fault {
+impl From<std::io::Error> for SoundFault {
     fn from(error: std::io::Error) -> Self {
-        Fault::Decoder(error.into())
+        SoundFault::Decoder(error.into())
     }
 }
 
-impl Fault {
+impl SoundFault {
     /// Returns the reason if the audio itself is unusable. `None`: another decoder may be able to read the audio.
     pub(super) fn of_sound(&self) -> Option<String> {
         match self {
-            Fault::Decoder(_) | Fault::Panic(_) => None,
-            Fault::Rate(rate) => Some(format!(
+            SoundFault::Decoder(_) | SoundFault::Panic(_) => None,
+            SoundFault::Rate(rate) => Some(format!(
                 "the sample rate of {rate} Hz is not supported; convert the sound to a rate from {} to {} Hz",
                 RATES.start(),
                 RATES.end()
             )),
-            Fault::Long => Some("the sound is too long; use a shorter file".into()),
-            Fault::Late(seconds) => Some(format!(
+            SoundFault::Long => Some("the sound is too long; use a shorter file".into()),
+            SoundFault::Late(seconds) => Some(format!(
                 "the sound starts after {seconds:.1} s, but at most {MAX_SILENCE} s of silence are accepted; trim the file first, e.g. \
                  ffmpeg -ss SECONDS -i IN OUT.mp4"
             )),
-            Fault::NotFinite => Some("the file is damaged: some samples are NaN or infinite (non-finite)".into()),
+            SoundFault::NotFinite => Some("the file is damaged: some samples are NaN or infinite (non-finite)".into()),
         }
     }
 
     /// Returns why the built-in decoders cannot read the file.
     pub(super) fn of_decoder(&self) -> String {
         match self {
-            Fault::Decoder(Reason::Unsupported(what)) => unsupported(what),
-            Fault::Decoder(reason) => format!("the file is damaged: {reason}"),
-            Fault::Panic(words) => format!("the file is damaged: the built-in decoder panicked: {words}"),
+            SoundFault::Decoder(Reason::Unsupported(what)) => unsupported(what),
+            SoundFault::Decoder(reason) => format!("the file is damaged: {reason}"),
+            SoundFault::Panic(words) => format!("the file is damaged: the built-in decoder panicked: {words}"),
             other => other.of_sound().unwrap_or_else(|| "the file is damaged".into()),
         }
     }
@@ -96,7 +96,7 @@ fn unsupported(what: &str) -> String {
 
 /// The part of a file's audio that the caller requests, in seconds.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct SoundRange {
     /// Time on the container's timeline from which `start` and `end` count. `None`: the start of the file.
     pub(super) zero: Option<f64>,
     pub(super) start: f64,

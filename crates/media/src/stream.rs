@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use super::encoder::{Encoder, choose};
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 use super::frames::Frames;
 use super::h264::{FrameEncoder, GROUP, TrackBuilder};
-use super::isobmff::Track;
+use super::isobmff::Mp4Track;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::samples::Samples;
@@ -19,16 +19,16 @@ use ltx2_base::failpoint;
 /// producer waits for the encoder.
 pub struct VideoStream {
     pieces: SyncSender<Frames>,
-    thread: JoinHandle<Part>,
+    thread: JoinHandle<EncodedPart>,
 }
 
 /// Encoded frames, byte for byte the same as if they had been encoded in one call.
 pub struct EncodedVideo {
-    track: Track,
+    track: Mp4Track,
 }
 
 /// The encoder's result, and the frames that it encoded, if any.
-pub(super) type Part = (Option<EncodedVideo>, Result<()>);
+pub(super) type EncodedPart = (Option<EncodedVideo>, Result<()>);
 
 impl VideoStream {
     /// Starts a video with frames of the size of `first` at `fps` frames per second. Returns `None` if ffmpeg is the
@@ -50,7 +50,7 @@ impl VideoStream {
         let track = TrackBuilder::new(encoder, samples);
         let (pieces, arrivals) = sync_channel(1);
         let thread = Builder::new().name("encode".into()).spawn(move || encode(track, &arrivals));
-        let thread = thread.map_err(Error::io("start a thread to encode", Path::new("the video")))?;
+        let thread = thread.map_err(MediaError::io("start a thread to encode", Path::new("the video")))?;
         Ok(VideoStream { pieces, thread })
     }
 
@@ -71,17 +71,17 @@ impl VideoStream {
     }
 
     /// Waits until all frames are encoded or the encoder fails.
-    pub(super) fn finish_part(self) -> Part {
+    pub(super) fn finish_part(self) -> EncodedPart {
         drop(self.pieces);
         self.thread.join().unwrap_or_else(|panic| (None, Err(panicked(panic_message(&*panic)))))
     }
 }
 
-fn panicked(message: String) -> Error {
-    Error::Panicked { work: "the H.264 encoder", message }
+fn panicked(message: String) -> MediaError {
+    MediaError::Panicked { work: "the H.264 encoder", message }
 }
 
-fn encode(mut track: TrackBuilder, pieces: &Receiver<Frames>) -> Part {
+fn encode(mut track: TrackBuilder, pieces: &Receiver<Frames>) -> EncodedPart {
     let added = catch_panics(|| add_all(&mut track, pieces), panicked);
     match track.finish() {
         Ok(track) => (Some(EncodedVideo { track }), added),
@@ -94,7 +94,7 @@ fn add_all(track: &mut TrackBuilder, pieces: &Receiver<Frames>) -> Result<()> {
     let mut rest: Vec<Vec<u8>> = Vec::new();
     for piece in pieces {
         failpoint::fail("encode", track.count())
-            .map_err(|e| Error::Embedded { codec: "H.264", message: e.to_string() })?;
+            .map_err(|e| MediaError::Embedded { codec: "H.264", message: e.to_string() })?;
         let all: Vec<&[u8]> = rest.iter().map(Vec::as_slice).chain(piece.iter()).collect();
         let (whole, begun) = all.split_at(all.len() / GROUP * GROUP);
         track.add(whole)?;
@@ -104,7 +104,7 @@ fn add_all(track: &mut TrackBuilder, pieces: &Receiver<Frames>) -> Result<()> {
 }
 
 impl EncodedVideo {
-    pub(super) fn track(&self) -> &Track {
+    pub(super) fn track(&self) -> &Mp4Track {
         &self.track
     }
 }

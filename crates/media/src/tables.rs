@@ -10,7 +10,7 @@ use super::edit_list::{decode_box, movie, number, played_track, scale, within};
 
 /// Size of a video, and the presentation times of its frames in ticks, in ascending order.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Tables {
+pub(super) struct FrameTable {
     pub(super) width: usize,
     pub(super) height: usize,
     pub(super) times: Vec<i64>,
@@ -24,7 +24,7 @@ pub(super) struct Tables {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub(super) fn of_file(path: &Path) -> io::Result<Option<Tables>> {
+pub(super) fn of_file(path: &Path) -> io::Result<Option<FrameTable>> {
     Ok(movie(path)?.and_then(|movie| of_movie(&movie)))
 }
 
@@ -51,7 +51,7 @@ fn is_unusual(codec: &[u8]) -> bool {
     matches!(transfer, 16 | 18) || decode_box(codec, &[]).is_some_and(|pixel: Pasp| pixel.h_spacing != pixel.v_spacing)
 }
 
-fn of_movie(movie: &[u8]) -> Option<Tables> {
+fn of_movie(movie: &[u8]) -> Option<FrameTable> {
     if within(movie, &[b"mvex"]).is_some() {
         return None;
     }
@@ -78,7 +78,7 @@ fn of_movie(movie: &[u8]) -> Option<Tables> {
     let ratio = ticks / scale(decode_box::<Mvhd>(movie, &[])?.timescale)?;
     let cuts =
         within(track, &[b"edts", b"elst"]).is_some() && cuts(&decode_box(track, &[b"edts"])?, first, last, ratio);
-    (!cuts && width > 0 && height > 0).then_some(Tables { width, height, times, timescale: ticks as usize })
+    (!cuts && width > 0 && height > 0).then_some(FrameTable { width, height, times, timescale: ticks as usize })
 }
 
 /// Returns the presentation times of the frames in storage order.
@@ -177,7 +177,7 @@ mod tests {
         let all = with(&[]).unwrap();
         assert_eq!((all.width, all.height, all.timescale), (96, 64, 12288));
         assert_eq!(all.times, [1024, 1536, 2048, 2560]);
-        assert_eq!(with(&[167, 1024, 1 << 16]), Some(Tables { times: all.times.clone(), ..all }));
+        assert_eq!(with(&[167, 1024, 1 << 16]), Some(FrameTable { times: all.times.clone(), ..all }));
         assert!(with(&[500, -1, 1 << 16, 167, 1024, 1 << 16]).is_some(), "a delay");
         assert!(with(&[167, 1536, 1 << 16]).is_none() && with(&[80, 1024, 1 << 16]).is_none(), "cut");
         assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");

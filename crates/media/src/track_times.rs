@@ -14,7 +14,7 @@ const RELATIVE_TIME_FORMATS: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpe
 
 /// What ffmpeg reports about a file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Listing {
+pub(super) struct FfmpegListing {
     /// ffmpeg's names for the container, separated by commas.
     format: String,
     /// Start time in seconds of the earliest track.
@@ -23,7 +23,7 @@ pub(super) struct Listing {
     pub(super) sound: Option<usize>,
 }
 
-impl Listing {
+impl FfmpegListing {
     /// Lists the tracks of a file. The list is empty if ffmpeg cannot read the file.
     pub(super) fn read(path: &Path, ffmpeg: &Path) -> Self {
         let mut command = Command::new(ffmpeg);
@@ -36,7 +36,7 @@ impl Listing {
     }
 
     fn parse(text: &str) -> Self {
-        let mut listing = Listing::default();
+        let mut listing = FfmpegListing::default();
         let mut sounds: Vec<(usize, bool)> = Vec::new();
         for line in text.lines() {
             if let Some(format) = line.strip_prefix("Input #0, ").and_then(|line| line.split_once(", from ")) {
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn default_audio_track_is_preferred_to_first() {
         let of = |format: &str, flags: [&str; 2]| {
-            Listing::parse(&format!(
+            FfmpegListing::parse(&format!(
                 "Input #0, {format}, from 'a, from b.mkv':\n  Duration: 00:00:02.00, start: 1.400000, bitrate: 9 kb/s\n\
                  \x20 Stream #0:0[0x1](und): Video: h264 (High), yuv420p, 64x64, 24 fps (default)\n\
                  \x20 Stream #0:3(eng): Audio: aac (LC) (mp4a / 0x6134706D), 48000 Hz, stereo, fltp{}\n    Metadata:\n\
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(of("matroska,webm", [" (default)", ""]).sound, Some(3));
         assert_eq!(of("matroska,webm", [" (default)", " (default)"]).sound, Some(1));
         assert_eq!([of("mpegts", ["", ""]), of("matroska,webm", ["", ""])].map(|list| list.zero()), [1.4, 0.0]);
-        assert_eq!(Listing::parse("a.txt: Invalid data found when processing input"), Listing::default());
+        assert_eq!(FfmpegListing::parse("a.txt: Invalid data found when processing input"), FfmpegListing::default());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::decode::{as_file, plain};
-use super::error::{Error, Result, no_decoder, tail};
+use super::error::{MediaError, Result, no_decoder, tail};
 
 /// Start of a track's line in ffmpeg's report.
 const TRACK: &str = "Stream #0:";
@@ -62,7 +62,7 @@ impl VideoTrack {
         if list.lines().any(|line| line.trim_start().starts_with(TRACK)) {
             return Ok(Self::choose(&list));
         }
-        Err(Error::Ffmpeg {
+        Err(MediaError::Ffmpeg {
             path: path.to_path_buf(),
             status: output.status.to_string(),
             tail: tail(&plain(&list, path, false)),

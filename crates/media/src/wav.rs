@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::atomic::write_file;
 use super::audio::Audio;
-use super::error::{Error, Result};
+use super::error::{MediaError, Result};
 
 /// Sample format of a WAV file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub fn write_wav_file(path: &Path, audio: &Audio, format: WavFormat, replace: bo
 /// # Errors
 /// Returns an error if the file cannot be read or is in another format.
 pub fn read_wav(path: &Path) -> Result<Audio> {
-    let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
-    parse_wav(&bytes).map_err(|reason| Error::Wav { path: path.to_path_buf(), reason })
+    let bytes = std::fs::read(path).map_err(MediaError::io("read", path))?;
+    parse_wav(&bytes).map_err(|reason| MediaError::Wav { path: path.to_path_buf(), reason })
 }
 
 /// Parses the bytes of a WAV file. The last chunk may be shorter than its size field states, because a program that
@@ -109,7 +109,7 @@ pub(super) fn wav_header(channels: usize, len: usize, rate: u32, format: WavForm
     let data = u32::try_from(len as u64 * u64::from(block)).ok().filter(|&n| n < u32::MAX - 100);
     let (Some(data), Some(second)) = (data, rate.checked_mul(block)) else {
         let reason = format!("{len} samples per channel exceed the 4 GiB limit of WAV files");
-        return Err(Error::Audio { channels: channels as usize, rate, reason });
+        return Err(MediaError::Audio { channels: channels as usize, rate, reason });
     };
     // Formats other than PCM have an (empty) extension and a `fact` chunk with the sample count.
     let float = format == WavFormat::Float32;

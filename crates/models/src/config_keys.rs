@@ -6,24 +6,24 @@ use serde::de::value::Error;
 use serde::de::{DeserializeOwned, Visitor};
 use serde_json::Value;
 
-use super::ConfigError;
+use super::ComponentConfigError;
 
 /// A key that is not read, and a predicate for its allowed values.
-type Inert = (&'static str, fn(&Value) -> bool);
+type InertKey = (&'static str, fn(&Value) -> bool);
 
 /// Returns an ignored key that may have any value.
-const fn inert(key: &'static str) -> Inert {
+const fn inert(key: &'static str) -> InertKey {
     (key, |_| true)
 }
 
 /// Returns an ignored key that must be null or false.
-const fn off(key: &'static str) -> Inert {
+const fn off(key: &'static str) -> InertKey {
     (key, |value| value.is_null() || *value == false)
 }
 
 /// Ignored keys of each component. Keys that start with `_`, which are metadata of the program that saved the file, are
 /// ignored for all components. `_class_name` is checked when the model is opened.
-const INERT: [(&str, &[Inert]); 3] = [
+const INERT: [(&str, &[InertKey]); 3] = [
     (
         "text_encoder",
         &[
@@ -90,7 +90,7 @@ pub(crate) fn refuse_unread(
     component: &'static str,
     json: &Value,
     read: impl Fn(&str) -> bool,
-) -> Result<(), ConfigError> {
+) -> Result<(), ComponentConfigError> {
     let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
     let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
     let silent = |key: &str, value: &Value| {
@@ -99,14 +99,16 @@ pub(crate) fn refuse_unread(
     let all = json.as_object().into_iter().flatten();
     match all.into_iter().find(|(key, value)| !read(key) && !silent(key, value)) {
         None => Ok(()),
-        Some((key, value)) => Err(ConfigError::Unread { component, key: key.clone(), value: value.to_string() }),
+        Some((key, value)) => {
+            Err(ComponentConfigError::Unread { component, key: key.clone(), value: value.to_string() })
+        }
     }
 }
 
 /// Returns the field names that `T` deserializes from.
 pub(crate) fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
-    struct Fields<'a>(&'a mut &'static [&'static str]);
-    impl<'de> Deserializer<'de> for Fields<'_> {
+    struct FieldNames<'a>(&'a mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for FieldNames<'_> {
         type Error = Error;
 
         fn deserialize_struct<V: Visitor<'de>>(
@@ -130,6 +132,6 @@ pub(crate) fn keys<T: DeserializeOwned>() -> &'static [&'static str] {
     }
     let mut fields: &'static [&'static str] = &[];
     // The struct visitor rejects a unit value, but by then its fields are recorded.
-    let _ = T::deserialize(Fields(&mut fields));
+    let _ = T::deserialize(FieldNames(&mut fields));
     fields
 }

@@ -5,19 +5,19 @@ use serde_json::Value;
 use super::gemma3::{self, Gemma3Config};
 use super::gemma4::Gemma4Config;
 use super::text_encoder::TextEncoder;
-use super::{ConfigError, unsupported};
+use super::{ComponentConfigError, unsupported};
 
-type Reader = fn(&Value) -> Result<Box<dyn TextEncoder>, ConfigError>;
+type EncoderReader = fn(&Value) -> Result<Box<dyn TextEncoder>, ComponentConfigError>;
 
 /// Supported model types and their readers.
-const FAMILIES: [(&str, Reader); 4] =
+const FAMILIES: [(&str, EncoderReader); 4] =
     [("gemma3", gemma3), ("gemma3_text", gemma3), ("gemma4_unified", gemma4), ("gemma4_unified_text", gemma4)];
 
-fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+fn gemma3(json: &Value) -> Result<Box<dyn TextEncoder>, ComponentConfigError> {
     Ok(Box::new(Gemma3Config::from_json(json)?))
 }
 
-fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ComponentConfigError> {
     Ok(Box::new(Gemma4Config::from_json(json)?))
 }
 
@@ -25,7 +25,7 @@ fn gemma4(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
 ///
 /// # Errors
 /// Returns an error if `model_type` is unknown or a key of the configuration is invalid or unsupported.
-pub fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ConfigError> {
+pub fn text_encoder(json: &Value) -> Result<Box<dyn TextEncoder>, ComponentConfigError> {
     let name = json.get("model_type");
     match FAMILIES.iter().find(|(known, _)| name.is_some_and(|name| name == known)) {
         Some((_, read)) => read(json),

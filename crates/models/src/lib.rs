@@ -32,8 +32,8 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 
 use self::config_keys::{keys, refuse_unread};
-use ltx2_nn::{Param, Params, Placement};
-use ltx2_stablehlo::{Output, Program, Result, Value};
+use ltx2_nn::{Param, Params, ValuePlacement};
+use ltx2_stablehlo::{Program, ProgramOutput, Result, Value};
 
 /// A network ready to compile: its program and its parameters.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub struct Network {
     /// Parameters in order of first use.
     pub params: Vec<Param>,
     /// Placements of the program's inputs, parameters and activations, as the layout shards them.
-    pub placements: Vec<Placement>,
+    pub placements: Vec<ValuePlacement>,
     /// One line for each sharding rule of the layout that could not be applied as written.
     pub notes: Vec<String>,
 }
@@ -53,7 +53,7 @@ impl Network {
     ///
     /// # Errors
     /// Returns the first error recorded while building the graph, with its op, scope and shapes.
-    pub fn finish(p: &Params, results: Vec<(Output, Value)>) -> Result<Self> {
+    pub fn finish(p: &Params, results: Vec<(ProgramOutput, Value)>) -> Result<Self> {
         let program = p.builder().finish_with(results)?;
         Ok(Network { program, params: p.declared(), placements: p.placements(), notes: p.notes() })
     }
@@ -66,7 +66,7 @@ impl Network {
 
 /// Error in a component's `config.json`.
 #[derive(Debug)]
-pub enum ConfigError {
+pub enum ComponentConfigError {
     /// The file cannot be deserialized, or a list has the wrong length. The message contains the key.
     Form {
         /// Folder of the component in the model.
@@ -107,21 +107,21 @@ pub enum ConfigError {
     },
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for ComponentConfigError {}
 
 /// Prints the error without its location: the `PipelineError::Config` of `ltx2` adds the
 /// file and the component.
-impl fmt::Display for ConfigError {
+impl fmt::Display for ComponentConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::Form { message, .. } => f.write_str(message),
-            ConfigError::Unsupported { key, value, supported, .. } => {
+            ComponentConfigError::Form { message, .. } => f.write_str(message),
+            ComponentConfigError::Unsupported { key, value, supported, .. } => {
                 write!(f, "{key} = {value} is not supported, only {supported}")
             }
-            ConfigError::Unread { key, value, .. } => {
+            ComponentConfigError::Unread { key, value, .. } => {
                 write!(f, "unknown key {key} = {value}; the model may be newer than this program")
             }
-            ConfigError::OutOfRange { key, value, range, .. } => {
+            ComponentConfigError::OutOfRange { key, value, range, .. } => {
                 write!(f, "{key} = {value} is out of range: it must be {range}")
             }
         }
@@ -135,7 +135,7 @@ impl fmt::Display for ConfigError {
 pub(crate) fn parse_config<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
-) -> std::result::Result<T, ConfigError> {
+) -> std::result::Result<T, ComponentConfigError> {
     refuse_unread(component, json, |key| keys::<T>().contains(&key))?;
     read_keys(component, json)
 }
@@ -147,10 +147,10 @@ pub(crate) fn parse_config<T: DeserializeOwned>(
 pub fn read_keys<T: DeserializeOwned>(
     component: &'static str,
     json: &serde_json::Value,
-) -> std::result::Result<T, ConfigError> {
+) -> std::result::Result<T, ComponentConfigError> {
     ranges::check(component, json, |key| keys::<T>().contains(&key))?;
     serde_path_to_error::deserialize(json)
-        .map_err(|e| ConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
+        .map_err(|e| ComponentConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
 }
 
 /// Returns an error for an unsupported value unless `ok`; `supported` lists the values that are.
@@ -163,7 +163,7 @@ pub fn require(
     key: impl Into<Cow<'static, str>>,
     value: impl serde::Serialize,
     supported: &'static str,
-) -> std::result::Result<(), ConfigError> {
+) -> std::result::Result<(), ComponentConfigError> {
     if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
 }
 
@@ -173,9 +173,9 @@ pub fn unsupported(
     key: impl Into<Cow<'static, str>>,
     value: impl serde::Serialize,
     supported: &'static str,
-) -> ConfigError {
+) -> ComponentConfigError {
     let value = serde_json::to_string(&value).expect("numbers, strings and lists serialize to JSON");
-    ConfigError::Unsupported { component, key: key.into(), value, supported }
+    ComponentConfigError::Unsupported { component, key: key.into(), value, supported }
 }
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn unsupported_values_are_shown_as_json() {
-        let shown = |value: serde_json::Value, error: ConfigError| {
+        let shown = |value: serde_json::Value, error: ComponentConfigError| {
             assert_eq!(error.to_string(), format!("key = {value} is not supported, only 1"));
         };
         shown(2.0.into(), unsupported("vae", "key", Some(2.0), "1"));

@@ -1,7 +1,7 @@
 //! Output formats of the video decoders.
 
 use ltx2_nn::{Params, ShardedVideo};
-use ltx2_stablehlo::{DType, Output, Value};
+use ltx2_stablehlo::{DType, ProgramOutput, Value};
 
 /// Output format of a video decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ pub enum Pixels {
 
 impl Pixels {
     /// Returns the program outputs for a decoded f32 `video [b, out_channels, frames, height, width]`.
-    pub fn results(self, p: &Params, sharded: &ShardedVideo, video: &Value) -> Vec<(Output, Value)> {
+    pub fn results(self, p: &Params, sharded: &ShardedVideo, video: &Value) -> Vec<(ProgramOutput, Value)> {
         match self {
             Pixels::Values => vec![sharded.output(p, "video", video)],
             Pixels::Bytes => {

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::ConfigError;
+use super::ComponentConfigError;
 use ltx2_nn::Heads;
 
 /// Allowed values of a key, both bounds included.
@@ -225,13 +225,19 @@ pub fn largest(component: &str, key: &str) -> Option<u64> {
 
 /// Checks the numbers and list lengths of the keys for which `read` is true. Returns an error for the first number or
 /// length out of range.
-pub fn check(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+pub fn check(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ComponentConfigError> {
     let rows = rows(component);
     let mut own = json.as_object().into_iter().flatten().filter(|(key, _)| read(key));
     own.try_for_each(|(key, value)| check_value(component, rows, key, key, value))
 }
 
-fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, value: &Value) -> Result<(), ConfigError> {
+fn check_value(
+    component: &'static str,
+    rows: &[Row],
+    path: &str,
+    key: &str,
+    value: &Value,
+) -> Result<(), ComponentConfigError> {
     let range = range_of(rows, key);
     match (value, range) {
         (Value::Number(number), Some(range)) if number.as_f64().is_none_or(|value| !range.contains(value)) => {
@@ -254,18 +260,23 @@ fn check_value(component: &'static str, rows: &[Row], path: &str, key: &str, val
 
 /// Checks the total width of attention heads; `keys` are the config keys of the number of heads and of the head
 /// dimension.
-pub(crate) fn check_heads(component: &'static str, keys: [&str; 2], heads: Heads) -> Result<(), ConfigError> {
+pub(crate) fn check_heads(component: &'static str, keys: [&str; 2], heads: Heads) -> Result<(), ComponentConfigError> {
     let width = heads.count.saturating_mul(heads.dim);
     check_at_most(component, &keys.join(" * "), width, MAX_WIDTH)
 }
 
 /// Checks a derived number against a maximum. `key` is the expression of config keys that gives the number.
-pub(crate) fn check_at_most(component: &'static str, key: &str, value: usize, most: usize) -> Result<(), ConfigError> {
+pub(crate) fn check_at_most(
+    component: &'static str,
+    key: &str,
+    value: usize,
+    most: usize,
+) -> Result<(), ComponentConfigError> {
     if value <= most { Ok(()) } else { Err(out_of_range(component, key, value, format!("at most {most}"))) }
 }
 
-fn out_of_range(component: &'static str, key: &str, value: impl ToString, range: String) -> ConfigError {
-    ConfigError::OutOfRange { component, key: key.into(), value: value.to_string(), range }
+fn out_of_range(component: &'static str, key: &str, value: impl ToString, range: String) -> ComponentConfigError {
+    ComponentConfigError::OutOfRange { component, key: key.into(), value: value.to_string(), range }
 }
 
 /// Returns whether a key has a range.

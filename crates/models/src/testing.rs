@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use crate::config_keys::keys;
 use crate::presets::Preset;
 use crate::ranges::has_range;
-use crate::{ConfigError, Network};
+use crate::{ComponentConfigError, Network};
 
 /// Returns the configuration of one component of a built-in preset.
 pub fn published(model: &str, component: &str) -> Json {
@@ -43,15 +43,15 @@ pub fn changed(mut config: Json, changes: &Json) -> Json {
 /// words and no Rust debug syntax.
 pub fn assert_refused<T>(
     component: &str,
-    read: impl Fn(&Json) -> Result<T, ConfigError>,
+    read: impl Fn(&Json) -> Result<T, ComponentConfigError>,
     cases: impl IntoIterator<Item = (Json, &'static str)>,
 ) {
     for (config, words) in cases {
         let error = read(&config).err().expect("refused");
-        let (ConfigError::Form { component: own, .. }
-        | ConfigError::Unsupported { component: own, .. }
-        | ConfigError::Unread { component: own, .. }
-        | ConfigError::OutOfRange { component: own, .. }) = &error;
+        let (ComponentConfigError::Form { component: own, .. }
+        | ComponentConfigError::Unsupported { component: own, .. }
+        | ComponentConfigError::Unread { component: own, .. }
+        | ComponentConfigError::OutOfRange { component: own, .. }) = &error;
         let message = error.to_string();
         assert!(*own == component && message.contains(words), "{own}: {message}");
         assert!(!["Some(", "None", " { "].iter().any(|rust| message.contains(rust)), "{message}");

@@ -287,19 +287,19 @@ mod tests {
     }
 
     #[derive(Deserialize)]
-    struct Fixture {
-        tokenizers: Vec<Reference>,
+    struct TokenizerFixture {
+        tokenizers: Vec<ReferenceTokenizer>,
     }
 
     #[derive(Deserialize)]
-    struct Reference {
+    struct ReferenceTokenizer {
         dir: String,
         vocab_size: usize,
-        cases: Vec<Case>,
+        cases: Vec<TokenizerCase>,
     }
 
     #[derive(Deserialize)]
-    struct Case {
+    struct TokenizerCase {
         prompt: String,
         max_length: usize,
         pads: usize,
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn token_ids_match_transformers() {
         let text = std::fs::read_to_string(fixtures().join("ids.json")).expect("the fixture is there");
-        let fixture: Fixture = serde_json::from_str(&text).expect("the fixture parses");
+        let fixture: TokenizerFixture = serde_json::from_str(&text).expect("the fixture parses");
         assert_eq!(fixture.tokenizers.len(), 2);
         for reference in fixture.tokenizers {
             let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir), &RULES).expect("a tokenizer");

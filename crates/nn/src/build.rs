@@ -11,7 +11,7 @@ pub struct Build {
     /// Element type of weights and activations; with f32, matmuls use full precision.
     pub dtype: DType,
     /// Rounding points of a bf16 forward pass.
-    pub numerics: Numerics,
+    pub numerics: RoundingPoints,
     /// Mesh, and sharding rules of all tensors.
     pub layout: Layout,
     /// Platform-specific choices between equivalent implementations of operations.
@@ -37,7 +37,7 @@ pub enum Quantization {
 
 /// Points at which a bf16 forward pass rounds, which differ between the reference implementations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Numerics {
+pub enum RoundingPoints {
     /// RoPE in f32, rounded once at the end.
     #[default]
     Default,
@@ -62,7 +62,7 @@ impl Build {
     pub fn new(dtype: DType) -> Self {
         Build {
             dtype,
-            numerics: Numerics::Default,
+            numerics: RoundingPoints::Default,
             layout: Layout::default(),
             lowering: Lowering::default(),
             quantization: Quantization::None,
@@ -201,7 +201,7 @@ impl Lowering {
         Lowering {
             // The TPU compiler takes minutes for each conv3d.
             conv3d: Conv3dLowering::Taps,
-            attention: Kernel::Mosaic(Tpu::of(kind)),
+            attention: Kernel::Mosaic(Tpu::from_kind(kind)),
             min_integer_rows: 1024,
             rope: RopeForm::Product,
             windows: WindowForm::Features,

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use super::build::{Build, Lowering, Numerics, Quantization};
-use super::layout::{Axis, Layout, LayoutError, Placed};
-use super::param::{Param, Placement, Role};
+use super::build::{Build, Lowering, Quantization, RoundingPoints};
+use super::layout::{Axis, Layout, LayoutError, ResolvedPlacement};
+use super::param::{Param, Role, ValuePlacement};
 use ltx2_stablehlo::{Argument, Builder, DType, Precision, Sharding, Type, Value};
 
 /// A program under construction, shared by all its [`Params`](super::Params).
@@ -13,12 +13,12 @@ pub struct Context {
     builder: Builder,
     layout: Layout,
     dtype: DType,
-    numerics: Numerics,
+    numerics: RoundingPoints,
     lowering: Lowering,
     pub(super) quantization: Quantization,
     declared: RefCell<Vec<Param>>,
     values: RefCell<HashMap<String, Value>>,
-    placements: RefCell<Vec<Placement>>,
+    placements: RefCell<Vec<ValuePlacement>>,
     notes: RefCell<Vec<String>>,
 }
 
@@ -59,7 +59,7 @@ impl Context {
     }
 
     /// Returns the rounding points of a bf16 forward pass.
-    pub fn numerics(&self) -> Numerics {
+    pub fn numerics(&self) -> RoundingPoints {
         self.numerics
     }
 
@@ -74,7 +74,7 @@ impl Context {
     }
 
     /// Returns the placements recorded so far, in build order; empty on one device.
-    pub fn placements(&self) -> Vec<Placement> {
+    pub fn placements(&self) -> Vec<ValuePlacement> {
         self.placements.borrow().clone()
     }
 
@@ -124,14 +124,14 @@ impl Context {
         ty: &Type,
         axes: &[Axis],
         role: Role,
-        placed: Result<Option<Placed>, LayoutError>,
-    ) -> Option<(Sharding, Placement)> {
+        placed: Result<Option<ResolvedPlacement>, LayoutError>,
+    ) -> Option<(Sharding, ValuePlacement)> {
         let placed = placed.unwrap_or_else(|e| {
             self.builder.reject("layout", e.to_string());
             None
         })?;
         placed.notes.into_iter().for_each(|note| self.note(note));
-        let placement = Placement {
+        let placement = ValuePlacement {
             scope: self.builder.scope_path(),
             tensor: name.to_string(),
             ty: ty.clone(),
@@ -144,13 +144,13 @@ impl Context {
     }
 
     /// Whether a tensor with this name and per-layer shape already has a recorded placement.
-    pub(super) fn is_recorded(&self, placement: &Placement) -> bool {
-        let of_layer = |p: &Placement| p.ty.dims[usize::from(p.axes.first() == Some(&Axis::Layers))..].to_vec();
-        let same = |p: &Placement| p.tensor == placement.tensor && of_layer(p) == of_layer(placement);
+    pub(super) fn is_recorded(&self, placement: &ValuePlacement) -> bool {
+        let of_layer = |p: &ValuePlacement| p.ty.dims[usize::from(p.axes.first() == Some(&Axis::Layers))..].to_vec();
+        let same = |p: &ValuePlacement| p.tensor == placement.tensor && of_layer(p) == of_layer(placement);
         self.placements.borrow().iter().any(same)
     }
 
-    pub(super) fn record(&self, placement: Placement) {
+    pub(super) fn record(&self, placement: ValuePlacement) {
         self.placements.borrow_mut().push(placement);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{self, Kernel, Partial};
+use crate::kernels::{self, Kernel, PartialAttention};
 use ltx2_stablehlo::{DType, Groups, Value};
 
 /// Communication pattern of self-attention over a sharded sequence.
@@ -86,7 +86,7 @@ impl Local<'_> {
     /// Computes attention of replicated queries over sharded keys: each device attends to its own keys, then maxima,
     /// denominators and weighted values are combined.
     pub(crate) fn split_kv(&self, groups: &Groups) -> Value {
-        let own = Partial::of(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
+        let own = PartialAttention::compute(self.kernel, self.q, self.k, self.v, self.bias, self.scale);
         let scaled = own.rescaled(&own.max.all_reduce_max(groups));
         // A single all-reduce carries the weighted values and, as an extra column, the denominators.
         let all = self.q.builder().concat(&[&scaled.acc, &scaled.denom], 3).all_reduce_sum(groups);
@@ -120,7 +120,7 @@ impl Local<'_> {
             let wrapped =
                 block.compare(ltx2_stablehlo::Comparison::Lt, &block.like(0.0)).select(&(&block + n as f64), &block);
             let bias = self.bias.map(|bias| bias.dynamic_slice(3, &(wrapped * length as f64), length));
-            Partial::of(self.kernel, self.q, k, v, bias.as_ref(), self.scale)
+            PartialAttention::compute(self.kernel, self.q, k, v, bias.as_ref(), self.scale)
         };
         let first = attend(&b.scalar(0.0, DType::I32), self.k, self.v);
         if n == 1 {
@@ -128,7 +128,7 @@ impl Local<'_> {
         }
         let mut carried = vec![pass(self.k), pass(self.v)];
         carried.extend(first.into_values());
-        let split = |c: &[Value]| Partial::from_values(&c[2..]);
+        let split = |c: &[Value]| PartialAttention::from_values(&c[2..]);
         let (one, last) = (b.scalar(1.0, DType::I32), b.scalar(n as f64 - 1.0, DType::I32));
         let c = b.counted_loop(n - 2, &one, &last, &carried, |step, c| {
             let next = [pass(&c[0]), pass(&c[1])];

@@ -21,7 +21,7 @@ pub struct KindLayer<K> {
 }
 
 /// Consecutive layers of the same kind within a period.
-struct Run<K> {
+struct LayerRun<K> {
     kind: K,
     /// Index, within the period, of the first layer of this run.
     start: usize,
@@ -38,13 +38,19 @@ fn shortest_period<K: PartialEq>(kinds: &[K]) -> usize {
     (1..=kinds.len()).find(repeats).unwrap_or_default()
 }
 
-fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<Run<K>> {
+fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<LayerRun<K>> {
     let count = |part: &[K], kind: K| part.iter().filter(|k| **k == kind).count();
     let mut start = 0;
     let run = |run: &[K]| {
         let (kind, first) = (run[0], start);
         start += run.len();
-        Run { kind, start: first, length: run.len(), before: count(&round[..first], kind), all: count(round, kind) }
+        LayerRun {
+            kind,
+            start: first,
+            length: run.len(),
+            before: count(&round[..first], kind),
+            all: count(round, kind),
+        }
     };
     round.chunk_by(K::eq).map(run).collect()
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::build::Quantization;
 use super::layout::Axis;
 use super::params::{Layer, Number, Params};
-use ltx2_stablehlo::{DType, Output, Type, Value};
+use ltx2_stablehlo::{DType, ProgramOutput, Type, Value};
 
 /// A tensor that every layer has.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl LayerTensor {
         (Type::new(self.ty.dtype, [&[layers], &self.ty.dims[..]].concat()), [&[Axis::Layers], &self.axes[..]].concat())
     }
 
-    fn of(&self, layer: usize) -> String {
+    fn layer_name(&self, layer: usize) -> String {
         format!("{}.{layer}", self.name)
     }
 }
@@ -154,7 +154,7 @@ impl Params {
     /// Declares a program input for a tensor of `count` layers: `name` if stacked, otherwise `name.0`, `name.1` ….
     pub(crate) fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
         if self.lowering().unroll_layers {
-            return PerLayer::Each((0..count).map(|l| self.input(&t.of(l), t.ty.clone(), &t.axes)).collect());
+            return PerLayer::Each((0..count).map(|l| self.input(&t.layer_name(l), t.ty.clone(), &t.axes)).collect());
         }
         let (ty, axes) = t.stack(count);
         PerLayer::Stack(self.input(&t.name, ty, &axes))
@@ -162,11 +162,11 @@ impl Params {
 
     /// Returns program outputs that another program can take as its `layer_inputs` for the same
     /// `LayerTensor`.
-    pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(Output, Value)> {
+    pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(ProgramOutput, Value)> {
         match tensors {
             PerLayer::Stack(x) => vec![self.output(&t.name, x, &t.stack(x.dim(0)).1, x.dims())],
             PerLayer::Each(all) => {
-                all.iter().enumerate().map(|(l, x)| self.output(&t.of(l), x, &t.axes, x.dims())).collect()
+                all.iter().enumerate().map(|(l, x)| self.output(&t.layer_name(l), x, &t.axes, x.dims())).collect()
             }
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::context_parallel::ContextParallelPolicy;
-use ltx2_stablehlo::{Groups, Mesh, Sharding, Type};
+use ltx2_stablehlo::{DeviceMesh, Groups, Sharding, Type};
 
 /// Logical axis of a parameter or activation dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
@@ -134,7 +134,7 @@ impl Override {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Devices, arranged along named axes.
-    pub mesh: Mesh,
+    pub mesh: DeviceMesh,
     /// Rules for the sharding of tensors during computation.
     pub rules: Vec<Rule>,
     /// Additional sharding of weights while they are not in use (FSDP); each weight is gathered right before its use.
@@ -147,7 +147,7 @@ pub struct Layout {
 
 /// Placement of a tensor and the rules that determine it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct ResolvedPlacement {
     /// Mesh axes of each dimension.
     pub sharding: Sharding,
     /// Rules that shard a dimension.
@@ -170,7 +170,7 @@ impl Layout {
     /// # Errors
     /// Returns [`LayoutError::UnknownMeshAxis`] if a rule refers to a mesh axis that does not exist.
     pub fn new(
-        mesh: Mesh,
+        mesh: DeviceMesh,
         rules: Vec<Rule>,
         storage: Vec<Rule>,
         overrides: Vec<Override>,
@@ -283,11 +283,12 @@ impl Layout {
     ///
     /// # Errors
     /// Returns [`LayoutError::Twice`] if a mesh axis shards two dimensions.
-    pub fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
+    pub fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<ResolvedPlacement>, LayoutError> {
         if self.is_single() {
             return Ok(None);
         }
-        let mut placed = Placed { sharding: Sharding(vec![Vec::new(); axes.len()]), rules: Vec::new(), notes: vec![] };
+        let mut placed =
+            ResolvedPlacement { sharding: Sharding(vec![Vec::new(); axes.len()]), rules: Vec::new(), notes: vec![] };
         for (dim, &axis) in axes.iter().enumerate() {
             let rules = self.rules_of(tensor, axis);
             let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
@@ -314,7 +315,12 @@ impl Layout {
 
     /// Returns the placement of a weight while it is not in use: [`Layout::place`], further sharded by the storage
     /// rules.
-    pub(crate) fn place_weight(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<Placed>, LayoutError> {
+    pub(crate) fn place_weight(
+        &self,
+        tensor: &str,
+        ty: &Type,
+        axes: &[Axis],
+    ) -> Result<Option<ResolvedPlacement>, LayoutError> {
         let Some(mut placed) = self.place(tensor, ty, axes)? else { return Ok(None) };
         // Sharding a vector costs a collective and saves no significant memory.
         if axes.iter().filter(|a| **a != Axis::Layers).count() < 2 {
@@ -331,7 +337,7 @@ impl Layout {
     }
 
     /// Shards a dimension if it is divisible, otherwise adds a note.
-    fn split(&self, placed: &mut Placed, at: &Dimension, mesh_axes: Vec<String>, rules: Vec<Rule>) {
+    fn split(&self, placed: &mut ResolvedPlacement, at: &Dimension, mesh_axes: Vec<String>, rules: Vec<Rule>) {
         if mesh_axes == placed.sharding.0[at.dim] {
             return;
         }
@@ -392,7 +398,7 @@ mod tests {
     }
 
     fn layout(rules: Vec<Rule>, storage: Vec<Rule>, overrides: Vec<Override>) -> Layout {
-        let mesh = Mesh::new(&[("cfg", 2), ("context", 4)]);
+        let mesh = DeviceMesh::new(&[("cfg", 2), ("context", 4)]);
         Layout::new(mesh, rules, storage, overrides, ContextParallelPolicy::default()).expect("valid")
     }
 
@@ -428,7 +434,7 @@ mod tests {
         );
         let e = l.place("t.w", &ty(&[8, 8]), &[Axis::Heads, Axis::Mlp]).unwrap_err().to_string();
         assert!(e.starts_with("tensor 't.w' tensor<8x8xbf16> is sharded twice by mesh axis 'context'"), "{e}");
-        let mesh = Mesh::new(&[("cfg", 2)]);
+        let mesh = DeviceMesh::new(&[("cfg", 2)]);
         let e = Layout::new(mesh, vec![rule(Axis::Mlp, &["tensor"])], vec![], vec![], ContextParallelPolicy::default());
         let e = e.unwrap_err().to_string();
         assert_eq!(e, "x.yml:1: mlp: [tensor]: mesh axis 'tensor' does not exist; the mesh has cfg=2");

@@ -110,7 +110,7 @@ impl Param {
 
 /// Placement of a tensor of a program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placement {
+pub struct ValuePlacement {
     /// Name scope of the first use.
     pub scope: String,
     /// `component.name` of a parameter or activation, or the name of a program input.

@@ -11,9 +11,9 @@ use std::rc::Rc;
 
 use super::build::{Build, Quantization};
 use super::context::Context;
-use super::layout::{Axis, LayoutError, Placed};
+use super::layout::{Axis, LayoutError, ResolvedPlacement};
 use super::param::{Init, Param, Role, Source};
-use ltx2_stablehlo::{Argument, Output, Scope, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, ProgramOutput, Scope, Sharding, Type, Value};
 
 /// The layer that a prefix belongs to, inside a loop over identical layers. The prefix has `*` instead of the layer
 /// number.
@@ -80,7 +80,7 @@ impl Params {
     }
 
     /// Returns the root of the parameter tree of another component in the same program.
-    pub fn of(&self, component: &'static str) -> Self {
+    pub fn for_component(&self, component: &'static str) -> Self {
         Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
@@ -133,7 +133,7 @@ impl Params {
         self.get_as(name, shape, shape, axes, init)
     }
 
-    /// Returns a checkpoint tensor of shape `stored`, reshaped to `shape`.
+    /// Returns a checkpoint tensor of shape `declare_stored`, reshaped to `shape`.
     pub fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };
@@ -178,17 +178,17 @@ impl Params {
     pub fn lookup(&self, name: &str, shape: &[usize], axes: &[Axis], init: Init, ids: &Value) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: shape.to_vec() };
-        self.stored(&key, source, self.of_shape(shape), axes, init).gather_rows(ids)
+        self.declare_stored(&key, source, self.of_shape(shape), axes, init).gather_rows(ids)
     }
 
     pub(super) fn declare(&self, key: String, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
-        let stored = self.stored(&key, source, ty, axes, init);
+        let stored = self.declare_stored(&key, source, ty, axes, init);
         self.gathered(&format!("{}.{key}", self.component), stored, axes)
     }
 
     /// Declares a parameter unless it is already declared. Returns it, or the current layer's slice of it, with its
     /// stored sharding.
-    fn stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
+    fn declare_stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
         // Layout rules match all layers; only the argument name includes the layer number or the label of the stack.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
@@ -206,7 +206,8 @@ impl Params {
             }
             let placed = self.layout().place_weight(&rules, &param.ty, &param.axes);
             let used = self.layout().place(&rules, &param.ty, &param.axes);
-            let sharding = |p: &Result<Option<Placed>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
+            let sharding =
+                |p: &Result<Option<ResolvedPlacement>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
             let role = if sharding(&placed) == sharding(&used) { Role::Parameter } else { Role::Stored };
             let sharding = self.placed(&rules, &param.ty, &param.axes, role, placed);
             self.context.declare(param, sharding)
@@ -245,11 +246,15 @@ impl Params {
     }
 
     /// Creates a program output. Callers see only the first `content` elements along each dimension.
-    pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (Output, Value) {
+    pub fn output(&self, name: &str, value: &Value, axes: &[Axis], content: &[usize]) -> (ProgramOutput, Value) {
         let sharding = self.placement(name, value.ty(), axes);
         let memory_layout = self.memory_layout(value.ty(), axes);
-        let output =
-            Output { sharding, memory_layout, logical_dims: content.to_vec(), ..Output::new(name, value.ty().clone()) };
+        let output = ProgramOutput {
+            sharding,
+            memory_layout,
+            logical_dims: content.to_vec(),
+            ..ProgramOutput::new(name, value.ty().clone())
+        };
         (output, value.clone())
     }
 
@@ -261,7 +266,7 @@ impl Params {
         ty: &Type,
         axes: &[Axis],
         role: Role,
-        placed: Result<Option<Placed>, LayoutError>,
+        placed: Result<Option<ResolvedPlacement>, LayoutError>,
     ) -> Option<Sharding> {
         let (sharding, placement) = self.context.placed(name, ty, axes, role, placed)?;
         // Layers of the same shape have the same placement, so it is recorded only once.

@@ -12,7 +12,7 @@ use ndarray::{Array2, Array3, Array4, ArrayView3};
 use serde::Deserialize;
 
 use super::attention::Heads;
-use super::build::{Numerics, RopeForm};
+use super::build::{RopeForm, RoundingPoints};
 use super::params::Params;
 use ltx2_base::threads::each_row;
 use ltx2_stablehlo::{Builder, DType, Value};
@@ -113,17 +113,17 @@ pub fn grid(bounds: ndarray::ArrayView4<f32>, largest: &[f32], dtype: DType) -> 
 }
 
 /// Rotates `x [b, tokens, heads, dim]` by `cos` and `sin` `[b or 1, tokens, heads or 1, dim / 2]`.
-pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing, numerics: Numerics) -> Value {
+pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing, numerics: RoundingPoints) -> Value {
     let b = x.builder();
     let _scope = b.scope("rope");
     let wide = x.to(DType::F32);
     let (cos, sin) = match numerics {
-        Numerics::Default => (cos.clone(), sin.clone()),
-        Numerics::Official => (cos.round_to(x.dtype()), sin.round_to(x.dtype())),
+        RoundingPoints::Default => (cos.clone(), sin.clone()),
+        RoundingPoints::Official => (cos.round_to(x.dtype()), sin.round_to(x.dtype())),
     };
     let by_cos = |v: &Value, cos: &Value| match numerics {
-        Numerics::Default => v * cos,
-        Numerics::Official => (v * cos).round_to(x.dtype()),
+        RoundingPoints::Default => v * cos,
+        RoundingPoints::Official => (v * cos).round_to(x.dtype()),
     };
     let half = x.dim(3) / 2;
     // When the features of a head are reshaped into pairs: the index of the axis of length 2, and the sizes of both

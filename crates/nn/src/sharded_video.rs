@@ -132,12 +132,12 @@ impl ShardedVideo {
     }
 
     /// Creates the program output `name` for a result of [`ShardedVideo::run`], without padding.
-    pub fn output(&self, p: &Params, name: &str, value: &Value) -> (ltx2_stablehlo::Output, Value) {
+    pub fn output(&self, p: &Params, name: &str, value: &Value) -> (ltx2_stablehlo::ProgramOutput, Value) {
         p.output(name, value, &self.axes, &self.content_dims(value))
     }
 
     /// Like [`Self::output`], transposed to `[b, frames, height, width, channels]`.
-    pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (ltx2_stablehlo::Output, Value) {
+    pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (ltx2_stablehlo::ProgramOutput, Value) {
         const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
         let content = self.content_dims(value);
         p.output(name, &value.transpose(&ORDER), &ORDER.map(|d| self.axes[d]), &ORDER.map(|d| content[d]))

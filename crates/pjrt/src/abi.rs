@@ -13,7 +13,7 @@ pub const VERSION: (i32, i32) = (0, 114);
 pub type Slot = Option<unsafe extern "C" fn()>;
 
 /// A slot of the function table: takes its argument struct, returns an error or null.
-pub type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
+pub type ApiFunction<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
 
 /// Creates a plugin error for a callback to return. Arguments: code, message, length of the message.
 pub type CallbackError = Option<unsafe extern "C" fn(u32, *const c_void, usize) -> *mut c_void>;
@@ -39,11 +39,11 @@ pub unsafe trait Struct: Sized {
 ///
 /// # Safety
 /// `slot` returns the function that takes this struct.
-pub unsafe trait Args: Struct {
+pub unsafe trait ArgumentStruct: Struct {
     /// The C name of the function.
     const NAME: &'static str;
     /// Returns the function pointer; `None` if the plugin lacks it.
-    fn slot(api: &Api) -> Call<Self>;
+    fn slot(api: &Api) -> ApiFunction<Self>;
 }
 
 macro_rules! structs {
@@ -61,9 +61,9 @@ macro_rules! structs {
             unsafe impl Struct for $name {}
             $(
                 // SAFETY: the header declares this name, slot and argument struct together.
-                unsafe impl Args for $name {
+                unsafe impl ArgumentStruct for $name {
                     const NAME: &'static str = $call;
-                    fn slot(api: &Api) -> Call<Self> {
+                    fn slot(api: &Api) -> ApiFunction<Self> {
                         api.$slot
                     }
                 }
@@ -256,12 +256,12 @@ structs! {
     ClientCreateArgs [88] "PJRT_Client_Create" client_create {
         create_options: *mut c_void = 16,
         num_options: usize = 24,
-        kv_get_callback: Call<KeyValueGetCallbackArgs> = 32,
+        kv_get_callback: ApiFunction<KeyValueGetCallbackArgs> = 32,
         kv_get_user_arg: *mut c_void = 40,
-        kv_put_callback: Call<KeyValuePutCallbackArgs> = 48,
+        kv_put_callback: ApiFunction<KeyValuePutCallbackArgs> = 48,
         kv_put_user_arg: *mut c_void = 56,
         client: *mut c_void = 64,
-        kv_try_get_callback: Call<KeyValueTryGetCallbackArgs> = 72,
+        kv_try_get_callback: ApiFunction<KeyValueTryGetCallbackArgs> = 72,
         kv_try_get_user_arg: *mut c_void = 80,
     }
     ClientDestroyArgs [24] "PJRT_Client_Destroy" client_destroy {
@@ -621,93 +621,95 @@ pub struct Api {
     pub version: ApiVersion,
     pub error_destroy: Option<unsafe extern "C" fn(*mut ErrorDestroyArgs)>,
     pub error_message: Option<unsafe extern "C" fn(*mut ErrorMessageArgs)>,
-    pub error_get_code: Call<ErrorGetCodeArgs>,
-    pub plugin_initialize: Call<PluginInitializeArgs>,
-    pub plugin_attributes: Call<PluginAttributesArgs>,
-    pub event_destroy: Call<EventDestroyArgs>,
-    pub event_is_ready: Call<EventIsReadyArgs>,
+    pub error_get_code: ApiFunction<ErrorGetCodeArgs>,
+    pub plugin_initialize: ApiFunction<PluginInitializeArgs>,
+    pub plugin_attributes: ApiFunction<PluginAttributesArgs>,
+    pub event_destroy: ApiFunction<EventDestroyArgs>,
+    pub event_is_ready: ApiFunction<EventIsReadyArgs>,
     pub skipped_before_event_await: [Slot; 1],
-    pub event_await: Call<EventAwaitArgs>,
-    pub event_on_ready: Call<EventOnReadyArgs>,
-    pub client_create: Call<ClientCreateArgs>,
-    pub client_destroy: Call<ClientDestroyArgs>,
-    pub client_platform_name: Call<ClientPlatformNameArgs>,
-    pub client_process_index: Call<ClientProcessIndexArgs>,
-    pub client_platform_version: Call<ClientPlatformVersionArgs>,
-    pub client_devices: Call<ClientDevicesArgs>,
-    pub client_addressable_devices: Call<ClientAddressableDevicesArgs>,
+    pub event_await: ApiFunction<EventAwaitArgs>,
+    pub event_on_ready: ApiFunction<EventOnReadyArgs>,
+    pub client_create: ApiFunction<ClientCreateArgs>,
+    pub client_destroy: ApiFunction<ClientDestroyArgs>,
+    pub client_platform_name: ApiFunction<ClientPlatformNameArgs>,
+    pub client_process_index: ApiFunction<ClientProcessIndexArgs>,
+    pub client_platform_version: ApiFunction<ClientPlatformVersionArgs>,
+    pub client_devices: ApiFunction<ClientDevicesArgs>,
+    pub client_addressable_devices: ApiFunction<ClientAddressableDevicesArgs>,
     pub skipped_before_client_compile: [Slot; 3],
-    pub client_compile: Call<ClientCompileArgs>,
+    pub client_compile: ApiFunction<ClientCompileArgs>,
     pub skipped_before_client_buffer_from_host_buffer: [Slot; 1],
-    pub client_buffer_from_host_buffer: Call<ClientBufferFromHostBufferArgs>,
-    pub device_description_id: Call<DeviceDescriptionIdArgs>,
-    pub device_description_process_index: Call<DeviceDescriptionProcessIndexArgs>,
-    pub device_description_attributes: Call<DeviceDescriptionAttributesArgs>,
-    pub device_description_kind: Call<DeviceDescriptionKindArgs>,
-    pub device_description_debug_string: Call<DeviceDescriptionDebugStringArgs>,
+    pub client_buffer_from_host_buffer: ApiFunction<ClientBufferFromHostBufferArgs>,
+    pub device_description_id: ApiFunction<DeviceDescriptionIdArgs>,
+    pub device_description_process_index: ApiFunction<DeviceDescriptionProcessIndexArgs>,
+    pub device_description_attributes: ApiFunction<DeviceDescriptionAttributesArgs>,
+    pub device_description_kind: ApiFunction<DeviceDescriptionKindArgs>,
+    pub device_description_debug_string: ApiFunction<DeviceDescriptionDebugStringArgs>,
     pub skipped_before_device_get_description: [Slot; 1],
-    pub device_get_description: Call<DeviceGetDescriptionArgs>,
-    pub device_is_addressable: Call<DeviceIsAddressableArgs>,
+    pub device_get_description: ApiFunction<DeviceGetDescriptionArgs>,
+    pub device_is_addressable: ApiFunction<DeviceIsAddressableArgs>,
     pub skipped_before_device_default_memory: [Slot; 2],
-    pub device_default_memory: Call<DeviceDefaultMemoryArgs>,
-    pub device_memory_stats: Call<DeviceMemoryStatsArgs>,
+    pub device_default_memory: ApiFunction<DeviceDefaultMemoryArgs>,
+    pub device_memory_stats: ApiFunction<DeviceMemoryStatsArgs>,
     pub skipped_before_executable_destroy: [Slot; 5],
-    pub executable_destroy: Call<ExecutableDestroyArgs>,
-    pub executable_name: Call<ExecutableNameArgs>,
-    pub executable_num_replicas: Call<ExecutableNumReplicasArgs>,
-    pub executable_num_partitions: Call<ExecutableNumPartitionsArgs>,
-    pub executable_num_outputs: Call<ExecutableNumOutputsArgs>,
+    pub executable_destroy: ApiFunction<ExecutableDestroyArgs>,
+    pub executable_name: ApiFunction<ExecutableNameArgs>,
+    pub executable_num_replicas: ApiFunction<ExecutableNumReplicasArgs>,
+    pub executable_num_partitions: ApiFunction<ExecutableNumPartitionsArgs>,
+    pub executable_num_outputs: ApiFunction<ExecutableNumOutputsArgs>,
     pub skipped_before_executable_get_cost_analysis: [Slot; 1],
-    pub executable_get_cost_analysis: Call<ExecutableGetCostAnalysisArgs>,
+    pub executable_get_cost_analysis: ApiFunction<ExecutableGetCostAnalysisArgs>,
     pub skipped_before_executable_optimized_program: [Slot; 1],
-    pub executable_optimized_program: Call<ExecutableOptimizedProgramArgs>,
-    pub executable_serialize: Call<ExecutableSerializeArgs>,
-    pub loaded_executable_destroy: Call<LoadedExecutableDestroyArgs>,
-    pub loaded_executable_get_executable: Call<LoadedExecutableGetExecutableArgs>,
-    pub loaded_executable_addressable_devices: Call<LoadedExecutableAddressableDevicesArgs>,
+    pub executable_optimized_program: ApiFunction<ExecutableOptimizedProgramArgs>,
+    pub executable_serialize: ApiFunction<ExecutableSerializeArgs>,
+    pub loaded_executable_destroy: ApiFunction<LoadedExecutableDestroyArgs>,
+    pub loaded_executable_get_executable: ApiFunction<LoadedExecutableGetExecutableArgs>,
+    pub loaded_executable_addressable_devices: ApiFunction<LoadedExecutableAddressableDevicesArgs>,
     pub skipped_before_loaded_executable_execute: [Slot; 2],
-    pub loaded_executable_execute: Call<LoadedExecutableExecuteArgs>,
-    pub executable_deserialize_and_load: Call<ExecutableDeserializeAndLoadArgs>,
+    pub loaded_executable_execute: ApiFunction<LoadedExecutableExecuteArgs>,
+    pub executable_deserialize_and_load: ApiFunction<ExecutableDeserializeAndLoadArgs>,
     pub skipped_before_buffer_destroy: [Slot; 1],
-    pub buffer_destroy: Call<BufferDestroyArgs>,
-    pub buffer_element_type: Call<BufferElementTypeArgs>,
-    pub buffer_dimensions: Call<BufferDimensionsArgs>,
+    pub buffer_destroy: ApiFunction<BufferDestroyArgs>,
+    pub buffer_element_type: ApiFunction<BufferElementTypeArgs>,
+    pub buffer_dimensions: ApiFunction<BufferDimensionsArgs>,
     pub skipped_before_buffer_get_memory_layout: [Slot; 2],
-    pub buffer_get_memory_layout: Call<BufferGetMemoryLayoutArgs>,
-    pub buffer_on_device_size_in_bytes: Call<BufferOnDeviceSizeInBytesArgs>,
-    pub buffer_device: Call<BufferDeviceArgs>,
+    pub buffer_get_memory_layout: ApiFunction<BufferGetMemoryLayoutArgs>,
+    pub buffer_on_device_size_in_bytes: ApiFunction<BufferOnDeviceSizeInBytesArgs>,
+    pub buffer_device: ApiFunction<BufferDeviceArgs>,
     pub skipped_before_buffer_delete: [Slot; 1],
-    pub buffer_delete: Call<BufferDeleteArgs>,
-    pub buffer_is_deleted: Call<BufferIsDeletedArgs>,
-    pub buffer_copy_to_device: Call<BufferCopyToDeviceArgs>,
-    pub buffer_to_host_buffer: Call<BufferToHostBufferArgs>,
+    pub buffer_delete: ApiFunction<BufferDeleteArgs>,
+    pub buffer_is_deleted: ApiFunction<BufferIsDeletedArgs>,
+    pub buffer_copy_to_device: ApiFunction<BufferCopyToDeviceArgs>,
+    pub buffer_to_host_buffer: ApiFunction<BufferToHostBufferArgs>,
     pub skipped_before_buffer_ready_event: [Slot; 1],
-    pub buffer_ready_event: Call<BufferReadyEventArgs>,
+    pub buffer_ready_event: ApiFunction<BufferReadyEventArgs>,
     pub skipped_before_topology_description_create: [Slot; 9],
-    pub topology_description_create: Call<TopologyDescriptionCreateArgs>,
-    pub topology_description_destroy: Call<TopologyDescriptionDestroyArgs>,
-    pub topology_description_platform_name: Call<TopologyDescriptionPlatformNameArgs>,
-    pub topology_description_platform_version: Call<TopologyDescriptionPlatformVersionArgs>,
-    pub topology_description_get_device_descriptions: Call<TopologyDescriptionGetDeviceDescriptionsArgs>,
-    pub topology_description_serialize: Call<TopologyDescriptionSerializeArgs>,
-    pub topology_description_attributes: Call<TopologyDescriptionAttributesArgs>,
-    pub compile: Call<CompileArgs>,
-    pub executable_output_element_types: Call<ExecutableOutputElementTypesArgs>,
-    pub executable_output_dimensions: Call<ExecutableOutputDimensionsArgs>,
+    pub topology_description_create: ApiFunction<TopologyDescriptionCreateArgs>,
+    pub topology_description_destroy: ApiFunction<TopologyDescriptionDestroyArgs>,
+    pub topology_description_platform_name: ApiFunction<TopologyDescriptionPlatformNameArgs>,
+    pub topology_description_platform_version: ApiFunction<TopologyDescriptionPlatformVersionArgs>,
+    pub topology_description_get_device_descriptions: ApiFunction<TopologyDescriptionGetDeviceDescriptionsArgs>,
+    pub topology_description_serialize: ApiFunction<TopologyDescriptionSerializeArgs>,
+    pub topology_description_attributes: ApiFunction<TopologyDescriptionAttributesArgs>,
+    pub compile: ApiFunction<CompileArgs>,
+    pub executable_output_element_types: ApiFunction<ExecutableOutputElementTypesArgs>,
+    pub executable_output_dimensions: ApiFunction<ExecutableOutputDimensionsArgs>,
     pub skipped_before_executable_fingerprint: [Slot; 2],
-    pub executable_fingerprint: Call<ExecutableFingerprintArgs>,
-    pub client_topology_description: Call<ClientTopologyDescriptionArgs>,
-    pub executable_get_compiled_memory_stats: Call<ExecutableGetCompiledMemoryStatsArgs>,
+    pub executable_fingerprint: ApiFunction<ExecutableFingerprintArgs>,
+    pub client_topology_description: ApiFunction<ClientTopologyDescriptionArgs>,
+    pub executable_get_compiled_memory_stats: ApiFunction<ExecutableGetCompiledMemoryStatsArgs>,
     pub skipped_before_async_host_to_device_transfer_manager_destroy: [Slot; 4],
-    pub async_host_to_device_transfer_manager_destroy: Call<AsyncHostToDeviceTransferManagerDestroyArgs>,
-    pub async_host_to_device_transfer_manager_transfer_data: Call<AsyncHostToDeviceTransferManagerTransferDataArgs>,
-    pub client_create_buffers_for_async_host_to_device: Call<ClientCreateBuffersForAsyncHostToDeviceArgs>,
-    pub async_host_to_device_transfer_manager_retrieve_buffer: Call<AsyncHostToDeviceTransferManagerRetrieveBufferArgs>,
+    pub async_host_to_device_transfer_manager_destroy: ApiFunction<AsyncHostToDeviceTransferManagerDestroyArgs>,
+    pub async_host_to_device_transfer_manager_transfer_data:
+        ApiFunction<AsyncHostToDeviceTransferManagerTransferDataArgs>,
+    pub client_create_buffers_for_async_host_to_device: ApiFunction<ClientCreateBuffersForAsyncHostToDeviceArgs>,
+    pub async_host_to_device_transfer_manager_retrieve_buffer:
+        ApiFunction<AsyncHostToDeviceTransferManagerRetrieveBufferArgs>,
     pub skipped_before_async_host_to_device_transfer_manager_buffer_size: [Slot; 2],
-    pub async_host_to_device_transfer_manager_buffer_size: Call<AsyncHostToDeviceTransferManagerBufferSizeArgs>,
+    pub async_host_to_device_transfer_manager_buffer_size: ApiFunction<AsyncHostToDeviceTransferManagerBufferSizeArgs>,
     pub skipped_before_client_dma_map: [Slot; 2],
-    pub client_dma_map: Call<ClientDmaMapArgs>,
-    pub client_dma_unmap: Call<ClientDmaUnmapArgs>,
+    pub client_dma_map: ApiFunction<ClientDmaMapArgs>,
+    pub client_dma_unmap: ApiFunction<ClientDmaUnmapArgs>,
     pub skipped_before_the_end: [Slot; 26],
 }
 const _: () = assert!(

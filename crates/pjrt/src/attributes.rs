@@ -8,11 +8,11 @@ use std::slice;
 use super::abi::{NamedValue, Struct, named_value_type as kind};
 
 /// Attributes or options, ordered by name.
-pub type Attributes = BTreeMap<String, Value>;
+pub type Attributes = BTreeMap<String, AttributeValue>;
 
 /// The value of an attribute or option.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum AttributeValue {
     /// A string. Invalid UTF-8 is replaced when the plugin's value is read.
     Text(String),
     Int(i64),
@@ -21,14 +21,14 @@ pub enum Value {
     Bool(bool),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for AttributeValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Text(text) => f.write_str(text),
-            Value::Int(value) => value.fmt(f),
-            Value::Ints(values) => write!(f, "{values:?}"),
-            Value::Float(value) => value.fmt(f),
-            Value::Bool(value) => value.fmt(f),
+            AttributeValue::Text(text) => f.write_str(text),
+            AttributeValue::Int(value) => value.fmt(f),
+            AttributeValue::Ints(values) => write!(f, "{values:?}"),
+            AttributeValue::Float(value) => value.fmt(f),
+            AttributeValue::Bool(value) => value.fmt(f),
         }
     }
 }
@@ -66,11 +66,11 @@ pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
         let (name, value) = unsafe {
             let pointer = value.value as usize as *const c_void;
             let content = match value.kind {
-                kind::STRING => Value::Text(text(pointer, value.value_size)),
-                kind::INT64 => Value::Int(value.value as i64),
-                kind::INT64_LIST => Value::Ints(list(pointer.cast::<i64>(), value.value_size).to_vec()),
-                kind::FLOAT => Value::Float(f32::from_bits(value.value as u32)),
-                kind::BOOL => Value::Bool(value.value as u8 != 0),
+                kind::STRING => AttributeValue::Text(text(pointer, value.value_size)),
+                kind::INT64 => AttributeValue::Int(value.value as i64),
+                kind::INT64_LIST => AttributeValue::Ints(list(pointer.cast::<i64>(), value.value_size).to_vec()),
+                kind::FLOAT => AttributeValue::Float(f32::from_bits(value.value as u32)),
+                kind::BOOL => AttributeValue::Bool(value.value as u8 != 0),
                 _ => continue,
             };
             (text(value.name, value.name_size), content)
@@ -82,13 +82,13 @@ pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
 
 /// Converts options to their C form. It borrows names and values, so it must not outlive them.
 pub(super) fn write(options: &Attributes) -> Vec<NamedValue> {
-    let named = |(name, value): (&String, &Value)| {
+    let named = |(name, value): (&String, &AttributeValue)| {
         let (kind, value, value_size) = match value {
-            Value::Text(text) => (kind::STRING, text.as_ptr() as usize as u64, text.len()),
-            Value::Int(value) => (kind::INT64, *value as u64, 1),
-            Value::Ints(values) => (kind::INT64_LIST, values.as_ptr() as usize as u64, values.len()),
-            Value::Float(value) => (kind::FLOAT, value.to_bits().into(), 1),
-            Value::Bool(value) => (kind::BOOL, (*value).into(), 1),
+            AttributeValue::Text(text) => (kind::STRING, text.as_ptr() as usize as u64, text.len()),
+            AttributeValue::Int(value) => (kind::INT64, *value as u64, 1),
+            AttributeValue::Ints(values) => (kind::INT64_LIST, values.as_ptr() as usize as u64, values.len()),
+            AttributeValue::Float(value) => (kind::FLOAT, value.to_bits().into(), 1),
+            AttributeValue::Bool(value) => (kind::BOOL, (*value).into(), 1),
         };
         let name_size = name.len();
         NamedValue { name: name.as_ptr().cast_mut().cast(), name_size, kind, value, value_size, ..Struct::new() }
@@ -103,11 +103,11 @@ mod tests {
     #[test]
     fn attributes_round_trip_through_c() {
         let options = Attributes::from([
-            ("allocator".into(), Value::Text("cuda_async".into())),
-            ("asynchronous".into(), Value::Bool(true)),
-            ("cpu_device_count".into(), Value::Int(-8)),
-            ("memory_fraction".into(), Value::Float(0.75)),
-            ("visible_devices".into(), Value::Ints(vec![0, 3])),
+            ("allocator".into(), AttributeValue::Text("cuda_async".into())),
+            ("asynchronous".into(), AttributeValue::Bool(true)),
+            ("cpu_device_count".into(), AttributeValue::Int(-8)),
+            ("memory_fraction".into(), AttributeValue::Float(0.75)),
+            ("visible_devices".into(), AttributeValue::Ints(vec![0, 3])),
         ]);
         let written = write(&options);
         // SAFETY: `written` and `options` outlive the call.

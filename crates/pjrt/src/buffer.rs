@@ -9,7 +9,7 @@ use super::attributes::list;
 use super::buffer_type::BufferType;
 use super::client_handle::ClientHandle;
 use super::device::Device;
-use super::error::{Error, Result};
+use super::error::{PjrtError, Result};
 use super::event::Event;
 use super::layout::{DeviceLayout, RawLayout};
 use super::raw::Raw;
@@ -44,7 +44,7 @@ impl Buffer {
             unsafe { self.client.plugin.call(abi::BufferElementTypeArgs { buffer: self.raw.0, ..Struct::new() })? };
         let kind = args.kind;
         BufferType::from_c(kind)
-            .ok_or_else(|| Error::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
+            .ok_or_else(|| PjrtError::ElementType { plugin: self.client.plugin.path().to_owned(), kind })
     }
 
     /// Returns the dimensions of the shard on this buffer's device.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::abi::{self, Struct, host_buffer_semantics as semantics};
-use super::attributes::{self, Attributes, Value, list, text};
+use super::attributes::{self, AttributeValue, Attributes, list, text};
 use super::buffer::Buffer;
 use super::client_handle::ClientHandle;
 use super::compile_log;
@@ -14,7 +14,7 @@ use super::error::Result;
 use super::event::Event;
 use super::executable::LoadedExecutable;
 use super::host::{HostBuffer, HostUse, SharedHostBuffer};
-use super::kv::{self, Node};
+use super::kv::{self, ProcessNode};
 use super::layout::{RawLayout, pointer};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
@@ -57,14 +57,14 @@ impl ClientOptions {
     pub fn to_attributes(&self) -> Attributes {
         let pairs = match self {
             ClientOptions::Cpu(cpu) => vec![
-                ("cpu_device_count", cpu.devices.map(|n| Value::Int(n as i64))),
-                ("asynchronous", cpu.asynchronous.map(Value::Bool)),
+                ("cpu_device_count", cpu.devices.map(|n| AttributeValue::Int(n as i64))),
+                ("asynchronous", cpu.asynchronous.map(AttributeValue::Bool)),
             ],
             ClientOptions::Cuda(cuda) => vec![
-                ("memory_fraction", cuda.memory_fraction.map(Value::Float)),
-                ("preallocate", cuda.preallocate.map(Value::Bool)),
-                ("allocator", cuda.allocator.clone().map(Value::Text)),
-                ("visible_devices", cuda.visible_devices.clone().map(Value::Ints)),
+                ("memory_fraction", cuda.memory_fraction.map(AttributeValue::Float)),
+                ("preallocate", cuda.preallocate.map(AttributeValue::Bool)),
+                ("allocator", cuda.allocator.clone().map(AttributeValue::Text)),
+                ("visible_devices", cuda.visible_devices.clone().map(AttributeValue::Ints)),
             ],
             ClientOptions::Named(options) => return options.clone(),
         };
@@ -76,12 +76,12 @@ impl ClientOptions {
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<ClientHandle>,
-    said: Arc<Said>,
+    said: Arc<ClientProperties>,
 }
 
 /// Properties of a client, queried once when it starts, so that accessors cannot fail later.
 #[derive(Debug)]
-struct Said {
+struct ClientProperties {
     platform_name: String,
     platform_version: String,
     /// Devices that this process can use; `all_devices` also has those of other processes.
@@ -89,8 +89,8 @@ struct Said {
     all_devices: Vec<Device>,
 }
 
-impl Said {
-    fn by(inner: &Arc<ClientHandle>) -> Result<Said> {
+impl ClientProperties {
+    fn by(inner: &Arc<ClientHandle>) -> Result<ClientProperties> {
         let (client, plugin) = (inner.raw.0, &inner.plugin);
         // SAFETY: the client is alive and owns the device lists and the devices in them; strings are copied.
         unsafe {
@@ -100,7 +100,7 @@ impl Said {
             let version = plugin.call(abi::ClientPlatformVersionArgs { client, ..Struct::new() })?;
             let devices =
                 |raw: &[*mut c_void]| raw.iter().map(|&raw| Device::from_raw(inner, raw)).collect::<Result<_>>();
-            Ok(Said {
+            Ok(ClientProperties {
                 platform_name: text(name.platform_name, name.platform_name_size),
                 platform_version: text(version.platform_version, version.platform_version_size),
                 devices: devices(list(own.addressable_devices.cast(), own.num_addressable_devices))?,
@@ -118,11 +118,11 @@ impl Client {
 
     /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu finds
     /// them itself. If `node` is `None`, there is only one process.
-    pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&Node>) -> Result<Client> {
+    pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&ProcessNode>) -> Result<Client> {
         let mut given = options.to_attributes();
         if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {
             let numbers = [("node_id", node.id), ("num_nodes", node.count)];
-            given.extend(numbers.map(|(name, n)| (name.to_owned(), Value::Int(n as i64))));
+            given.extend(numbers.map(|(name, n)| (name.to_owned(), AttributeValue::Int(n as i64))));
         }
         let values = attributes::write(&given);
         let mut args =
@@ -133,7 +133,7 @@ impl Client {
         // SAFETY: the options outlive the call; the callbacks and their user data are never freed.
         let args = unsafe { plugin.call(args)? };
         let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client) });
-        Ok(Client { said: Arc::new(Said::by(&inner)?), inner })
+        Ok(Client { said: Arc::new(ClientProperties::by(&inner)?), inner })
     }
 
     pub fn plugin(&self) -> &Plugin {
@@ -262,7 +262,7 @@ impl Client {
 
     /// Returns an error if the device belongs to another client. The plugin cannot detect this and would use the
     /// device's pointer as one of its own.
-    pub(super) fn owns<A: abi::Args>(&self, device: &Device) -> Result<()> {
+    pub(super) fn owns<A: abi::ArgumentStruct>(&self, device: &Device) -> Result<()> {
         if device.belongs_to(&self.inner) {
             return Ok(());
         }

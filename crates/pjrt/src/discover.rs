@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::error::Error;
+use super::error::PjrtError;
 
 /// Environment variable with the path of the plugin file to use.
 pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
@@ -113,17 +113,17 @@ pub struct PluginFile {
 
 /// The result of a search for plugins.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub struct PluginSearch {
     pub platform: Platform,
     /// Plugin files, in order of preference.
     pub found: Vec<PluginFile>,
     pub searched: Vec<String>,
 }
 
-impl Search {
+impl PluginSearch {
     /// Returns the error for a search that found nothing.
-    pub fn not_found(&self) -> Error {
-        Error::NotFound { platform: self.platform.name(), searched: self.searched.clone() }
+    pub fn not_found(&self) -> PjrtError {
+        PjrtError::NotFound { platform: self.platform.name(), searched: self.searched.clone() }
     }
 
     fn add(&mut self, path: PathBuf, origin: &str) {
@@ -147,8 +147,8 @@ impl Search {
 /// If `explicit` or `LTX2_PJRT_PLUGIN` names a file, that file is the only candidate; `explicit` takes precedence. The
 /// variable is ignored if the file name indicates another platform. If neither applies, searches the plugin folders and
 /// then Python's site-packages.
-pub fn find(platform: Platform, explicit: Option<&Path>) -> Search {
-    let mut search = Search { platform, found: Vec::new(), searched: Vec::new() };
+pub fn find(platform: Platform, explicit: Option<&Path>) -> PluginSearch {
+    let mut search = PluginSearch { platform, found: Vec::new(), searched: Vec::new() };
     if let Some(path) = explicit {
         search.searched.push(path.display().to_string());
         if path.is_file() {
@@ -283,7 +283,7 @@ mod tests {
         let cuda = root.path().join("jax_plugins/xla_cuda13");
         fs::create_dir_all(&cuda).unwrap();
         fs::write(cuda.join("xla_cuda_plugin.so"), "").unwrap();
-        let mut search = Search { platform: Platform::Cuda, found: Vec::new(), searched: Vec::new() };
+        let mut search = PluginSearch { platform: Platform::Cuda, found: Vec::new(), searched: Vec::new() };
         search.look(root.path(), "test");
         assert_eq!(search.found.len(), 1, "a file that matches two patterns is listed once");
         assert!(search.found[0].path.ends_with("jax_plugins/xla_cuda13/xla_cuda_plugin.so"));

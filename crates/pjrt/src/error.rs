@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use super::abi::error_code;
 
 /// Result of this crate's functions.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, PjrtError>;
 
 /// An error of this crate. The message is one line; unless the error is that no plugin or no hardware was found, it
 /// contains the plugin file.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PjrtError {
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
     Load { plugin: PathBuf, reason: String },
     #[error(
@@ -59,11 +59,11 @@ fn places(searched: &[String]) -> String {
     }
 }
 
-impl Error {
+impl PjrtError {
     /// Returns the plugin's error code; `None` if the error does not come from a plugin call.
     pub fn code(&self) -> Option<Code> {
         match self {
-            Error::Call { code, .. } => Some(*code),
+            PjrtError::Call { code, .. } => Some(*code),
             _ => None,
         }
     }
@@ -75,7 +75,7 @@ impl Error {
 
     /// Returns whether the plugin does not have the function or returned `UNIMPLEMENTED`.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Error::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))
+        matches!(self, PjrtError::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn not_found_error_lists_two_places_and_counts_the_rest() {
         let searched = |count: usize| (0..count).map(|n| format!("/folder/{n}")).collect();
-        let said = |count| Error::NotFound { platform: "cuda", searched: searched(count) }.to_string();
+        let said = |count| PjrtError::NotFound { platform: "cuda", searched: searched(count) }.to_string();
         assert!(said(30).starts_with("no cuda plugin found in /folder/0, /folder/1 and 28 other places; run `ltx2"));
         assert!(said(3).contains("/folder/1 and 1 other place;") && said(1).contains("found in /folder/0;"));
         assert!(said(30).len() < 200);

@@ -51,7 +51,7 @@ impl Event {
         }
         let event = self.raw.0;
         let plugin = self.plugin.clone();
-        let held = Box::into_raw(Box::new(Held { owner, event: self }));
+        let held = Box::into_raw(Box::new(HeldOwner { owner, event: self }));
         let args = abi::EventOnReadyArgs { event, callback: Some(release), user_arg: held.cast(), ..Struct::new() };
         // SAFETY: the callback expects this argument type; the box lives until the callback takes it.
         if let Err(error) = unsafe { plugin.call(args) } {
@@ -79,7 +79,7 @@ impl Drop for Event {
 
 /// User data of the callback: the owner of the memory, and the event itself, which must stay alive until the callback
 /// has run.
-struct Held {
+struct HeldOwner {
     #[allow(dead_code, reason = "held, not read")]
     owner: Box<dyn Any + Send + Sync>,
     event: Event,
@@ -88,7 +88,7 @@ struct Held {
 /// The callback, which runs on a plugin thread when the event has fired.
 unsafe extern "C" fn release(error: *mut c_void, held: *mut c_void) {
     // SAFETY: `held` is the box that was registered with this callback, which PJRT runs once.
-    let held = unsafe { Box::from_raw(held.cast::<Held>()) };
+    let held = unsafe { Box::from_raw(held.cast::<HeldOwner>()) };
     // The destination buffer reports a failed transfer; this call only frees the error.
     // SAFETY: the error is null or owned by us.
     let _ = unsafe { held.event.plugin.check(error, "PJRT_Event_OnReady") };

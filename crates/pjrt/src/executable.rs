@@ -12,7 +12,7 @@ use super::buffer::Buffer;
 use super::buffer_type::BufferType;
 use super::client_handle::ClientHandle;
 use super::device::Device;
-use super::error::{Error, Result};
+use super::error::{PjrtError, Result};
 use super::layout::pointer;
 use super::plugin::Plugin;
 use super::raw::Raw;
@@ -112,7 +112,7 @@ impl Executable {
             (list(types.output_types.cast::<u32>(), types.num_output_types), sizes, dims)
         };
         let output = |(&kind, &size): (&u32, &usize)| {
-            let unknown = || Error::ElementType { plugin: self.plugin.path().to_owned(), kind };
+            let unknown = || PjrtError::ElementType { plugin: self.plugin.path().to_owned(), kind };
             let dims = dims.split_off(..size).expect("sizes add up");
             Ok((BufferType::from_c(kind).ok_or_else(unknown)?, dims.iter().map(|&dim| dim as usize).collect()))
         };
@@ -211,9 +211,9 @@ pub struct ExecuteOptions {
 
 /// An executable that is loaded onto devices. Clones share the same executable. Dereferences to [`Executable`].
 #[derive(Clone, Debug)]
-pub struct LoadedExecutable(Arc<Loaded>);
+pub struct LoadedExecutable(Arc<LoadedInner>);
 
-struct Loaded {
+struct LoadedInner {
     client: Arc<ClientHandle>,
     raw: Raw,
     executable: Executable,
@@ -221,13 +221,13 @@ struct Loaded {
     num_outputs: usize,
 }
 
-impl fmt::Debug for Loaded {
+impl fmt::Debug for LoadedInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} on {} devices", self.executable, self.devices.len())
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedInner {
     fn drop(&mut self) {
         destroy(&self.client, self.raw.0);
     }
@@ -269,7 +269,7 @@ impl LoadedExecutable {
             (executable, devices.iter().map(|&d| Device::from_raw(client, d)).collect::<Result<Vec<_>>>()?)
         };
         let num_outputs = executable.num_outputs()?;
-        Ok(LoadedExecutable(Arc::new(Loaded {
+        Ok(LoadedExecutable(Arc::new(LoadedInner {
             client: client.clone(),
             raw: Raw(raw),
             executable,
@@ -293,7 +293,7 @@ impl LoadedExecutable {
 
     /// Executes the program like [`LoadedExecutable::execute`], with options.
     pub fn execute_with(&self, arguments: &[Vec<&Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>> {
-        let Loaded { client, raw, devices, num_outputs, .. } = &*self.0;
+        let LoadedInner { client, raw, devices, num_outputs, .. } = &*self.0;
         self.check(arguments).map_err(|e| client.plugin.refuse::<abi::LoadedExecutableExecuteArgs>(e))?;
         let keep: Vec<i64> = options.keep.iter().map(|&index| index as i64).collect();
         let mut execute = abi::ExecuteOptions {

@@ -75,7 +75,7 @@ impl KvError {
 
 /// One of several processes: its index, the number of processes, and the store that they share.
 #[derive(Clone)]
-pub struct Node {
+pub struct ProcessNode {
     /// Index of this process.
     pub id: usize,
     /// Number of processes.
@@ -84,13 +84,13 @@ pub struct Node {
     pub store: Arc<dyn KvStore>,
 }
 
-impl fmt::Debug for Node {
+impl fmt::Debug for ProcessNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Node {} of {}", self.id, self.count)
     }
 }
 
-impl PartialEq for Node {
+impl PartialEq for ProcessNode {
     fn eq(&self, other: &Self) -> bool {
         (self.id, self.count) == (other.id, other.count) && Arc::ptr_eq(&self.store, &other.store)
     }
@@ -304,17 +304,17 @@ mod tests {
     }
 
     /// Stands in for a plugin: accesses a client's arguments only through their C pointers.
-    struct Plugin(abi::ClientCreateArgs);
+    struct FakePlugin(abi::ClientCreateArgs);
     // SAFETY: the pointers refer to a store that may be used from any thread.
-    unsafe impl Send for Plugin {}
+    unsafe impl Send for FakePlugin {}
     // SAFETY: as above.
-    unsafe impl Sync for Plugin {}
+    unsafe impl Sync for FakePlugin {}
 
-    impl Plugin {
-        fn new() -> Plugin {
+    impl FakePlugin {
+        fn new() -> FakePlugin {
             let mut args = abi::ClientCreateArgs::new();
             set_store_callbacks(&(Arc::new(Map::default()) as Arc<dyn KvStore>), &mut args);
-            Plugin(args)
+            FakePlugin(args)
         }
 
         fn get(&self, key: &[u8], timeout_in_ms: i32) -> Result<Vec<u8>, (u32, String)> {
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn callbacks_store_and_return_bytes() {
-        let plugin = Plugin::new();
+        let plugin = FakePlugin::new();
         let binary: Vec<u8> = (0..=255).cycle().take(70_000).collect();
         assert_eq!(plugin.put(b"local_topology/cuda/0", &binary), Ok(()));
         assert_eq!(plugin.get(b"local_topology/cuda/0", 0), Ok(binary.clone()));
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn store_errors_map_to_pjrt_codes() {
-        let plugin = Plugin::new();
+        let plugin = FakePlugin::new();
         let (code, message) = plugin.try_get(b"nobody").unwrap_err();
         assert_eq!((code, message.as_str()), (error_code::NOT_FOUND, "key 'nobody' does not exist"));
         let started = Instant::now();
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn get_waits_for_put_from_another_thread() {
-        let plugin = Plugin::new();
+        let plugin = FakePlugin::new();
         std::thread::scope(|scope| {
             let waiting: Vec<_> = (0..8).map(|_| scope.spawn(|| plugin.get(b"late", -1))).collect();
             std::thread::sleep(Duration::from_millis(30));

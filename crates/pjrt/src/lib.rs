@@ -30,18 +30,18 @@ mod staging;
 mod topology;
 mod transfer;
 
-pub use attributes::{Attributes, Value};
+pub use attributes::{AttributeValue, Attributes};
 pub use buffer::Buffer;
 pub use buffer_type::BufferType;
 pub use client::{Client, ClientOptions, CpuOptions, CudaOptions};
 pub use device::{Device, DeviceDescription, DeviceMemory};
-pub use error::{Code, Error, Result, with_sources};
+pub use error::{Code, PjrtError, Result, with_sources};
 pub use event::Event;
 pub use executable::{CompiledMemory, Executable, ExecuteOptions, LoadedExecutable, OptimizedProgram};
 pub use exit::{end_on_signals, end_process, on_abort, report_file_limits, stop_ending_on_signals};
 pub use heap::limit_heaps;
 pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
-pub use kv::{KvError, KvStore, Node};
+pub use kv::{KvError, KvStore, ProcessNode};
 pub use layout::DeviceLayout;
 pub use options::{CompileOptions, OptionValue};
 pub use plugin::Plugin;
@@ -49,4 +49,4 @@ pub use plugin_env::{NO_HUGEPAGE_TEXT, TPUS_UNPREPARED, prepare_absent_tpus, pre
 pub use profiler::{ProfileOptions, Profiler};
 pub use staging::Staging;
 pub use topology::Topology;
-pub use transfer::{Piece, Transfer, TransferShape};
+pub use transfer::{Transfer, TransferChunk, TransferShape};

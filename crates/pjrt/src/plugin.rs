@@ -6,10 +6,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::abi::{self, Api, Args, Struct};
+use super::abi::{self, Api, ArgumentStruct, Struct};
 use super::attributes::{self, Attributes};
 use super::discover::{Kind, Platform};
-use super::error::{Code, Error, Result, one_line, with_sources};
+use super::error::{Code, PjrtError, Result, one_line, with_sources};
 
 /// The oldest PJRT version that this crate accepts, which is also the oldest one tested.
 const OLDEST: (i32, i32) = (0, 81);
@@ -19,17 +19,17 @@ const INSTALL: &str = "install a compatible one with `ltx2 plugin install cpu|cu
 
 /// A loaded plugin. Clones share the same plugin. A plugin is never unloaded.
 #[derive(Clone)]
-pub struct Plugin(Arc<Inner>);
+pub struct Plugin(Arc<PluginInner>);
 
-struct Inner {
+struct PluginInner {
     path: PathBuf,
     api: Api,
 }
 
 // SAFETY: the table is immutable after loading, and PJRT's functions may be called from any thread.
-unsafe impl Send for Inner {}
+unsafe impl Send for PluginInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for PluginInner {}
 
 impl fmt::Debug for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,7 +51,7 @@ impl Plugin {
     /// Fails for the same reasons as [`Plugin::load`], or with the error of `check`.
     pub fn load_if(path: &Path, check: impl FnOnce(&Plugin) -> Result<()>) -> Result<Plugin> {
         static LOADED: Mutex<Option<HashMap<PathBuf, Plugin>>> = Mutex::new(None);
-        let load_error = |reason: String| Error::Load { plugin: path.to_owned(), reason: one_line(&reason) };
+        let load_error = |reason: String| PjrtError::Load { plugin: path.to_owned(), reason: one_line(&reason) };
         let key = path.canonicalize().map_err(|e| load_error(with_sources(&e)))?;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
@@ -75,7 +75,7 @@ impl Plugin {
         // SAFETY: the plugin's table is static and has at least `struct_size` bytes.
         let api = unsafe { copy_table(table) };
         check_version(path, &api)?;
-        let plugin = Plugin(Arc::new(Inner { path: path.to_owned(), api }));
+        let plugin = Plugin(Arc::new(PluginInner { path: path.to_owned(), api }));
         check(&plugin)?;
         // SAFETY: the argument struct is complete.
         unsafe { plugin.call(abi::PluginInitializeArgs::new())? };
@@ -86,7 +86,7 @@ impl Plugin {
     /// Returns a plugin without a file and without functions, for tests.
     #[cfg(test)]
     pub(super) fn in_memory(path: &str) -> Plugin {
-        Plugin(Arc::new(Inner { path: path.into(), api: Api::new() }))
+        Plugin(Arc::new(PluginInner { path: path.into(), api: Api::new() }))
     }
 
     /// Returns the path of the plugin file, as passed when it was first loaded.
@@ -138,9 +138,9 @@ impl Plugin {
     /// # Safety
     /// Every pointer in `args` is null where PJRT allows null, or points to what PJRT expects there and stays valid for
     /// as long as PJRT requires.
-    pub(super) unsafe fn call<A: Args>(&self, mut args: A) -> Result<A> {
+    pub(super) unsafe fn call<A: ArgumentStruct>(&self, mut args: A) -> Result<A> {
         let Some(function) = A::slot(self.api()) else {
-            return Err(Error::Unsupported { plugin: self.0.path.clone(), call: A::NAME, has: self.version() });
+            return Err(PjrtError::Unsupported { plugin: self.0.path.clone(), call: A::NAME, has: self.version() });
         };
         // SAFETY: the slot expects this struct; its contents are guaranteed by the caller.
         let error = unsafe { function(&mut args) };
@@ -153,14 +153,14 @@ impl Plugin {
     ///
     /// # Safety
     /// As for [`Plugin::call`].
-    pub(super) unsafe fn destroy<A: Args>(&self, args: A) {
+    pub(super) unsafe fn destroy<A: ArgumentStruct>(&self, args: A) {
         // SAFETY: guaranteed by the caller.
         if let Err(error) = unsafe { self.call(args) } {
             tracing::warn!("{error}");
         }
     }
 
-    /// Converts a `PJRT_Error` to an [`Error`] and frees it. Null is success.
+    /// Converts a `PJRT_Error` to an [`PjrtError`] and frees it. Null is success.
     ///
     /// # Safety
     /// `error` is null or an owned `PJRT_Error` of this plugin.
@@ -186,12 +186,12 @@ impl Plugin {
             }
             text
         };
-        Err(Error::Call { plugin: self.0.path.clone(), call, code: Code(code.code), message: one_line(&text) })
+        Err(PjrtError::Call { plugin: self.0.path.clone(), call, code: Code(code.code), message: one_line(&text) })
     }
 
     /// Returns the error for an argument that this crate rejects before it calls the plugin.
-    pub(super) fn refuse<A: Args>(&self, reason: impl Into<String>) -> Error {
-        Error::Argument { plugin: self.0.path.clone(), call: A::NAME, reason: reason.into() }
+    pub(super) fn refuse<A: ArgumentStruct>(&self, reason: impl Into<String>) -> PjrtError {
+        PjrtError::Argument { plugin: self.0.path.clone(), call: A::NAME, reason: reason.into() }
     }
 }
 
@@ -217,11 +217,11 @@ fn check_version(path: &Path, api: &Api) -> Result<()> {
     if has.0 > abi::VERSION.0 {
         let (theirs, ours) = (format!("{}.{}", has.0, has.1), format!("{}.{}", abi::VERSION.0, abi::VERSION.1));
         let reason = format!("the plugin has PJRT {theirs}, but this program requires {ours}; {INSTALL}");
-        return Err(Error::Load { plugin: path.to_owned(), reason });
+        return Err(PjrtError::Load { plugin: path.to_owned(), reason });
     }
     let complete = api.executable_get_compiled_memory_stats.is_some() && api.loaded_executable_execute.is_some();
     if has < OLDEST || !complete {
-        return Err(Error::TooOld { plugin: path.to_owned(), has, need });
+        return Err(PjrtError::TooOld { plugin: path.to_owned(), has, need });
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ pub const NO_HUGEPAGE_TEXT: &str = " --hugepage_text=false";
 const STACK_SIZE: &str = "default_thread_stack_size";
 
 /// Returns the libtpu flags that the user has set. Invalid UTF-8 is replaced.
-fn given() -> String {
+fn libtpu_flags() -> String {
     std::env::var_os(ARGUMENTS).map_or_else(String::new, |given| given.to_string_lossy().into_owned())
 }
 
@@ -43,7 +43,7 @@ pub fn prepare_absent_tpus() -> bool {
         .filter(|(name, _)| std::env::var_os(name).is_none())
         .map(|(name, value)| (name, value.to_owned()))
         .collect();
-    let given = given();
+    let given = libtpu_flags();
     // The huge page flag is optional, so only the stack size is checked.
     let ready = wanted.is_empty() && given.contains(STACK_SIZE);
     wanted.extend(add_compile_only_flags(&given).map(|arguments| (ARGUMENTS, arguments)));
@@ -74,7 +74,7 @@ pub const TPUS_UNPREPARED: &str =
 /// Prepends flags to libtpu's flags, so that the user's flags take precedence. Call it before the process starts a
 /// thread and before libtpu is loaded. Returns false if threads already exist.
 pub fn prepend_libtpu_flags(arguments: &str) -> bool {
-    let given = given();
+    let given = libtpu_flags();
     // The parent process has already added the flags.
     if given.starts_with(arguments) {
         return true;

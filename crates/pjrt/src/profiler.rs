@@ -9,11 +9,11 @@ use std::fmt;
 use std::ptr;
 
 use self::abi::{
-    CODE_ARGS_SIZE, Call, CodeArgs, CollectArgs, CreateArgs, ErrorArgs, Functions, MessageArgs, ProfilerArgs,
-    extension_types, find,
+    CODE_ARGS_SIZE, CodeArgs, CollectArgs, CreateArgs, ErrorArgs, Functions, MessageArgs, ProfilerArgs,
+    ProfilerFunction, extension_types, find,
 };
 use super::attributes::{list, text};
-use super::error::{Code, Error, Result, one_line};
+use super::error::{Code, PjrtError, Result, one_line};
 use super::plugin::Plugin;
 
 mod abi;
@@ -95,7 +95,7 @@ impl Profiler {
     pub fn start(plugin: &Plugin, options: ProfileOptions) -> Result<Profiler> {
         // SAFETY: a plugin's list of extensions is static.
         let functions = unsafe { find(plugin.api().extension_start.cast()) };
-        let functions = functions.ok_or_else(|| Error::NoProfiler { plugin: plugin.path().to_owned() })?;
+        let functions = functions.ok_or_else(|| PjrtError::NoProfiler { plugin: plugin.path().to_owned() })?;
         Profiler::with(plugin, functions, options)
     }
 
@@ -155,9 +155,9 @@ impl Profiler {
     }
 
     /// Calls a profiler function; `args` must be complete.
-    fn call<A>(&self, name: &'static str, function: Call<A>, args: &mut A) -> Result<()> {
+    fn call<A>(&self, name: &'static str, function: ProfilerFunction<A>, args: &mut A) -> Result<()> {
         let Some(function) = function else {
-            return Err(Error::NoProfiler { plugin: self.plugin.path().to_owned() });
+            return Err(PjrtError::NoProfiler { plugin: self.plugin.path().to_owned() });
         };
         // SAFETY: the function expects this struct; callers make sure that every pointer in it is null or valid.
         let error = unsafe { function(args) };
@@ -190,7 +190,7 @@ impl Profiler {
             message
         };
         let (plugin, message) = (self.plugin.path().to_owned(), one_line(&message));
-        Err(Error::Call { plugin, call: name, code: Code(code.code), message })
+        Err(PjrtError::Call { plugin, call: name, code: Code(code.code), message })
     }
 }
 
@@ -231,7 +231,7 @@ impl Drop for Profiler {
 mod tests {
     use std::sync::Mutex;
 
-    use super::abi::{Extension, PROFILER, ProfilerExtension};
+    use super::abi::{PROFILER, PluginExtension, ProfilerExtension};
     use super::*;
 
     /// Calls that the fake plugin received, in order.
@@ -347,15 +347,15 @@ mod tests {
     fn profiler_is_found_in_the_extension_list() {
         let table = functions();
         let profiler = ProfilerExtension {
-            base: Extension { struct_size: size_of::<ProfilerExtension>(), kind: PROFILER, next: ptr::null() },
+            base: PluginExtension { struct_size: size_of::<ProfilerExtension>(), kind: PROFILER, next: ptr::null() },
             functions: &raw const table,
         };
-        let first = Extension { struct_size: 24, kind: 4, next: &raw const profiler.base };
+        let first = PluginExtension { struct_size: 24, kind: 4, next: &raw const profiler.base };
         // SAFETY: the nodes are alive.
         unsafe {
             assert!(find(&raw const first).is_some());
             assert!(find(ptr::null()).is_none());
-            let alone = Extension { struct_size: 24, kind: 4, next: ptr::null() };
+            let alone = PluginExtension { struct_size: 24, kind: 4, next: ptr::null() };
             assert!(find(&raw const alone).is_none());
         }
         let short = Functions { struct_size: 72, ..functions() };

@@ -19,22 +19,22 @@ use super::raw::Raw;
 
 /// A set of devices for which programs can be compiled. Clones share the same topology.
 #[derive(Clone, Debug)]
-pub struct Topology(Arc<Inner>);
+pub struct Topology(Arc<TopologyInner>);
 
-struct Inner {
+struct TopologyInner {
     plugin: Plugin,
     raw: Raw,
     /// The client that owns the topology. `None`: the topology was created by name, and this struct owns it.
     client: Option<Client>,
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for TopologyInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Topology of {:?}", self.plugin)
     }
 }
 
-impl Drop for Inner {
+impl Drop for TopologyInner {
     fn drop(&mut self) {
         if self.client.is_some() {
             return;
@@ -52,7 +52,7 @@ impl Client {
             self.plugin().call(abi::ClientTopologyDescriptionArgs { client: self.inner().raw.0, ..Struct::new() })?
         };
         let (plugin, client) = (self.plugin().clone(), Some(self.clone()));
-        Ok(Topology(Arc::new(Inner { plugin, raw: Raw(args.topology), client })))
+        Ok(Topology(Arc::new(TopologyInner { plugin, raw: Raw(args.topology), client })))
     }
 }
 
@@ -70,7 +70,7 @@ impl Topology {
         };
         // SAFETY: name and options outlive the call; we own the topology.
         let args = unsafe { plugin.call(args)? };
-        Ok(Topology(Arc::new(Inner { plugin: plugin.clone(), raw: Raw(args.topology), client: None })))
+        Ok(Topology(Arc::new(TopologyInner { plugin: plugin.clone(), raw: Raw(args.topology), client: None })))
     }
 
     pub fn plugin(&self) -> &Plugin {

@@ -35,7 +35,7 @@ pub struct Transfer {
 
 /// One chunk for [`Transfer::write_all`]; its fields are the arguments of [`Transfer::write`].
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
+pub struct TransferChunk<'a> {
     pub transfer: &'a Transfer,
     pub index: usize,
     pub offset: usize,
@@ -114,7 +114,7 @@ impl Transfer {
     ///
     /// # Errors
     /// Returns the first error. When this function returns, no chunk is being read any more.
-    pub fn write_all(pieces: &[Piece<'_>]) -> Result<()> {
+    pub fn write_all(pieces: &[TransferChunk<'_>]) -> Result<()> {
         let sent: Vec<Result<Event>> =
             pieces.iter().map(|p| p.transfer.send(p.index, p.offset, p.bytes, p.last)).collect();
         let waited: Vec<Result<()>> = sent.into_iter().map(|event| event?.wait()).collect();
@@ -166,7 +166,7 @@ impl Transfer {
         }
     }
 
-    fn size_of<A: abi::Args>(&self, index: usize) -> Result<usize> {
+    fn size_of<A: abi::ArgumentStruct>(&self, index: usize) -> Result<usize> {
         let count = self.sizes.len();
         let size = self.sizes.get(index).copied();
         size.ok_or_else(|| {

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::checksummed_file::{self, json, sha256};
 use super::platforms::spec_by_name;
 use ltx2_pjrt::{
-    Client, CompileOptions, Device, DeviceDescription, Error, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, Plugin,
-    Topology,
+    Client, CompileOptions, Device, DeviceDescription, Executable, LoadedExecutable, NO_HUGEPAGE_TEXT, PjrtError,
+    Plugin, Topology,
 };
 use ltx2_stablehlo::Program;
 
@@ -26,7 +26,7 @@ const HEAD: u64 = 1 << 20;
 pub enum CacheError {
     /// The plugin failed to describe its devices, or to serialize or load an executable.
     #[error(transparent)]
-    Plugin(#[from] Error),
+    Plugin(#[from] PjrtError),
     /// A file cannot be read or written, or an entry does not match its name.
     #[error("{}: {reason}", path.display())]
     File {
@@ -50,7 +50,7 @@ impl CacheError {
 
 /// Everything that an executable depends on; its hash is the name of the entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Identity {
+struct ExecutableIdentity {
     /// Hash of the program text.
     program: String,
     /// Hash of the compile options.
@@ -63,11 +63,11 @@ struct Identity {
 
 /// The first line of an entry.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct CacheHeader {
     name: String,
     ltx2: String,
     #[serde(flatten)]
-    identity: Identity,
+    identity: ExecutableIdentity,
 }
 
 /// A compile-cache directory, for the devices of one topology.
@@ -92,9 +92,9 @@ impl Cache {
     }
 
     /// Returns the entry for a program and its compile options.
-    pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> Entry {
+    pub fn entry(&self, name: &str, program: &Program, options: &CompileOptions) -> CacheEntry {
         let ids = options.devices.clone().unwrap_or_default();
-        let identity = Identity {
+        let identity = ExecutableIdentity {
             program: program.hash(),
             options: fingerprint(&self.platform, options),
             plugin: self.plugin.clone(),
@@ -103,7 +103,7 @@ impl Cache {
             devices: ids.iter().map(|id| self.device(*id)).collect(),
         };
         let key = sha256(json(&identity).as_bytes());
-        Entry { path: self.folder.join(format!("{key}.pjrt")), name: name.into(), ids, identity }
+        CacheEntry { path: self.folder.join(format!("{key}.pjrt")), name: name.into(), ids, identity }
     }
 
     /// Identifies a device by its id, its process and, on TPUs, its coordinates, which determine the routing in a
@@ -146,14 +146,14 @@ pub(super) fn fingerprint(platform: &str, options: &CompileOptions) -> String {
 
 /// The cache file of one compiled program, whether or not it exists.
 #[derive(Debug)]
-pub struct Entry {
+pub struct CacheEntry {
     path: PathBuf,
     name: String,
     ids: Vec<i64>,
-    identity: Identity,
+    identity: ExecutableIdentity,
 }
 
-impl Entry {
+impl CacheEntry {
     /// Returns the path of the file, which need not exist: `KEY.pjrt` in the cache's folder.
     pub fn path(&self) -> &Path {
         &self.path
@@ -185,7 +185,7 @@ impl Entry {
 
     /// Returns the payload after checking that it is complete and belongs to this program.
     fn serialized<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], String> {
-        let (header, serialized) = checksummed_file::read::<Header>(bytes)?;
+        let (header, serialized) = checksummed_file::read::<CacheHeader>(bytes)?;
         match header.identity == self.identity {
             true => Ok(serialized),
             false => Err("the entry belongs to another program, plugin or device".into()),
@@ -194,8 +194,11 @@ impl Entry {
 
     /// Writes an executable, replacing any existing entry, and returns the file size in bytes.
     pub fn save(&self, executable: &Executable) -> Result<usize, CacheError> {
-        let header =
-            Header { name: self.name.clone(), ltx2: env!("CARGO_PKG_VERSION").into(), identity: self.identity.clone() };
+        let header = CacheHeader {
+            name: self.name.clone(),
+            ltx2: env!("CARGO_PKG_VERSION").into(),
+            identity: self.identity.clone(),
+        };
         checksummed_file::write(&self.path, &self.name, &header, &executable.serialize()?)
             .map_err(|e| CacheError::file(&self.path, e))
     }
@@ -222,8 +225,8 @@ fn plugin_identity(plugin: &Plugin) -> Result<String, CacheError> {
 mod tests {
     use super::*;
 
-    fn identity(devices: &[&str]) -> Identity {
-        Identity {
+    fn identity(devices: &[&str]) -> ExecutableIdentity {
+        ExecutableIdentity {
             program: "p".into(),
             options: "o".into(),
             plugin: "x.so".into(),
@@ -237,9 +240,10 @@ mod tests {
     fn entry_of_another_program_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("k.pjrt");
-        let entry = Entry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
-        let read = |of: Identity| {
-            let header = Header { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
+        let entry =
+            CacheEntry { path: path.clone(), name: "denoise".into(), ids: vec![0], identity: identity(&["0@0"]) };
+        let read = |of: ExecutableIdentity| {
+            let header = CacheHeader { name: "denoise".into(), ltx2: "0.1.0".into(), identity: of };
             checksummed_file::write(&path, "denoise", &header, b"code").unwrap();
             entry.serialized(&fs::read(&path).unwrap()).map(<[u8]>::to_vec)
         };

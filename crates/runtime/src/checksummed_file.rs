@@ -60,7 +60,7 @@ pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), Stri
 /// Atomically replaces the file at `path`; a symbolic link stays and its target is replaced. Fails if `path` is a
 /// device or a pipe.
 pub(crate) fn replace(path: &Path, name: &str, parts: &[&[u8]]) -> std::io::Result<()> {
-    let Destination::File(path) = Destination::of(path)? else {
+    let Destination::File(path) = Destination::classify(path)? else {
         return Err(std::io::Error::new(
             std::io::ErrorKind::InvalidInput,
             "the path is a device or a pipe; use a regular file",
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Header {
+    struct ChecksumHeader {
         name: String,
     }
 
@@ -115,10 +115,10 @@ mod tests {
     fn damaged_files_are_detected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/x");
-        let size = write(&path, "denoise", &Header { name: "denoise".into() }, b"code").unwrap();
+        let size = write(&path, "denoise", &ChecksumHeader { name: "denoise".into() }, b"code").unwrap();
         let bytes = fs::read(&path).unwrap();
         assert_eq!(size, bytes.len());
-        let of = |bytes: &[u8]| read::<Header>(bytes).map(|(h, p)| (h.name, p.to_vec()));
+        let of = |bytes: &[u8]| read::<ChecksumHeader>(bytes).map(|(h, p)| (h.name, p.to_vec()));
         assert_eq!(of(&bytes), Ok(("denoise".into(), b"code".to_vec())));
         assert_eq!(of(&bytes[..size - 1]), Err("truncated payload: 3 of 4 bytes".into()));
         let changed = [&bytes[..size - 1], b"f"].concat();

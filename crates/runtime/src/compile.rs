@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::RuntimeError;
 use super::flags::{self, Toolchain};
-use super::watchdog::Watchdog;
+use super::watchdog::DeviceWatchdog;
 use ltx2_base::interrupts;
-use ltx2_pjrt::{CompileOptions, Error, OptionValue};
+use ltx2_pjrt::{CompileOptions, OptionValue, PjrtError};
 use ltx2_stablehlo::Program;
 
 /// Options of an [`Engine`](super::Engine), most of which apply to every compile.
@@ -24,7 +24,7 @@ pub struct EngineOptions {
     /// Whether to compile for profiler traces, so that each kernel is attributed to its operation.
     pub traceable: bool,
     /// Watchdog for executions and transfers; by default there is none.
-    pub watchdog: Watchdog,
+    pub watchdog: DeviceWatchdog,
 }
 
 /// Returns the compile options of a program: the project's defaults, overridden by the user's flags. `devices` are
@@ -47,9 +47,9 @@ pub fn compile_options(
 /// This project's default options that the plugin has rejected, because the plugin is older or newer than the tested
 /// ones. Clones share the set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Refused(Arc<Mutex<BTreeSet<String>>>);
+pub(super) struct RejectedOptions(Arc<Mutex<BTreeSet<String>>>);
 
-impl Refused {
+impl RejectedOptions {
     /// Returns `options` without the rejected ones. The result is used both to compile and as part of the cache key.
     pub(super) fn without(&self, mut options: CompileOptions) -> CompileOptions {
         let refused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +68,7 @@ impl Refused {
         toolchain: &Toolchain,
         options: &CompileOptions,
         given: &EngineOptions,
-        compile: impl Fn(&CompileOptions) -> Result<T, Error>,
+        compile: impl Fn(&CompileOptions) -> Result<T, PjrtError>,
     ) -> Result<Option<T>, RuntimeError> {
         let options = self.without(options.clone());
         let _compiling = interrupts::compiling();
@@ -91,13 +91,13 @@ impl Refused {
 
 /// Returns the default option that `error` rejects, because the plugin does not know it or accepts it only for other
 /// chips. Errors with other codes are ignored, because they may mention an option only as advice.
-fn refused(error: &Error, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
+fn refused(error: &PjrtError, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
     let own = |flag: &&String| !given.xla_flags.contains_key(*flag);
     named(error, options.flags.keys().filter(own), &["NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"])
 }
 
 /// Returns the flag mentioned by an error with code `INVALID_ARGUMENT` or one of `codes`.
-fn named<'a>(error: &Error, mut flags: impl Iterator<Item = &'a String>, codes: &[&str]) -> Option<String> {
+fn named<'a>(error: &PjrtError, mut flags: impl Iterator<Item = &'a String>, codes: &[&str]) -> Option<String> {
     let code = error.code()?.name();
     if code != "INVALID_ARGUMENT" && !codes.contains(&code) {
         return None;
@@ -108,7 +108,7 @@ fn named<'a>(error: &Error, mut flags: impl Iterator<Item = &'a String>, codes: 
 }
 
 /// Converts a compile error; an error about a user's flag becomes [`RuntimeError::Flag`].
-fn of_flags(error: Error, flags: &BTreeMap<String, OptionValue>) -> RuntimeError {
+fn of_flags(error: PjrtError, flags: &BTreeMap<String, OptionValue>) -> RuntimeError {
     match named(&error, flags.keys(), &["NOT_FOUND"]) {
         Some(option) => RuntimeError::Flag { option, source: error },
         None => error.into(),
@@ -138,7 +138,7 @@ mod tests {
     const SPEED: [&str; 2] = ["xla_gpu_force_conv_nhwc", "xla_tpu_dot_dot_fusion"];
     const NUMBERS: &str = "xla_allow_excess_precision";
 
-    fn given(names: &[&str]) -> CompileOptions {
+    fn options_with(names: &[&str]) -> CompileOptions {
         let on = |options: CompileOptions, name: &&str| options.flag((*name).to_string(), OptionValue::Bool(true));
         names.iter().fold(CompileOptions::default(), on)
     }
@@ -146,7 +146,7 @@ mod tests {
     /// Calls a fake compiler, which rejects the options in `unknown`, until it succeeds. Returns the options of the
     /// last call.
     fn compiled(
-        refused: &Refused,
+        refused: &RejectedOptions,
         toolchain: &Toolchain,
         unknown: &[&str],
         code: u32,
@@ -155,14 +155,14 @@ mod tests {
         let compile =
             |options: &CompileOptions| match options.flags.keys().find(|name| unknown.contains(&name.as_str())) {
                 None => Ok(options.flags.keys().cloned().collect()),
-                Some(name) => Err(Error::Call {
+                Some(name) => Err(PjrtError::Call {
                     plugin: "p.so".into(),
                     call: "PJRT_Client_Compile",
                     code: Code(code),
                     message: format!("No such compile option: '{name}'"),
                 }),
             };
-        let options = given(&[SPEED[0], SPEED[1], NUMBERS]);
+        let options = options_with(&[SPEED[0], SPEED[1], NUMBERS]);
         loop {
             if let Some(left) = refused.compile(toolchain, &options, users, compile)? {
                 return Ok(left);
@@ -182,52 +182,52 @@ mod tests {
     fn only_default_speed_options_are_dropped_when_rejected() {
         let ours = EngineOptions::default();
         for toolchain in [&cpu(), &libtpu("cl/970057490"), &libtpu("")] {
-            let refused = Refused::default();
+            let refused = RejectedOptions::default();
             assert_eq!(compiled(&refused, toolchain, &SPEED, 3, &ours).expect("compiles"), [NUMBERS]);
             // The cache key contains the options that were used, and the next program is compiled without the rejected
             // options at the first attempt.
-            assert_eq!(refused.without(given(&SPEED)), given(&[]));
+            assert_eq!(refused.without(options_with(&SPEED)), options_with(&[]));
         }
         let flags = [(SPEED[1].to_string(), OptionValue::Bool(true))].into();
         let users = EngineOptions { xla_flags: flags, ..Default::default() };
-        let error = compiled(&Refused::default(), &cpu(), &SPEED, 3, &users).expect_err("the user set it");
+        let error = compiled(&RejectedOptions::default(), &cpu(), &SPEED, 3, &users).expect_err("the user set it");
         assert!(error.to_string().starts_with(&format!("runtime.xla_flags.{}: ", SPEED[1])), "{error}");
     }
 
     #[test]
     fn rejecting_an_option_that_results_depend_on_is_an_error() {
-        let refused = Refused::default();
+        let refused = RejectedOptions::default();
         let error = compiled(&refused, &cpu(), &[NUMBERS], 3, &EngineOptions::default()).expect_err("other numbers");
         assert!(
             error.to_string().contains(NUMBERS) && error.to_string().contains("which results depend on"),
             "{error}"
         );
-        assert_eq!(refused.without(given(&[NUMBERS])), given(&[NUMBERS]));
+        assert_eq!(refused.without(options_with(&[NUMBERS])), options_with(&[NUMBERS]));
     }
 
     #[test]
     fn error_that_only_mentions_an_option_is_not_a_rejection() {
-        let refused = Refused::default();
+        let refused = RejectedOptions::default();
         // The codes of RESOURCE_EXHAUSTED and INTERNAL.
         for code in [8, 13] {
             let error = compiled(&refused, &cpu(), &SPEED, code, &EngineOptions::default()).expect_err("no refusal");
             assert!(matches!(error, RuntimeError::Plugin(_)), "{error:?}");
         }
-        assert_eq!(refused.without(given(&SPEED)), given(&SPEED));
+        assert_eq!(refused.without(options_with(&SPEED)), options_with(&SPEED));
     }
 
     #[test]
     fn tested_libtpu_must_accept_all_default_options() {
         let tested = libtpu("cl/1014260217");
         let ours = EngineOptions::default();
-        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &ours).expect_err("a tested release");
+        let error = compiled(&RejectedOptions::default(), &tested, &SPEED, 3, &ours).expect_err("a tested release");
         assert!(matches!(error, RuntimeError::Option { .. }), "{error:?}");
         let said = error.to_string();
         assert!(said.contains("libtpu 0.0.52") && said.contains(SPEED[0]) && said.contains("bug"), "{said}");
         // A default option that the user also sets counts as a user's flag.
         let flags = SPEED.map(|name| (name.to_string(), OptionValue::Bool(true)));
         let users = EngineOptions { xla_flags: flags.into(), ..Default::default() };
-        let error = compiled(&Refused::default(), &tested, &SPEED, 3, &users).expect_err("the user set it");
+        let error = compiled(&RejectedOptions::default(), &tested, &SPEED, 3, &users).expect_err("the user set it");
         assert!(matches!(error, RuntimeError::Flag { .. }), "{error:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ltx2_pjrt::{Client, Device, Value};
+use ltx2_pjrt::{AttributeValue, Client, Device};
 
 /// The devices from which meshes are built.
 pub(super) struct Devices {
@@ -12,7 +12,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Returns the devices of a client's process and of the other processes that the client knows.
-    pub(crate) fn of(client: &Client) -> Self {
+    pub(crate) fn from_client(client: &Client) -> Self {
         let own = client.devices().to_vec();
         let mut all = client.all_devices().to_vec();
         if all.len() <= own.len() {
@@ -60,7 +60,7 @@ impl Devices {
 
 fn slice(device: &Device) -> i64 {
     match device.description().attributes.get("slice_index") {
-        Some(Value::Int(slice)) => *slice,
+        Some(AttributeValue::Int(slice)) => *slice,
         _ => 0,
     }
 }

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::cache::{Cache, CacheError, Entry, fingerprint};
-use super::compile::{EngineOptions, Refused, compile_options};
+use super::cache::{Cache, CacheEntry, CacheError, fingerprint};
+use super::compile::{EngineOptions, RejectedOptions, compile_options};
 use super::devices::Devices;
-use super::error::{During, RuntimeError};
-use super::executable::{Executable, ExecutableOrigin, Outputs};
+use super::error::{MemoryPhase, RuntimeError};
+use super::executable::{CompiledProgram, ExecutableOrigin, Outputs};
 use super::flags::Toolchain;
 use super::gather;
 use super::platforms::PlatformSpec;
@@ -19,16 +19,16 @@ use super::processes::Group;
 use super::sharded_tensor::{Replicate, Shard, ShardedTensor, shards};
 use super::thread_locks::{EntryLock, EntryLocks, PendingWrite};
 use super::timeline::{SpanKind, Timeline};
-use super::watch::{Pace, Queue, Watch};
-use super::watchdog::Watchdog;
+use super::watch::{ExecutionTimes, Queue, WaitDescription};
+use super::watchdog::DeviceWatchdog;
 use ltx2_base::failpoint;
 use ltx2_pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
-use ltx2_stablehlo::{Argument, Mesh, Program, Sharding, Type};
+use ltx2_stablehlo::{Argument, DeviceMesh, Program, Sharding, Type};
 use ltx2_weights::tensor::Tensor;
 
 /// Counts and times of one program's compiles, cache hits and executions.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Statistics {
+pub struct ProgramStatistics {
     /// Number of compiles; cache hits are not counted.
     pub compiles: usize,
     /// Seconds spent compiling.
@@ -49,10 +49,10 @@ pub struct Engine {
     toolchain: Arc<Toolchain>,
     devices: Arc<Devices>,
     options: EngineOptions,
-    refused: Refused,
+    refused: RejectedOptions,
     cache: Option<Arc<Cache>>,
     group: Option<Arc<Group>>,
-    statistics: Arc<Mutex<BTreeMap<String, Statistics>>>,
+    statistics: Arc<Mutex<BTreeMap<String, ProgramStatistics>>>,
     launches: Arc<AtomicI32>,
     timeline: Timeline,
     saves: Arc<EntryLocks>,
@@ -60,8 +60,8 @@ pub struct Engine {
     /// devices.
     staging: Arc<Mutex<Vec<Staging>>>,
     /// Executables of [`Engine::compile_once`], by program hash.
-    compiled: Arc<Mutex<HashMap<String, Arc<Executable>>>>,
-    watchdog: Watchdog,
+    compiled: Arc<Mutex<HashMap<String, Arc<CompiledProgram>>>>,
+    watchdog: DeviceWatchdog,
     queue: Arc<Queue>,
 }
 
@@ -73,7 +73,7 @@ impl Engine {
 
     /// Creates an engine for one process of `group`; the processes check that they compile the same programs.
     pub fn among(client: Client, options: EngineOptions, group: Option<Arc<Group>>) -> Self {
-        let toolchain = Arc::new(Toolchain::of(&client));
+        let toolchain = Arc::new(Toolchain::from_client(&client));
         let cache = options.compile_cache.as_deref().and_then(|folder| {
             let opened = client.topology().map_err(CacheError::from);
             opened
@@ -81,7 +81,7 @@ impl Engine {
                 .inspect_err(|e| warn_uncached("all", e))
                 .ok()
         });
-        let (devices, cache) = (Arc::new(Devices::of(&client)), cache.map(Arc::new));
+        let (devices, cache) = (Arc::new(Devices::from_client(&client)), cache.map(Arc::new));
         let (statistics, launches, compiled, timeline, saves, staging, queue) = Default::default();
         let watchdog = options.watchdog.clone().with_group(group.as_ref());
         Engine {
@@ -89,7 +89,7 @@ impl Engine {
             toolchain,
             devices,
             options,
-            refused: Refused::default(),
+            refused: RejectedOptions::default(),
             cache,
             group,
             statistics,
@@ -109,7 +109,7 @@ impl Engine {
     }
 
     /// Returns the watchdog of executions and transfers, from [`EngineOptions::watchdog`].
-    pub fn watchdog(&self) -> &Watchdog {
+    pub fn watchdog(&self) -> &DeviceWatchdog {
         &self.watchdog
     }
 
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// Returns a program's compile options and its compile-cache entry.
-    fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<Entry>) {
+    fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<CacheEntry>) {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = self.refused.without(compile_options(&self.toolchain, program, &ids, &self.options));
         let entry = self.cache.as_ref().map(|cache| cache.entry(name, program, &options));
@@ -211,7 +211,7 @@ impl Engine {
     ///
     /// # Errors
     /// Returns the plugin's error, or an error if the program needs more devices than the platform has.
-    pub fn compile(&self, name: &str, program: &Program) -> Result<Executable, RuntimeError> {
+    pub fn compile(&self, name: &str, program: &Program) -> Result<CompiledProgram, RuntimeError> {
         if program.devices() > self.devices().len() {
             let have = self.devices().len();
             return Err(RuntimeError::Devices { program: name.into(), want: program.devices(), have });
@@ -225,7 +225,7 @@ impl Engine {
 
     /// Compiles a program once, without the default options that the plugin has rejected so far. Returns `None` if the
     /// plugin rejects a further default option; the caller then tries again without that option.
-    fn try_compile(&self, name: &str, program: &Program) -> Result<Option<Executable>, RuntimeError> {
+    fn try_compile(&self, name: &str, program: &Program) -> Result<Option<CompiledProgram>, RuntimeError> {
         let (options, mut entry) = self.entry(name, program);
         // No lock with several processes, because each process waits here for the others to agree on the program.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
@@ -249,7 +249,7 @@ impl Engine {
                 let compiled = || self.refused.compile(&self.toolchain, &options, &self.options, compile);
                 let loaded = loop {
                     let compiled = failpoint::within("compile", name, compiled);
-                    match compiled.map_err(|e| e.during(During::Compile, name))? {
+                    match compiled.map_err(|e| e.during(MemoryPhase::Compile, name))? {
                         Some(loaded) => break loaded,
                         // The program may be cached under the remaining options. In a group, all processes have agreed
                         // to compile.
@@ -293,7 +293,7 @@ impl Engine {
             hash = program.hash(),
             "{origin}"
         );
-        Ok(Some(Executable {
+        Ok(Some(CompiledProgram {
             name: name.into(),
             loaded,
             arguments: program.arguments.clone(),
@@ -303,13 +303,13 @@ impl Engine {
             origin,
             compile_time: took,
             turn: turn.clone().filter(|_| origin == ExecutableOrigin::Compiled),
-            pace: Arc::new(Pace::of(program, &self.toolchain, self.has_peers())),
+            pace: Arc::new(ExecutionTimes::predict(program, &self.toolchain, self.has_peers())),
         }))
     }
 
     /// Writes an executable to the compile cache. If `turn` holds the entry's lock, defers the write until after the
     /// first run, because serializing a GPU executable takes seconds; otherwise writes at once.
-    fn save(&self, entry: Entry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
+    fn save(&self, entry: CacheEntry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {
             let start = Instant::now();
@@ -328,7 +328,7 @@ impl Engine {
     }
 
     /// Returns the executable of an earlier call for the same program, or compiles the program.
-    fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<Executable>, RuntimeError> {
+    fn compile_once(&self, name: &str, program: &Program) -> Result<Arc<CompiledProgram>, RuntimeError> {
         let hash = program.hash();
         let known = self.compiled.lock().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned();
         if let Some(known) = known {
@@ -351,7 +351,7 @@ impl Engine {
     }
 
     /// Loads a program from the compile cache; if the entry is unusable, logs a warning and returns `None`.
-    fn load_cached(&self, name: &str, entry: &Entry) -> Option<LoadedExecutable> {
+    fn load_cached(&self, name: &str, entry: &CacheEntry) -> Option<LoadedExecutable> {
         entry.load(&self.client).unwrap_or_else(|error| {
             tracing::warn!("recompiling {name}: its compile-cache entry is unusable: {error}");
             None
@@ -364,7 +364,12 @@ impl Engine {
     /// # Errors
     /// Returns an error if there is no such argument, if the tensor's shape differs from the argument's, if the host
     /// does not support the element type, or if the plugin fails.
-    pub fn upload(&self, executable: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor, RuntimeError> {
+    pub fn upload(
+        &self,
+        executable: &CompiledProgram,
+        name: &str,
+        tensor: &Tensor,
+    ) -> Result<ShardedTensor, RuntimeError> {
         let argument = executable.arguments.iter().find(|a| a.name == name).ok_or_else(|| RuntimeError::Missing {
             program: executable.name.to_string(),
             name: name.into(),
@@ -379,9 +384,9 @@ impl Engine {
         let shards = shards(&argument.ty, mesh, argument.sharding.as_ref());
         let layout = device_layout(argument)?;
         let devices = self.addressable(mesh.devices());
-        let watch = Watch::transfer(&self.watchdog, &executable.name, &devices);
+        let watch = WaitDescription::transfer(&self.watchdog, &executable.name, &devices);
         ShardedTensor::upload(&self.client, &devices, tensor, &argument.ty, shards, layout.as_ref(), watch)
-            .map_err(|e| e.during(During::Upload, &executable.name))
+            .map_err(|e| e.during(MemoryPhase::Upload, &executable.name))
     }
 
     /// Runs an executable; `find` returns the tensor for each argument name.
@@ -391,7 +396,7 @@ impl Engine {
     /// error.
     pub fn run<'a>(
         &self,
-        executable: &Executable,
+        executable: &CompiledProgram,
         find: impl Fn(&str) -> Option<&'a ShardedTensor>,
     ) -> Result<Outputs, RuntimeError> {
         let devices = self.addressable(executable.mesh.devices());
@@ -418,10 +423,11 @@ impl Engine {
         // The plugin uses the launch id to detect processes that run programs in different orders.
         let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
         let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
-        let watch = Watch::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
-        let guard = watch.as_ref().map(Watch::guard_start);
+        let watch =
+            WaitDescription::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
+        let guard = watch.as_ref().map(WaitDescription::guard_start);
         let results = executable.loaded.execute_with(&arguments, &options);
-        let results = results.map_err(|e| RuntimeError::from(e).during(During::Run, &executable.name))?;
+        let results = results.map_err(|e| RuntimeError::from(e).during(MemoryPhase::Run, &executable.name))?;
         drop(guard);
         executable.turn.iter().for_each(EntryLock::write);
         self.count(&executable.name, |s| s.executions += 1);
@@ -445,7 +451,7 @@ impl Engine {
     pub fn replicate(
         &self,
         tensor: &ShardedTensor,
-        mesh: &Mesh,
+        mesh: &DeviceMesh,
         sharding: Option<&Sharding>,
     ) -> Result<ShardedTensor, RuntimeError> {
         let program = gather::program(tensor.ty(), tensor.dims(), mesh, sharding)?;
@@ -456,17 +462,17 @@ impl Engine {
             .ok_or_else(|| RuntimeError::Parameter("the gather program returned no tensor".into()))
     }
 
-    fn replicator(&self, mesh: &Mesh, sharding: Option<&Sharding>) -> Replicate {
+    fn replicator(&self, mesh: &DeviceMesh, sharding: Option<&Sharding>) -> Replicate {
         let (engine, mesh, sharding) = (self.clone(), mesh.clone(), sharding.cloned());
         Box::new(move |tensor| engine.replicate(tensor, &mesh, sharding.as_ref()))
     }
 
     /// Returns the statistics of every compiled or executed program, by program name.
-    pub fn statistics(&self) -> BTreeMap<String, Statistics> {
+    pub fn statistics(&self) -> BTreeMap<String, ProgramStatistics> {
         self.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn count(&self, name: &str, f: impl FnOnce(&mut Statistics)) {
+    fn count(&self, name: &str, f: impl FnOnce(&mut ProgramStatistics)) {
         let mut all = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         f(all.entry(name.to_string()).or_default());
     }

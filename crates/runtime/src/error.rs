@@ -11,16 +11,16 @@ use ltx2_weights::tensor::TensorError;
 pub enum RuntimeError {
     /// Any other error of the plugin or of its PJRT interface.
     #[error(transparent)]
-    Plugin(#[from] ltx2_pjrt::Error),
+    Plugin(#[from] ltx2_pjrt::PjrtError),
     /// A device ran out of memory for a program or for parameters.
     #[error("{during} {name}: out of device memory: {source}")]
     OutOfMemory {
         /// Phase in which memory ran out.
-        during: During,
+        during: MemoryPhase,
         /// Name of the program, or of the components whose parameters were loaded.
         name: String,
         /// Error of the plugin.
-        source: ltx2_pjrt::Error,
+        source: ltx2_pjrt::PjrtError,
     },
     /// A libtpu release rejects a default option that it was tested with. For untested releases, the compile is retried
     /// without the option instead.
@@ -33,7 +33,7 @@ pub enum RuntimeError {
         /// Name of the option.
         option: String,
         /// Error of the plugin.
-        source: ltx2_pjrt::Error,
+        source: ltx2_pjrt::PjrtError,
     },
     /// A plugin rejects a default option that results depend on.
     #[error(
@@ -44,7 +44,7 @@ pub enum RuntimeError {
         /// Name of the option.
         option: String,
         /// Error of the plugin.
-        source: ltx2_pjrt::Error,
+        source: ltx2_pjrt::PjrtError,
     },
     /// A plugin rejects an XLA flag that the configuration sets.
     #[error("runtime.xla_flags.{option}: {source}; correct or remove the flag")]
@@ -52,11 +52,11 @@ pub enum RuntimeError {
         /// Name of the flag, a key of `runtime.xla_flags`.
         option: String,
         /// Error of the plugin.
-        source: ltx2_pjrt::Error,
+        source: ltx2_pjrt::PjrtError,
     },
     /// A program could not be built, for example one that gathers a tensor.
     #[error(transparent)]
-    Program(#[from] ltx2_stablehlo::Error),
+    Program(#[from] ltx2_stablehlo::BuildError),
     /// A host tensor has an unsupported element type or a wrong size.
     #[error(transparent)]
     Tensor(#[from] TensorError),
@@ -117,7 +117,7 @@ pub enum RuntimeError {
 
 /// Phase in which device memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum During {
+pub enum MemoryPhase {
     /// Compiling a program.
     Compile,
     /// Uploading parameters.
@@ -128,13 +128,13 @@ pub enum During {
     Run,
 }
 
-impl fmt::Display for During {
+impl fmt::Display for MemoryPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            During::Compile => "compiling",
-            During::Load => "loading",
-            During::Upload => "uploading inputs of",
-            During::Run => "running",
+            MemoryPhase::Compile => "compiling",
+            MemoryPhase::Load => "loading",
+            MemoryPhase::Upload => "uploading inputs of",
+            MemoryPhase::Run => "running",
         })
     }
 }
@@ -143,7 +143,7 @@ impl RuntimeError {
     /// Adds the phase and the name of the program or component to an out-of-memory error. Returns other errors
     /// unchanged.
     #[must_use]
-    pub fn during(self, during: During, name: &str) -> Self {
+    pub fn during(self, during: MemoryPhase, name: &str) -> Self {
         match self {
             RuntimeError::Plugin(source) if source.is_out_of_memory() => {
                 RuntimeError::OutOfMemory { during, name: name.into(), source }

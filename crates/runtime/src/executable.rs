@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use super::thread_locks::EntryLock;
-use super::watch::Pace;
+use super::watch::ExecutionTimes;
 use ltx2_pjrt::{Executable as Compiled, LoadedExecutable};
-use ltx2_stablehlo::{Argument, Mesh, Output, Program};
+use ltx2_stablehlo::{Argument, DeviceMesh, Program, ProgramOutput};
 use ltx2_weights::tensor::Tensor;
 
 /// Where an executable came from.
@@ -32,22 +32,22 @@ impl fmt::Display for ExecutableOrigin {
 }
 
 /// A compiled program with the names of its arguments and results.
-pub struct Executable {
+pub struct CompiledProgram {
     pub(super) name: Arc<str>,
     pub(super) loaded: LoadedExecutable,
     pub(super) arguments: Vec<Argument>,
-    pub(super) results: Vec<Output>,
-    pub(super) mesh: Mesh,
+    pub(super) results: Vec<ProgramOutput>,
+    pub(super) mesh: DeviceMesh,
     pub(super) hash: String,
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
     /// Lock on the executable's compile-cache entry, which may not be written yet.
     pub(super) turn: Option<EntryLock>,
     /// Expected execution time, for the watchdog.
-    pub(super) pace: Arc<Pace>,
+    pub(super) pace: Arc<ExecutionTimes>,
 }
 
-impl Executable {
+impl CompiledProgram {
     /// Returns the name that was passed to [`Engine::compile`](crate::Engine::compile).
     pub fn name(&self) -> &str {
         &self.name
@@ -56,8 +56,8 @@ impl Executable {
     /// Returns this executable with the arguments and results of `program`, which has the same text but may have
     /// different logical dimensions.
     #[must_use]
-    pub fn for_program(&self, program: &Program) -> Executable {
-        Executable {
+    pub fn for_program(&self, program: &Program) -> CompiledProgram {
+        CompiledProgram {
             name: self.name.clone(),
             loaded: self.loaded.clone(),
             arguments: program.arguments.clone(),
@@ -92,12 +92,12 @@ impl Executable {
     }
 
     /// Returns the program's results in order.
-    pub fn results(&self) -> &[Output] {
+    pub fn results(&self) -> &[ProgramOutput] {
         &self.results
     }
 
     /// Returns the mesh of devices that the program is partitioned over.
-    pub fn mesh(&self) -> &Mesh {
+    pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 

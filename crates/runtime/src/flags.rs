@@ -18,7 +18,7 @@ pub struct Toolchain {
 
 impl Toolchain {
     /// Returns the compiler of a client's plugin, for its devices.
-    pub fn of(client: &Client) -> Self {
+    pub fn from_client(client: &Client) -> Self {
         Toolchain {
             platform: client.platform_name().to_lowercase(),
             kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
@@ -80,11 +80,11 @@ pub fn trace_options(platform: &str) -> Flags {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ltx2_stablehlo::{Builder, DType, Mesh, Sharding, Type};
+    use ltx2_stablehlo::{Builder, DType, DeviceMesh, Sharding, Type};
 
     /// Builds a program in which two devices exchange `rows` rows of 4 KiB.
     fn passes(rows: usize) -> Program {
-        let b = Builder::new("f").with_mesh(Mesh::new(&[("context", 2)]));
+        let b = Builder::new("f").with_mesh(DeviceMesh::new(&[("context", 2)]));
         let x = b.argument("x", Type::new(DType::F32, [2 * rows, 1024]));
         let split = Sharding::new(&[&["context"], &[]]);
         let y = b.manual(&[(&x, split.clone())], &[split], |v| vec![v[0].collective_permute(&[(0, 1), (1, 0)])]);

@@ -10,11 +10,11 @@ use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
 use super::quantize;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
-use super::watch::Watch;
+use super::watch::WaitDescription;
 use ltx2_base::failpoint;
 use ltx2_base::threads;
 use ltx2_nn::{Param, Source};
-use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, Piece, SharedBytes, Transfer, TransferShape};
+use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
 use ltx2_stablehlo::{DType, Program};
 use ltx2_weights::tensor::Tensor;
 
@@ -42,7 +42,7 @@ pub(super) fn load(
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
     // The first half of the staging memory receives the file's bytes, the second half the shards copied out of them.
-    let largest = jobs.iter().map(Job::room).max().unwrap_or(0).max(PIECE);
+    let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
@@ -84,7 +84,7 @@ enum UploadMode {
     Pieces { outer: usize, fills: Vec<DeviceArray> },
 }
 
-struct Job {
+struct LoadJob {
     upload: usize,
     /// Index of the stored tensor among those that the parameter stacks.
     key: usize,
@@ -110,7 +110,7 @@ impl<'a> Upload<'a> {
         param: &'a Param,
         source: &dyn ParameterSource,
         upload: usize,
-        jobs: &mut Vec<Job>,
+        jobs: &mut Vec<LoadJob>,
     ) -> Result<Self, RuntimeError> {
         let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
         let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
@@ -150,14 +150,14 @@ impl<'a> Upload<'a> {
                     };
                     match stored {
                         Some(stored) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
-                        None => jobs.push(Job { upload, key, part: Part::Made, bytes: size / keys.len() }),
+                        None => jobs.push(LoadJob { upload, key, part: Part::Made, bytes: size / keys.len() }),
                     }
                 }
                 Some(outer)
             }
         };
         let Some(outer) = outer else {
-            jobs.push(Job { upload, key: 0, part: Part::Whole, bytes: size });
+            jobs.push(LoadJob { upload, key: 0, part: Part::Whole, bytes: size });
             let way = UploadMode::Whole(Mutex::default());
             return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
         };
@@ -192,11 +192,11 @@ fn in_rows(
     row: usize,
     bytes: usize,
     part: impl Fn(Range<usize>, Arc<ReadPiece>) -> Part,
-) -> impl Iterator<Item = Job> {
+) -> impl Iterator<Item = LoadJob> {
     let (read, step) = (Arc::new(stored.read), (bytes / row.max(1)).max(1));
     (0..rows).step_by(step).map(move |from| {
         let rows = from..(from + step).min(rows);
-        Job { upload, key, bytes: rows.len() * row, part: part(rows, read.clone()) }
+        LoadJob { upload, key, bytes: rows.len() * row, part: part(rows, read.clone()) }
     })
 }
 
@@ -218,7 +218,7 @@ fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usiz
     })
 }
 
-impl Job {
+impl LoadJob {
     /// Bytes read into staging memory.
     fn staged(&self) -> usize {
         if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
@@ -268,7 +268,7 @@ impl Job {
             }
             Part::Whole | Part::Made => {
                 let names = param.source.tensors();
-                let bytes = stored(param, names[self.key].0, source)?;
+                let bytes = stored_bytes(param, names[self.key].0, source)?;
                 let mut cuts = vec![0; dims.iter().product::<usize>() * param.ty.dtype.size()];
                 send(upload, fills, outer, self.key, None, bytes.bytes(), &mut cuts)
             }
@@ -391,12 +391,13 @@ fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], s
 
 /// Writes pieces. The last piece of an array waits until the array's other pieces are written. Other pieces never wait,
 /// so threads cannot deadlock.
-fn write(pieces: &[(&DeviceArray, Piece)]) -> Result<(), RuntimeError> {
+fn write(pieces: &[(&DeviceArray, TransferChunk)]) -> Result<(), RuntimeError> {
     let write = |last: bool| {
         let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
         now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
-        let over =
-            |(fill, piece): &&(&DeviceArray, Piece)| Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
+        let over = |(fill, piece): &&(&DeviceArray, TransferChunk)| {
+            Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()))
+        };
         let _guards: Vec<_> = now.iter().map(over).collect();
         let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
         now.iter().for_each(|(fill, _)| fill.end());
@@ -413,7 +414,7 @@ struct DeviceArray {
     /// Numbers of pieces begun and ended.
     state: Mutex<(usize, usize)>,
     ended: Condvar,
-    watch: Option<Watch>,
+    watch: Option<WaitDescription>,
 }
 
 impl DeviceArray {
@@ -426,16 +427,16 @@ impl DeviceArray {
         pieces: usize,
     ) -> Result<Self, RuntimeError> {
         let (ty, dims, layout) = (buffer_type(param.ty.dtype), shard.size.clone(), layout.cloned());
-        let watch = Watch::load(engine.watchdog(), param.component, &[(0, device)]);
+        let watch = WaitDescription::load(engine.watchdog(), param.component, &[(0, device)]);
         let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
         let transfer = engine.client().transfer(device, &[TransferShape { ty, dims, layout }])?;
         Ok(DeviceArray { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
-    fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> Piece<'a> {
+    fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> TransferChunk<'a> {
         let mut state = lock(&self.state);
         state.0 += 1;
-        Piece { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
+        TransferChunk { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
     }
 
     fn wait_for_others(&self, last: bool) {
@@ -459,8 +460,8 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
         Source::View { strides, .. } => strides.iter().map(|s| (s * dtype.size()) as i64).collect(),
         Source::Stack { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
     };
-    let bytes = stored(param, param.source.tensors()[0].0, source)?;
-    let watch = Watch::load(engine.watchdog(), param.component, devices);
+    let bytes = stored_bytes(param, param.source.tensors()[0].0, source)?;
+    let watch = WaitDescription::load(engine.watchdog(), param.component, devices);
     let each = devices.iter().enumerate().map(|(i, (place, device))| {
         let shard = &shards[*place];
         let dense =
@@ -472,7 +473,7 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
 }
 
 /// Returns a stored tensor's bytes, converted to the parameter's element type.
-fn stored(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
         |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));

@@ -65,16 +65,16 @@ pub enum CompileOutcome {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct ModuleHeader {
     ltx2: String,
     #[serde(flatten)]
     key: CompileKey,
-    outcome: Outcome,
+    outcome: StoredOutcome,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Outcome {
+enum StoredOutcome {
     /// `length` is the size of the uncompressed module in bytes.
     Module {
         format: String,
@@ -159,11 +159,11 @@ impl ModuleStore {
         let written = match outcome {
             CompileOutcome::Module(m) => compressed(&m.optimized.bytes).and_then(|payload| {
                 let (format, length) = (m.optimized.format.clone(), m.optimized.bytes.len());
-                let outcome = Outcome::Module { format, length, seconds: m.seconds, memory: m.memory };
+                let outcome = StoredOutcome::Module { format, length, seconds: m.seconds, memory: m.memory };
                 checksummed_file::write(&path, "module", &header(key, outcome), &payload)
             }),
             CompileOutcome::Failure(message) => {
-                checksummed_file::write(&path, "module", &header(key, Outcome::Failure(message.clone())), &[])
+                checksummed_file::write(&path, "module", &header(key, StoredOutcome::Failure(message.clone())), &[])
             }
         };
         written.map(drop).map_err(|e| CacheError::file(&path, e))
@@ -189,8 +189,8 @@ impl ModuleStore {
     }
 }
 
-fn header(key: &CompileKey, outcome: Outcome) -> Header {
-    Header { ltx2: env!("CARGO_PKG_VERSION").into(), key: key.clone(), outcome }
+fn header(key: &CompileKey, outcome: StoredOutcome) -> ModuleHeader {
+    ModuleHeader { ltx2: env!("CARGO_PKG_VERSION").into(), key: key.clone(), outcome }
 }
 
 /// Compresses a module to about a quarter of its size, at the fastest level; other levels give about the same size.
@@ -202,13 +202,13 @@ fn compressed(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 
 /// Decodes an entry after checking that it is complete and has this key.
 fn outcome(key: &CompileKey, bytes: &[u8]) -> Result<CompileOutcome, String> {
-    let (header, payload) = checksummed_file::read::<Header>(bytes)?;
+    let (header, payload) = checksummed_file::read::<ModuleHeader>(bytes)?;
     if header.key != *key {
         return Err("the entry belongs to another program, plugin or target".into());
     }
     let (format, length, seconds, memory) = match header.outcome {
-        Outcome::Module { format, length, seconds, memory } => (format, length, seconds, memory),
-        Outcome::Failure(message) => return Ok(CompileOutcome::Failure(message)),
+        StoredOutcome::Module { format, length, seconds, memory } => (format, length, seconds, memory),
+        StoredOutcome::Failure(message) => return Ok(CompileOutcome::Failure(message)),
     };
     let mut module = Vec::new();
     let limit = length as u64 + 1;

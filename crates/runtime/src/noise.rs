@@ -6,9 +6,9 @@
 
 use super::engine::Engine;
 use super::error::RuntimeError;
-use super::executable::Executable;
+use super::executable::CompiledProgram;
 use super::random::{KEYS, keys, pcg2d};
-use ltx2_stablehlo::{Argument, Builder, DType, Output, Program, Type, Value};
+use ltx2_stablehlo::{Argument, Builder, DType, Program, ProgramOutput, Type, Value};
 use ltx2_weights::tensor::Tensor;
 
 /// Names and shapes of the noise tensors to generate.
@@ -18,7 +18,7 @@ pub type Draws = [(&'static str, Vec<usize>)];
 /// seed but different values of `stream` return different noise.
 pub fn draw(
     engine: &Engine,
-    executable: &Executable,
+    executable: &CompiledProgram,
     draws: &Draws,
     seed: u64,
     stream: usize,
@@ -47,7 +47,7 @@ pub fn program(draws: &Draws) -> Result<Program, RuntimeError> {
         // 24 bits convert exactly to f32. Adding 0.5 avoids 0, whose logarithm is undefined.
         let uniform = |v: &Value| (v.shift_right(&v.like(8.0)).to(DType::F32) + 0.5) * 2f64.powi(-24);
         let normal = (uniform(&x).log() * -2.0).sqrt() * (uniform(&y) * std::f64::consts::TAU).cos();
-        results.push((Output::new(name, Type::new(DType::F32, dims.clone())), normal.reshape(dims.clone())));
+        results.push((ProgramOutput::new(name, Type::new(DType::F32, dims.clone())), normal.reshape(dims.clone())));
     }
     Ok(b.finish_with(results)?)
 }

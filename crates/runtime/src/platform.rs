@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-pub use super::platforms::{Options, cuda_devices};
+pub use super::platforms::{PlatformOptions, cuda_devices};
 use super::platforms::{alternatives, spec, spec_by_name};
-use super::trial::{self, Purpose};
-use ltx2_pjrt::discover::{self, PLUGIN_VARIABLE, Platform, Search};
-use ltx2_pjrt::{Client, Error, Plugin};
+use super::trial::{self, LoadPurpose};
+use ltx2_pjrt::discover::{self, PLUGIN_VARIABLE, Platform, PluginSearch};
+use ltx2_pjrt::{Client, PjrtError, Plugin};
 
 /// Environment variable that, if 1, allows a multi-process run on CPU as a rehearsal; the CPU plugin cannot communicate
 /// between processes.
@@ -57,7 +57,7 @@ impl fmt::Display for Choice {
 pub enum PlatformError {
     /// The plugin was not found, could not be loaded, or failed to start.
     #[error(transparent)]
-    Pjrt(#[from] Error),
+    Pjrt(#[from] PjrtError),
     /// The machine does not have the requested platform's hardware.
     #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
     NoHardware {
@@ -85,12 +85,12 @@ pub fn hardware(platform: Platform) -> Result<String, String> {
 
 /// Opens a platform. `cpu_devices` is the number of virtual devices on CPU (`None`: 1).
 pub fn open(choice: &Choice, cpu_devices: Option<usize>) -> Result<(Plugin, Client), PlatformError> {
-    open_with(choice, &Options { cpu_devices, ..Options::default() })
+    open_with(choice, &PlatformOptions { cpu_devices, ..PlatformOptions::default() })
 }
 
 /// Opens a platform. `auto` logs one line with its choice and why it skipped the others; any other choice never falls
 /// back.
-pub fn open_with(choice: &Choice, options: &Options) -> Result<(Plugin, Client), PlatformError> {
+pub fn open_with(choice: &Choice, options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
     let known = match choice {
         Choice::File(path) => Platform::of_file(path),
         Choice::Named(platform) => Some(*platform),
@@ -146,15 +146,15 @@ pub fn expected(choice: &Choice) -> Option<Platform> {
 
 /// Checks, in a trial process, that the plugin that a choice would start first accepts the flags in the environment.
 /// Ignores other problems, which [`open_with`] reports.
-pub fn check_flags(choice: &Choice, options: &Options) -> Result<(), PlatformError> {
+pub fn check_flags(choice: &Choice, options: &PlatformOptions) -> Result<(), PlatformError> {
     let path = match choice {
         Choice::File(path) => Some(path.clone()),
         Choice::Named(platform) => first_plugin(*platform),
         Choice::Auto => named_plugin().or_else(|| Platform::ALL.into_iter().find_map(first_plugin)),
     };
     let is_here = |path: &PathBuf| Platform::of_file(path).is_none_or(|platform| hardware(platform).is_ok());
-    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial, Purpose::Run)) {
-        Err(error @ Error::Flags { .. }) => Err(error.into()),
+    match path.filter(is_here).map_or(Ok(()), |path| trial::check(&path, options.trial, LoadPurpose::Run)) {
+        Err(error @ PjrtError::Flags { .. }) => Err(error.into()),
         _ => Ok(()),
     }
 }
@@ -166,7 +166,7 @@ pub fn is_rehearsal(platform: &str) -> bool {
     spec_by_name(platform).has_one_process && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
 }
 
-fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
+fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
     if let Some(path) = named_plugin() {
         let known = Platform::of_file(&path);
         if let Some(platform) = known {
@@ -207,15 +207,19 @@ fn auto(options: &Options) -> Result<(Plugin, Client), PlatformError> {
 }
 
 /// Starts a plugin file, with the options of its platform if the platform is known.
-fn start_file(path: &Path, platform: Option<Platform>, options: &Options) -> Result<(Plugin, Client), Error> {
-    let plugin = trial::load(path, options.trial, Purpose::Run)?;
+fn start_file(
+    path: &Path,
+    platform: Option<Platform>,
+    options: &PlatformOptions,
+) -> Result<(Plugin, Client), PjrtError> {
+    let plugin = trial::load(path, options.trial, LoadPurpose::Run)?;
     let spec = platform.map(spec).unwrap_or_default();
     let client = Client::among(&plugin, &(spec.client_options)(options), options.node.as_ref())?;
     Ok((plugin, client))
 }
 
 /// Starts the first working plugin of a search; if none works, returns the first one's error.
-fn start(platform: Platform, search: &Search, options: &Options) -> Result<(Plugin, Client), Error> {
+fn start(platform: Platform, search: &PluginSearch, options: &PlatformOptions) -> Result<(Plugin, Client), PjrtError> {
     let mut passed = Vec::new();
     for found in &search.found {
         (spec(platform).missing_libraries)(&found.path).iter().for_each(|line| tracing::warn!("{line}"));

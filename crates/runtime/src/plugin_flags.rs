@@ -3,7 +3,7 @@
 use super::checksummed_file::sha256;
 use super::platforms::spec;
 use ltx2_pjrt::discover::{Kind, Platform};
-use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, Error, Plugin, Topology};
+use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, PjrtError, Plugin, Topology};
 use ltx2_stablehlo::{Builder, DType, Type};
 
 const XLA: &str = "XLA_FLAGS";
@@ -13,7 +13,7 @@ const FAULTS: [&str; 5] =
     ["Unknown flag", "Unknown command line flag", "Illegal value", "Couldn't interpret value", "to read flags for"];
 
 /// Returns the environment variables that plugins parse and that are set to a non-empty value, with their values.
-fn given() -> impl Iterator<Item = (&'static str, String)> {
+fn nonempty_variables() -> impl Iterator<Item = (&'static str, String)> {
     let value = |name| Some(std::env::var_os(name)?.to_string_lossy().trim().to_string());
     let own = Platform::ALL.into_iter().filter_map(|platform| spec(platform).flags_variable);
     [XLA]
@@ -25,13 +25,13 @@ fn given() -> impl Iterator<Item = (&'static str, String)> {
 
 /// Whether the environment sets any flags.
 pub(super) fn are_set() -> bool {
-    given().next().is_some()
+    nonempty_variables().next().is_some()
 }
 
 /// Returns text that identifies the flags set in the environment; empty if none are set. `None` if a variable refers to
 /// a flag file, whose contents are not read.
 pub(super) fn identity() -> Option<String> {
-    let all: Vec<(&str, String)> = given().collect();
+    let all: Vec<(&str, String)> = nonempty_variables().collect();
     if all.iter().any(|(_, text)| !text.starts_with('-')) {
         return None;
     }
@@ -55,7 +55,7 @@ pub(super) fn parse(plugin: &Plugin) {
     }
 }
 
-fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), Error> {
+fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), PjrtError> {
     let builder = Builder::new("flags");
     let x = builder.argument("x", Type::new(DType::F32, vec![2]));
     let program = builder.finish(&[("x", &x)]).expect("a program of one argument is valid");
@@ -82,7 +82,7 @@ pub(super) fn fault(printed: &str) -> Option<String> {
         () if first.contains("command line flag") || first.contains("Illegal value") => {
             format!("LIBTPU_INIT_ARGS or runtime.libtpu_init_args: {words}")
         }
-        () => format!("{}: {words}", given().map(|(name, _)| name).next().unwrap_or(XLA)),
+        () => format!("{}: {words}", nonempty_variables().map(|(name, _)| name).next().unwrap_or(XLA)),
     })
 }
 

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use ltx2_pjrt::SharedBytes;
 
-    fn stored(tensor: &Tensor, scales: Option<Vec<f32>>) -> StoredTensor {
+    fn stored_tensor(tensor: &Tensor, scales: Option<Vec<f32>>) -> StoredTensor {
         let bytes = SharedBytes::from(tensor.bytes().into_owned());
         let (file, key) = ("a.safetensors".into(), "w".into());
         StoredTensor { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes, scales, file, key }
@@ -91,7 +91,7 @@ mod tests {
     fn each_row_is_scaled_to_the_full_range() {
         let wide = Tensor::from(ndarray::arr2(&[[1.0f32, -0.5, 0.25], [0.0, 0.0, 0.0], [-3.0, 300.0, 896.0]]));
         for tensor in [wide.clone(), wide.cast(DType::BF16).expect("bf16"), wide.cast(DType::F16).expect("f16")] {
-            let t = stored(&tensor, None);
+            let t = stored_tensor(&tensor, None);
             let (narrow, scales) =
                 (numbers(&narrow(&t, F8E4M3FN).expect("floats")), scales(&t, F8E4M3FN).expect("floats"));
             assert_eq!(narrow, [448.0, -224.0, 112.0, 0.0, 0.0, 0.0, -1.5, 144.0, 448.0]);
@@ -107,7 +107,7 @@ mod tests {
             [0.0, 0.0, 0.0, 0.0],
             [-2.54, 1.28, 0.0, 0.01],
         ]));
-        let t = stored(&wide, None);
+        let t = stored_tensor(&wide, None);
         let bytes = narrow(&t, DType::I8).expect("floats");
         let numbers: Vec<i8> = bytes.iter().map(|b| b.cast_signed()).collect();
         assert_eq!(numbers, [127, -127, 0, 2, 0, 0, 0, 0, -127, 64, 0, 0]);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn stored_float8_scales_carry_over_to_int8() {
         let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(F8E4M3FN).expect("f8");
-        let t = stored(&tensor, Some(vec![0.5, 0.25]));
+        let t = stored_tensor(&tensor, Some(vec![0.5, 0.25]));
         let bytes: Vec<i8> = narrow(&t, DType::I8).expect("f8").iter().map(|b| b.cast_signed()).collect();
         assert_eq!(bytes, [64, -127, 2, 127]);
         assert_eq!(scales(&t, DType::I8).expect("f8"), [2.0 / 127.0 * 0.5, 448.0 / 127.0 * 0.25]);
@@ -127,7 +127,7 @@ mod tests {
     fn tensors_stored_in_8_bits_keep_their_scales() {
         let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(DType::F8E4M3FN).expect("f8");
         for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
-            let t = stored(&tensor, given);
+            let t = stored_tensor(&tensor, given);
             assert_eq!(scales(&t, F8E4M3FN).expect("f8"), want);
             let wide = widened(&t).expect("f8").to_f32();
             assert_eq!(wide.as_slice().expect("dense"), [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);

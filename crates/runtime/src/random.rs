@@ -20,7 +20,7 @@ use super::engine::Engine;
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use ltx2_nn::{Init, Param, Source};
-use ltx2_stablehlo::{Argument, Builder, DType, Output, Program, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, Builder, DType, Program, ProgramOutput, Sharding, Type, Value};
 use ltx2_weights::tensor::{Tensor, TensorError};
 
 /// Name of the program's only argument: two words per checkpoint tensor, in the order of the results.
@@ -87,9 +87,9 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
 /// parameters, so the same program generates each batch in one run. Unrolled layers have thousands of parameters of a
 /// few kinds; one kernel for each would cost half a minute of compile time.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
-    let mut kinds: Vec<((DrawSpec, Output), Vec<usize>)> = Vec::new();
+    let mut kinds: Vec<((DrawSpec, ProgramOutput), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
-        let kind = (DrawSpec::of(param), Output { name: String::new(), ..result(program, param) });
+        let kind = (DrawSpec::from_param(param), ProgramOutput { name: String::new(), ..result(program, param) });
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, places)) => places.push(i),
             None => kinds.push((kind, vec![i])),
@@ -112,12 +112,12 @@ fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
 }
 
 /// Describes a parameter as a result with the sharding and layout that `program` expects.
-fn result(program: &Program, param: &Param) -> Output {
+fn result(program: &Program, param: &Param) -> ProgramOutput {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-    Output {
+    ProgramOutput {
         sharding: argument.and_then(|a| a.sharding.clone()),
         memory_layout: argument.and_then(|a| a.memory_layout.clone()),
-        ..Output::new(&param.name, param.ty.clone())
+        ..ProgramOutput::new(&param.name, param.ty.clone())
     }
 }
 
@@ -150,11 +150,11 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
 }
 
 /// Groups the results that are generated as one tensor.
-fn groups(program: &Program, params: &[&Param]) -> Vec<(DrawSpec, Vec<Output>)> {
-    let mut groups: Vec<(DrawSpec, Vec<Output>)> = Vec::new();
+fn groups(program: &Program, params: &[&Param]) -> Vec<(DrawSpec, Vec<ProgramOutput>)> {
+    let mut groups: Vec<(DrawSpec, Vec<ProgramOutput>)> = Vec::new();
     for param in params {
-        let (how, output) = (DrawSpec::of(param), result(program, param));
-        let alike = |(known, outputs): &&mut (DrawSpec, Vec<Output>)| {
+        let (how, output) = (DrawSpec::from_param(param), result(program, param));
+        let alike = |(known, outputs): &&mut (DrawSpec, Vec<ProgramOutput>)| {
             let first = &outputs[0];
             (outputs.len() + 1) * param.ty.elements() <= TOGETHER
                 && *known == how
@@ -294,7 +294,7 @@ struct DrawSpec {
 }
 
 impl DrawSpec {
-    fn of(param: &Param) -> Self {
+    fn from_param(param: &Param) -> Self {
         let (dims, tensors) = (&param.ty.dims, param.source.names().len());
         let counts = |n: &usize| dims[..*n].iter().product::<usize>() == tensors;
         let lead = (0..=dims.len()).rev().find(counts).expect("leading dimensions count the tensors");

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::error::{During, RuntimeError};
-use super::watch::Watch;
+use super::error::{MemoryPhase, RuntimeError};
+use super::watch::WaitDescription;
 use ltx2_base::threads;
 use ltx2_pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
-use ltx2_stablehlo::{DType, Mesh, Sharding, Type};
+use ltx2_stablehlo::{DType, DeviceMesh, Sharding, Type};
 use ltx2_weights::tensor::Tensor;
 
 /// The part of a tensor that one device holds.
@@ -19,7 +19,7 @@ pub struct Shard {
 }
 
 /// Returns the shard of each device of a mesh, in device order; without a sharding, the tensor is replicated.
-pub fn shards(ty: &Type, mesh: &Mesh, sharding: Option<&Sharding>) -> Vec<Shard> {
+pub fn shards(ty: &Type, mesh: &DeviceMesh, sharding: Option<&Sharding>) -> Vec<Shard> {
     (0..mesh.devices())
         .map(|device| {
             let mut shard = Shard { start: vec![0; ty.rank()], size: ty.dims.clone() };
@@ -51,7 +51,7 @@ pub struct ShardedTensor {
     logical_dims: Vec<usize>,
     /// Replicates the tensor before a download if other processes hold shards.
     replicator: Option<Replicate>,
-    watch: Option<Watch>,
+    watch: Option<WaitDescription>,
     /// Name of the program that produced the tensor.
     program: Option<Arc<str>>,
 }
@@ -75,7 +75,7 @@ impl ShardedTensor {
     }
 
     /// Sets the watchdog information for waits on this tensor.
-    pub(super) fn with_watch(self, watch: Option<Watch>) -> Self {
+    pub(super) fn with_watch(self, watch: Option<WaitDescription>) -> Self {
         ShardedTensor { watch, ..self }
     }
 
@@ -87,7 +87,7 @@ impl ShardedTensor {
     /// Adds the producing program's name to an out-of-memory error.
     fn failed(&self, error: RuntimeError) -> RuntimeError {
         match &self.program {
-            Some(name) => error.during(During::Run, name),
+            Some(name) => error.during(MemoryPhase::Run, name),
             None => error,
         }
     }
@@ -124,7 +124,7 @@ impl ShardedTensor {
             let _guard = self.watch.as_ref().map(|watch| watch.guard_wait(place));
             buffer.wait().map_err(|e| self.failed(e.into()))?;
         }
-        self.watch.iter().for_each(Watch::ended);
+        self.watch.iter().for_each(WaitDescription::ended);
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl ShardedTensor {
         ty: &Type,
         shards: Vec<Shard>,
         layout: Option<&DeviceLayout>,
-        watch: Option<Watch>,
+        watch: Option<WaitDescription>,
     ) -> Result<Self, RuntimeError> {
         let logical_dims = tensor.shape().to_vec();
         let converted = if tensor.dtype() == ty.dtype { None } else { Some(tensor.cast(ty.dtype)?) };
@@ -173,7 +173,7 @@ impl ShardedTensor {
             return replicator(self)?.download();
         }
         let tensor = self.copy_to_host().map_err(|e| self.failed(e))?;
-        self.watch.iter().for_each(Watch::ended);
+        self.watch.iter().for_each(WaitDescription::ended);
         Ok(tensor)
     }
 
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn shards_follow_the_mesh() {
-        let mesh = Mesh::new(&[("cfg", 2), ("context", 2)]);
+        let mesh = DeviceMesh::new(&[("cfg", 2), ("context", 2)]);
         let ty = Type::new(DType::F32, [4, 6]);
         let all = shards(&ty, &mesh, Some(&Sharding::new(&[&["context", "cfg"], &[]])));
         let starts: Vec<usize> = all.iter().map(|p| p.start[0]).collect();

@@ -7,14 +7,16 @@ use std::str::FromStr;
 
 use super::cache::{Cache, CacheError, device_kind};
 use super::checksummed_file::sha256;
-use super::compile::{EngineOptions, Refused, compile_options};
+use super::compile::{EngineOptions, RejectedOptions, compile_options};
 use super::error::RuntimeError;
 use super::flags::Toolchain;
-use super::platforms::{Options, TargetDevices, alternatives, spec};
-use super::trial::{self, Purpose};
+use super::platforms::{PlatformOptions, TargetDevices, alternatives, spec};
+use super::trial::{self, LoadPurpose};
 use ltx2_base::failpoint;
 use ltx2_pjrt::discover::{self, Platform};
-use ltx2_pjrt::{Client, CompileOptions, CudaOptions, Error, Executable, LoadedExecutable, Plugin, Topology, Value};
+use ltx2_pjrt::{
+    AttributeValue, Client, CompileOptions, CudaOptions, Executable, LoadedExecutable, PjrtError, Plugin, Topology,
+};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -41,7 +43,7 @@ impl FromStr for Target {
     type Err = UnknownTarget;
 
     fn from_str(text: &str) -> Result<Self, UnknownTarget> {
-        Target::of(text, None)
+        Target::parse(text, None)
     }
 }
 
@@ -52,7 +54,7 @@ impl Target {
     /// # Errors
     /// Returns an error for an unknown platform, chip or shape, or for a GPU whose chip file has no description for
     /// XLA.
-    pub fn of(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
+    pub fn parse(text: &str, chip: Option<&Chip>) -> Result<Self, UnknownTarget> {
         let fail = |why: String| Err(UnknownTarget { target: text.into(), why });
         let mut parts: Vec<&str> = text.split(':').collect();
         let Some(platform) = Platform::named(parts[0]) else {
@@ -130,7 +132,7 @@ pub struct OpenTarget {
     /// reported.
     pub stated_capacity: Option<i64>,
     compiler: Compiler,
-    refused: Refused,
+    refused: RejectedOptions,
 }
 
 enum Compiler {
@@ -220,21 +222,21 @@ impl Target {
         (Toolchain { platform: self.platform.name().into(), kind, version }, count, capacity)
     }
 
-    fn plugin(&self) -> Result<Plugin, Error> {
+    fn plugin(&self) -> Result<Plugin, PjrtError> {
         let search = discover::find(self.platform, None);
-        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, Purpose::Compile)
+        trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, LoadPurpose::Compile)
     }
 
     /// Opens this host's GPUs, without preallocating their memory, if there are enough of the target's kind; kernels
     /// are then selected at compile time. Otherwise does the same as [`Target::open`].
-    pub fn open_present(&self) -> Result<OpenTarget, Error> {
+    pub fn open_present(&self) -> Result<OpenTarget, PjrtError> {
         let absent = self.open()?;
         let spec = spec(self.platform);
         if !spec.targets_gpus || (spec.hardware)().is_err() {
             return Ok(absent);
         }
         let cuda = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
-        let options = (spec.client_options)(&Options { cuda, ..Options::default() });
+        let options = (spec.client_options)(&PlatformOptions { cuda, ..PlatformOptions::default() });
         let client = Client::new(&self.plugin()?, &options)?;
         let here = client.devices();
         if here.len() < absent.devices.len() || here.iter().any(|d| d.kind() != absent.device_kind) {
@@ -248,11 +250,12 @@ impl Target {
     ///
     /// # Errors
     /// Returns an error if there is no plugin or it does not support the topology.
-    pub fn open(&self) -> Result<OpenTarget, Error> {
+    pub fn open(&self) -> Result<OpenTarget, PjrtError> {
         let plugin = self.plugin()?;
         let spec = spec(self.platform);
         let Some(topology) = spec.topology else {
-            let options = Options { cpu_devices: self.devices.shape.first().copied(), ..Options::default() };
+            let options =
+                PlatformOptions { cpu_devices: self.devices.shape.first().copied(), ..PlatformOptions::default() };
             let client = Client::new(&plugin, &(spec.client_options)(&options))?;
             return Ok(OpenTarget {
                 target: self.clone(),
@@ -262,14 +265,14 @@ impl Target {
                 capacity: self.chip.as_ref().map(|c| c.capacity),
                 stated_capacity: None,
                 compiler: Compiler::Client(client),
-                refused: Refused::default(),
+                refused: RejectedOptions::default(),
             });
         };
         let (name, options) = topology(&self.devices);
         let topology = Topology::new(&plugin, &name, &options)?;
         let described = topology.devices()?;
         let stated = described.first().and_then(|d| match d.attributes.get("device_memory_bytes_limit") {
-            Some(Value::Int(bytes)) => Some(*bytes),
+            Some(AttributeValue::Int(bytes)) => Some(*bytes),
             _ => None,
         });
         Ok(OpenTarget {
@@ -281,7 +284,7 @@ impl Target {
             stated_capacity: stated,
             capacity: [stated, self.chip.as_ref().map(|c| c.capacity)].into_iter().flatten().min(),
             compiler: Compiler::Topology(topology),
-            refused: Refused::default(),
+            refused: RejectedOptions::default(),
         })
     }
 }
@@ -302,14 +305,14 @@ impl OpenTarget {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
 
-    fn topology(&self) -> Result<Topology, Error> {
+    fn topology(&self) -> Result<Topology, PjrtError> {
         match &self.compiler {
             Compiler::Topology(topology) => Ok(topology.clone()),
             Compiler::Client(client) => client.topology(),
         }
     }
 
-    pub(super) fn plugin_path(&self) -> Result<PathBuf, Error> {
+    pub(super) fn plugin_path(&self) -> Result<PathBuf, PjrtError> {
         Ok(self.topology()?.plugin().path().to_path_buf())
     }
 

@@ -18,7 +18,7 @@ use super::platforms::spec;
 use super::plugin_flags;
 use ltx2_base::failpoint;
 use ltx2_pjrt::discover::Platform;
-use ltx2_pjrt::{Error, Plugin, end_process};
+use ltx2_pjrt::{PjrtError, Plugin, end_process};
 
 /// Environment variable with the plugin file, set in a trial process.
 const FILE: &str = "LTX2_TRY_PLUGIN";
@@ -43,7 +43,7 @@ static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// What a plugin is loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum LoadPurpose {
     /// Running programs: a TPU plugin needs chips.
     Run,
     /// Compiling, possibly for absent TPUs: a TPU plugin needs chips unless `TPU_SKIP_MDS_QUERY` is set.
@@ -54,7 +54,7 @@ pub enum Purpose {
 /// this loads plugins without a trial, because its child process would do the program's work instead.
 pub fn begin() {
     if let Some(file) = std::env::var_os(FILE) {
-        let purpose = if std::env::var_os(TO_RUN).is_some() { Purpose::Run } else { Purpose::Compile };
+        let purpose = if std::env::var_os(TO_RUN).is_some() { LoadPurpose::Run } else { LoadPurpose::Compile };
         let loaded = load_here(Path::new(&file), purpose);
         if let Ok(plugin) = &loaded
             && plugin_flags::are_set()
@@ -78,14 +78,14 @@ pub fn begin() {
 }
 
 /// Loads a plugin. If the file is new, a trial process loads it first, for at most `limit` (`None`: ten minutes).
-pub fn load(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<Plugin, Error> {
+pub fn load(path: &Path, limit: Option<Duration>, purpose: LoadPurpose) -> Result<Plugin, PjrtError> {
     check(path, limit, purpose)?;
     failpoint::within("plugin", "load", || load_here(path, purpose))
 }
 
 /// Runs a trial of a new plugin file, or of new flags, without loading the file into this process. Fails if the plugin
 /// crashes or hangs the trial process, or rejects a flag that is set in the environment.
-pub fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<(), Error> {
+pub fn check(path: &Path, limit: Option<Duration>, purpose: LoadPurpose) -> Result<(), PjrtError> {
     let Some(program) = PROGRAM.get() else { return Ok(()) };
     let attempt = || attempt(program, path, limit, purpose);
     let tried = match (folder(), plugin_flags::identity()) {
@@ -93,21 +93,21 @@ pub fn check(path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<(
         _ => attempt().map(drop),
     };
     tried.map_err(|fault| match fault {
-        Fault::Load(reason) => Error::Load { plugin: path.into(), reason },
-        Fault::Flags(reason) => Error::Flags { plugin: path.into(), reason },
+        TrialFailure::Load(reason) => PjrtError::Load { plugin: path.into(), reason },
+        TrialFailure::Flags(reason) => PjrtError::Flags { plugin: path.into(), reason },
     })
 }
 
 /// Loads a plugin into this process. On a machine without TPU chips, libtpu searches for chips for minutes: during
 /// initialization or, if `TPU_SKIP_MDS_QUERY` is set, when a client is created. On such a machine, libtpu is therefore
 /// initialized only for compiling with `TPU_SKIP_MDS_QUERY` set.
-fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
+fn load_here(path: &Path, purpose: LoadPurpose) -> Result<Plugin, PjrtError> {
     let check = |plugin: &Plugin| {
-        let for_absent = purpose == Purpose::Compile && std::env::var_os("TPU_SKIP_MDS_QUERY").is_some();
+        let for_absent = purpose == LoadPurpose::Compile && std::env::var_os("TPU_SKIP_MDS_QUERY").is_some();
         if !plugin.is_for_tpus() || for_absent {
             return Ok(());
         }
-        let missing = |reason| Error::NoHardware { platform: Platform::Tpu.name(), reason };
+        let missing = |reason| PjrtError::NoHardware { platform: Platform::Tpu.name(), reason };
         (spec(Platform::Tpu).hardware)().map(drop).map_err(missing)
     };
     let plugin = Plugin::load_if(path, check)?;
@@ -118,7 +118,7 @@ fn load_here(path: &Path, purpose: Purpose) -> Result<Plugin, Error> {
 
 /// Why a trial failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
+enum TrialFailure {
     Load(String),
     Flags(String),
 }
@@ -145,7 +145,11 @@ struct TrialResults {
 impl TrialResults {
     /// Succeeds if the file is known to be good, or if `trial` finds no fault. `trial` returns whether its result is
     /// conclusive; only then is it stored.
-    fn check_or_try(&self, path: &Path, trial: impl FnOnce() -> Result<bool, Fault>) -> Result<(), Fault> {
+    fn check_or_try(
+        &self,
+        path: &Path,
+        trial: impl FnOnce() -> Result<bool, TrialFailure>,
+    ) -> Result<(), TrialFailure> {
         let Some(about) = identity(path) else { return trial().map(drop) };
         let about = self.folder.join(format!("file-{about}"));
         let result = |checksum: &str| self.folder.join(format!("{checksum}{}", self.flags));
@@ -182,7 +186,7 @@ fn identity(path: &Path) -> Option<String> {
 
 /// Loads a file in a child process. Returns `false` if the trial was inconclusive: the process could not be started, or
 /// loading returned an error, which this process reports when it loads the file. Fails if the process crashed or hung.
-fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpose) -> Result<bool, Fault> {
+fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: LoadPurpose) -> Result<bool, TrialFailure> {
     let (limit, started) = (limit.unwrap_or(PATIENCE), Instant::now());
     let untried = |error: std::io::Error| {
         tracing::debug!("loading {} without a trial process: {error}", path.display());
@@ -195,8 +199,8 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpos
     let mut command = Command::new(program);
     command.env(FILE, path).env_remove("LTX2_COMPILE_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     match purpose {
-        Purpose::Run => command.env(TO_RUN, "1"),
-        Purpose::Compile => command.env_remove(TO_RUN),
+        LoadPurpose::Run => command.env(TO_RUN, "1"),
+        LoadPurpose::Compile => command.env_remove(TO_RUN),
     };
     let mut child = match command.spawn() {
         Ok(child) => child,
@@ -212,7 +216,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpos
                 let _ = child.wait();
                 let seconds = limit.as_secs();
                 let hung = format!("a trial process hung for {seconds} s while loading the plugin; {REMEDY}");
-                return Err(Fault::Load(hung));
+                return Err(TrialFailure::Load(hung));
             }
             Ok(None) => thread::sleep(Duration::from_millis(5)),
             Err(error) => return untried(error),
@@ -220,7 +224,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: Purpos
     }
 }
 
-fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, Fault> {
+fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, TrialFailure> {
     match status.code() {
         Some(0) => return Ok(true),
         Some(REFUSED) => return Ok(false),
@@ -231,7 +235,7 @@ fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, Fault> {
     let _ = said.rewind().and_then(|()| said.read_to_end(&mut bytes));
     let text = String::from_utf8_lossy(&bytes);
     if let Some(reason) = plugin_flags::fault(&text).filter(|_| plugin_flags::are_set()) {
-        return Err(Fault::Flags(reason));
+        return Err(TrialFailure::Flags(reason));
     }
     if text.contains(LOADED) {
         // Loading succeeded; whatever ended the trial afterwards will also occur in the run and be reported there.
@@ -241,7 +245,7 @@ fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, Fault> {
         text.lines().rev().map(str::trim).find(|l| !l.is_empty()).unwrap_or("").chars().take(LONGEST).collect();
     let words = if last.is_empty() { String::new() } else { format!(": {last}") };
     let ended = format!("a trial process ended with {status} while loading the plugin{words}; {REMEDY}");
-    Err(Fault::Load(ended))
+    Err(TrialFailure::Load(ended))
 }
 
 #[cfg(test)]
@@ -254,9 +258,9 @@ mod tests {
         let known = TrialResults { folder: folder.path().join("plugins"), flags: String::new() };
         let file = folder.path().join("plugin.so");
         let tries = std::cell::Cell::new(0);
-        let fault = Fault::Load("aborts".into());
+        let fault = TrialFailure::Load("aborts".into());
         let (aborts, aborted) = (|| Err(fault.clone()), Err(fault.clone()));
-        let tried = |outcome: Result<bool, Fault>| {
+        let tried = |outcome: Result<bool, TrialFailure>| {
             let before = tries.get();
             let result = known.check_or_try(&file, || {
                 tries.set(tries.get() + 1);

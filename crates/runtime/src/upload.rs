@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::checkpoint_tensor::ParameterSource;
 use super::engine::Engine;
-use super::error::{During, RuntimeError};
+use super::error::{MemoryPhase, RuntimeError};
 use super::sharded_tensor::{ShardedTensor, shards};
 use super::timeline::SpanKind;
 use super::{loader, random};
@@ -14,7 +14,7 @@ use ltx2_stablehlo::Program;
 
 /// Parameters on the devices, by argument name.
 #[derive(Default)]
-pub struct Parameters {
+pub struct LoadedParameters {
     tensors: HashMap<String, LoadedParameter>,
     bytes: usize,
 }
@@ -26,7 +26,7 @@ struct LoadedParameter {
     source: Source,
 }
 
-impl Parameters {
+impl LoadedParameters {
     /// Returns a parameter by its argument name; `None` if it is not loaded.
     pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
@@ -58,7 +58,7 @@ impl Parameters {
         let since = Instant::now();
         let components = components(&missing);
         let tensors = loader::load(engine, program, &missing, source, on_progress);
-        let tensors = tensors.map_err(|e| e.during(During::Load, &components))?;
+        let tensors = tensors.map_err(|e| e.during(MemoryPhase::Load, &components))?;
         let bytes: u64 = missing.iter().map(|param| param.bytes() as u64).sum();
         let gigabytes = bytes as f64 / 1e9;
         let rate = gigabytes / since.elapsed().as_secs_f64();
@@ -82,7 +82,7 @@ impl Parameters {
             return Ok(());
         }
         let drawn = random::parameters(engine, program, &missing, seed);
-        let drawn = drawn.map_err(|e| e.during(During::Load, &components(&missing)))?;
+        let drawn = drawn.map_err(|e| e.during(MemoryPhase::Load, &components(&missing)))?;
         for (param, tensor) in missing.iter().zip(drawn) {
             self.insert(param, tensor);
         }
@@ -91,19 +91,19 @@ impl Parameters {
 
     /// Removes and returns every parameter that reads a tensor `(component, checkpoint name)` for which `stale` returns
     /// `true`.
-    pub fn take_stale(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> Parameters {
+    pub fn take_stale(&mut self, stale: impl Fn(&'static str, &str) -> bool) -> LoadedParameters {
         let reads =
             |loaded: &LoadedParameter| loaded.source.tensors().iter().any(|(key, _)| stale(loaded.component, key));
         self.remove(reads)
     }
 
     /// Removes and returns all parameters of a component.
-    pub fn take_component(&mut self, component: &str) -> Parameters {
+    pub fn take_component(&mut self, component: &str) -> LoadedParameters {
         self.remove(|loaded| loaded.component == component)
     }
 
     /// Adds parameters that `take_stale` or `take_component` removed.
-    pub fn put_back(&mut self, taken: Parameters) {
+    pub fn put_back(&mut self, taken: LoadedParameters) {
         self.bytes += taken.bytes;
         self.tensors.extend(taken.tensors);
     }
@@ -128,11 +128,11 @@ impl Parameters {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }
 
-    fn remove(&mut self, which: impl Fn(&LoadedParameter) -> bool) -> Parameters {
+    fn remove(&mut self, which: impl Fn(&LoadedParameter) -> bool) -> LoadedParameters {
         let tensors: HashMap<String, LoadedParameter> = self.tensors.extract_if(|_, loaded| which(loaded)).collect();
         let bytes = tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum();
         self.bytes -= bytes;
-        Parameters { tensors, bytes }
+        LoadedParameters { tensors, bytes }
     }
 
     /// Returns those of `params` that are not loaded yet.

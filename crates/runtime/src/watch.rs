@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::flags::Toolchain;
-use super::watchdog::{self, Guard, Watchdog};
+use super::watchdog::{self, DeviceWatchdog, WaitGuard};
 use ltx2_pjrt::Device;
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::Chip;
@@ -19,7 +19,7 @@ const MIN_UTILIZATION: f64 = 0.05;
 
 /// Predicted and measured execution times of a program, in seconds per model evaluation.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ExecutionTimes {
     predicted: f64,
     /// Minimum expected seconds of an execution.
     least: f64,
@@ -27,14 +27,14 @@ pub(super) struct Pace {
     slowest: AtomicU64,
 }
 
-impl Pace {
+impl ExecutionTimes {
     /// Predicts the time of a program from its FLOPs; the prediction is used until an execution has finished. `peers`:
     /// whether the program runs across several processes.
-    pub(super) fn of(program: &Program, toolchain: &Toolchain, peers: bool) -> Self {
+    pub(super) fn predict(program: &Program, toolchain: &Toolchain, peers: bool) -> Self {
         let slow = toolchain.spec().assumed_flops;
         let rate = Chip::of_device(&toolchain.kind).map_or(slow, |chip| chip.peak_bf16 * MIN_UTILIZATION);
         let predicted = program.dot_flops / program.devices() as f64 / rate;
-        Pace { predicted, least: if peers { LONG } else { 0.0 }, slowest: AtomicU64::new(0) }
+        ExecutionTimes { predicted, least: if peers { LONG } else { 0.0 }, slowest: AtomicU64::new(0) }
     }
 
     fn expected(&self, evaluations: usize) -> Duration {
@@ -78,10 +78,10 @@ impl Queue {
 
 /// Description of the waits for a tensor. Clones refer to the same execution.
 #[derive(Clone)]
-pub struct Watch(Arc<Watched>);
+pub struct WaitDescription(Arc<WaitState>);
 
-struct Watched {
-    watchdog: Watchdog,
+struct WaitState {
+    watchdog: DeviceWatchdog,
     stage: String,
     /// Devices of this process, in the order of the tensor's buffers.
     devices: Vec<Device>,
@@ -90,7 +90,7 @@ struct Watched {
 
 /// The execution that produces the tensor.
 struct Execution {
-    pace: Arc<Pace>,
+    pace: Arc<ExecutionTimes>,
     queue: Arc<Queue>,
     evaluations: usize,
     started: Instant,
@@ -98,42 +98,55 @@ struct Execution {
     ended: AtomicBool,
 }
 
-impl Watch {
+impl WaitDescription {
     /// Returns a description of the waits for the upload of a component's parameters; `None` without a watchdog.
-    pub(super) fn load(watchdog: &Watchdog, component: &str, devices: &[(usize, &Device)]) -> Option<Watch> {
-        Watch::new(watchdog, &format!("loading {component}"), devices, None)
+    pub(super) fn load(
+        watchdog: &DeviceWatchdog,
+        component: &str,
+        devices: &[(usize, &Device)],
+    ) -> Option<WaitDescription> {
+        WaitDescription::new(watchdog, &format!("loading {component}"), devices, None)
     }
 
     /// Returns a description of the waits for the upload of a program's input, where `stage` is the program's name;
     /// `None` without a watchdog.
-    pub(super) fn transfer(watchdog: &Watchdog, stage: &str, devices: &[(usize, &Device)]) -> Option<Watch> {
-        Watch::new(watchdog, stage, devices, None)
+    pub(super) fn transfer(
+        watchdog: &DeviceWatchdog,
+        stage: &str,
+        devices: &[(usize, &Device)],
+    ) -> Option<WaitDescription> {
+        WaitDescription::new(watchdog, stage, devices, None)
     }
 
     /// Returns a description of the waits for an execution that starts now, where `stage` is the program's name; `None`
     /// without a watchdog.
     pub(super) fn execution(
-        watchdog: &Watchdog,
+        watchdog: &DeviceWatchdog,
         stage: &str,
         devices: &[(usize, &Device)],
-        pace: &Arc<Pace>,
+        pace: &Arc<ExecutionTimes>,
         queue: &Arc<Queue>,
-    ) -> Option<Watch> {
+    ) -> Option<WaitDescription> {
         let evaluations = watchdog::evaluations();
         let due = queue.add(pace.expected(evaluations));
         let (pace, queue, started, ended) = (pace.clone(), queue.clone(), Instant::now(), AtomicBool::new(false));
-        Watch::new(watchdog, stage, devices, Some(Execution { pace, queue, evaluations, started, due, ended }))
+        WaitDescription::new(
+            watchdog,
+            stage,
+            devices,
+            Some(Execution { pace, queue, evaluations, started, due, ended }),
+        )
     }
 
     fn new(
-        watchdog: &Watchdog,
+        watchdog: &DeviceWatchdog,
         stage: &str,
         devices: &[(usize, &Device)],
         execution: Option<Execution>,
-    ) -> Option<Watch> {
+    ) -> Option<WaitDescription> {
         watchdog.is_on().then(|| {
             let devices = devices.iter().map(|(_, device)| (*device).clone()).collect();
-            Watch(Arc::new(Watched { watchdog: watchdog.clone(), stage: stage.into(), devices, execution }))
+            WaitDescription(Arc::new(WaitState { watchdog: watchdog.clone(), stage: stage.into(), devices, execution }))
         })
     }
 
@@ -149,12 +162,12 @@ impl Watch {
         device.map_or_else(|| "the device".into(), |device| format!("device {} ({})", device.id(), device.kind()))
     }
 
-    fn guard(&self, bytes: usize, work: impl FnOnce() -> String) -> Guard {
+    fn guard(&self, bytes: usize, work: impl FnOnce() -> String) -> WaitGuard {
         self.0.watchdog.guard(self.expected(), bytes, || (self.0.stage.clone(), work()))
     }
 
     /// Guards the call that starts the execution. On some platforms the call returns only when the execution ends.
-    pub(super) fn guard_start(&self) -> Guard {
+    pub(super) fn guard_start(&self) -> WaitGuard {
         self.guard(0, || match self.0.devices.len() {
             0 | 1 => format!("execution on {}", self.device(0)),
             count => format!("execution on {count} devices from {}", self.device(0)),
@@ -162,18 +175,18 @@ impl Watch {
     }
 
     /// Guards a wait for the buffer of the device at index `place`.
-    pub(super) fn guard_wait(&self, place: usize) -> Guard {
+    pub(super) fn guard_wait(&self, place: usize) -> WaitGuard {
         let what = if self.0.execution.is_some() { "execution" } else { "upload" };
         self.guard(0, || format!("{what} on {}", self.device(place)))
     }
 
     /// Guards an upload to the device at index `place`.
-    pub(super) fn guard_upload(&self, place: usize, bytes: usize) -> Guard {
+    pub(super) fn guard_upload(&self, place: usize, bytes: usize) -> WaitGuard {
         self.guard(bytes, || format!("upload to {}", self.device(place)))
     }
 
     /// Guards a download from the device at index `place`, including the wait for the execution.
-    pub(super) fn guard_download(&self, place: usize, bytes: usize) -> Guard {
+    pub(super) fn guard_download(&self, place: usize, bytes: usize) -> WaitGuard {
         self.guard(bytes, || format!("download from {}", self.device(place)))
     }
 
@@ -192,8 +205,8 @@ mod tests {
     use super::*;
     use ltx2_stablehlo::{Builder, DType, Type};
 
-    fn pace(predicted: f64) -> Pace {
-        Pace { predicted, least: 0.0, slowest: AtomicU64::new(0) }
+    fn pace(predicted: f64) -> ExecutionTimes {
+        ExecutionTimes { predicted, least: 0.0, slowest: AtomicU64::new(0) }
     }
 
     #[test]
@@ -203,21 +216,21 @@ mod tests {
         let program = b.finish(&[("y", &b.einsum("ij,jk->ik", &x, &x, DType::F32))]).expect("builds");
         let predicted = |platform: &str, kind: &str| {
             let toolchain = Toolchain { platform: platform.into(), kind: kind.into(), ..Toolchain::default() };
-            Pace::of(&program, &toolchain, false).predicted.round()
+            ExecutionTimes::predict(&program, &toolchain, false).predicted.round()
         };
         let flops = 2f64.powi(49);
         assert_eq!(predicted("cpu", "cpu"), (flops / 1e9).round());
         assert_eq!(predicted("cuda", "an unknown one"), (flops / 1e12).round());
         let h100 = predicted("cuda", "NVIDIA H100 80GB HBM3");
         assert!((5.0..20.0).contains(&h100), "{h100} s");
-        let shared = Pace::of(&program, &Toolchain::default(), true);
+        let shared = ExecutionTimes::predict(&program, &Toolchain::default(), true);
         shared.took(Duration::from_millis(1), 1);
         assert_eq!(shared.expected(1), Duration::from_secs(60), "other processes may load or write meanwhile");
     }
 
     #[test]
     fn measured_times_replace_the_prediction() {
-        let seconds = |pace: &Pace, evaluations| pace.expected(evaluations).as_secs_f64();
+        let seconds = |pace: &ExecutionTimes, evaluations| pace.expected(evaluations).as_secs_f64();
         let (small, large) = (pace(0.5), pace(30.0));
         assert_eq!((seconds(&small, 4), seconds(&large, 4)), (60.0, 120.0));
         large.took(Duration::from_secs(8), 4);

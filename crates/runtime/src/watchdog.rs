@@ -44,34 +44,34 @@ pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Function that returns the memory needs of a program or component, given its name.
-type Needs = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
+type MemoryNeeds = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// State of the most recently created watchdog that reports aborts; it reports an abort by a plugin even if it watches
 /// no wait.
-static LATEST: Mutex<Option<Arc<Shared>>> = Mutex::new(None);
+static LATEST: Mutex<Option<Arc<WatchdogShared>>> = Mutex::new(None);
 
 /// A watchdog; the default is disabled. Clones share the watchdog. Its thread starts with the first wait and ends when
 /// the last clone is dropped.
 #[derive(Clone, Default)]
-pub struct Watchdog(Option<Arc<Owner>>);
+pub struct DeviceWatchdog(Option<Arc<Owner>>);
 
 struct Owner {
-    shared: Arc<Shared>,
+    shared: Arc<WatchdogShared>,
     thread: OnceLock<()>,
 }
 
-struct Shared {
+struct WatchdogShared {
     limit: WaitLimit,
     last_words: LastWords,
-    state: Mutex<State>,
+    state: Mutex<WatchdogState>,
     changed: Condvar,
     group: Mutex<Weak<Group>>,
     continuation: Mutex<Option<Continuation>>,
-    needs: Mutex<Option<Needs>>,
+    needs: Mutex<Option<MemoryNeeds>>,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchdogState {
     next: u64,
     waits: BTreeMap<u64, Wait>,
     /// When the thread wakes next; `None` while nothing is being watched.
@@ -89,11 +89,11 @@ struct Wait {
 
 /// Guard that watches a wait; dropping it ends the watch.
 #[must_use]
-pub struct Guard(Option<(Arc<Shared>, u64)>);
+pub struct WaitGuard(Option<(Arc<WatchdogShared>, u64)>);
 
 /// Denoising steps that a thread is executing.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct StepPosition {
     /// First and last step, counted from 1, and the total number of steps.
     steps: Option<[usize; 3]>,
     /// Number of model evaluations in the next execution.
@@ -101,12 +101,12 @@ struct Place {
 }
 
 thread_local! {
-    static PLACE: Cell<Place> = const { Cell::new(Place { steps: None, evaluations: None }) };
+    static PLACE: Cell<StepPosition> = const { Cell::new(StepPosition { steps: None, evaluations: None }) };
 }
 
 /// Guard that restores the thread's previous steps and evaluations when dropped.
 #[must_use]
-pub struct StepsGuard(Place);
+pub struct StepsGuard(StepPosition);
 
 impl Drop for StepsGuard {
     fn drop(&mut self) {
@@ -116,12 +116,12 @@ impl Drop for StepsGuard {
 
 /// Sets the steps that this thread executes, counted from 1, until the guard is dropped.
 pub fn at_steps(first: usize, last: usize, of: usize) -> StepsGuard {
-    StepsGuard(PLACE.replace(Place { steps: Some([first, last, of]), ..PLACE.get() }))
+    StepsGuard(PLACE.replace(StepPosition { steps: Some([first, last, of]), ..PLACE.get() }))
 }
 
 /// Sets the number of model evaluations per execution on this thread, until the guard is dropped.
 pub fn with_evaluations(count: usize) -> StepsGuard {
-    StepsGuard(PLACE.replace(Place { evaluations: Some(count), ..PLACE.get() }))
+    StepsGuard(PLACE.replace(StepPosition { evaluations: Some(count), ..PLACE.get() }))
 }
 
 /// Returns the number of evaluations of this thread's next execution, at least 1.
@@ -138,18 +138,18 @@ fn steps() -> String {
     }
 }
 
-impl fmt::Debug for Watchdog {
+impl fmt::Debug for DeviceWatchdog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Watchdog({:?})", self.0.as_ref().map(|owner| owner.shared.limit))
     }
 }
 
-impl Watchdog {
+impl DeviceWatchdog {
     /// Creates a watchdog that calls `last_words` and ends the process when a wait exceeds the limit.
     pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
         let (state, changed, group, continuation, needs) = Default::default();
-        let shared = Arc::new(Shared { limit, last_words, state, changed, group, continuation, needs });
-        Watchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
+        let shared = Arc::new(WatchdogShared { limit, last_words, state, changed, group, continuation, needs });
+        DeviceWatchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
     }
 
     /// Installs an abort handler: if a plugin aborts the process, this watchdog reports it, and the exit code is 1.
@@ -192,8 +192,8 @@ impl Watchdog {
 
     /// Watches a wait that is expected to take `expected` and to transfer `bytes`. `what` returns the stage and the
     /// work with its device; the message begins with text such as `denoise, step 2 of 8: the execution on device 0`.
-    pub(super) fn guard(&self, expected: Duration, bytes: usize, what: impl FnOnce() -> (String, String)) -> Guard {
-        let Some(owner) = &self.0 else { return Guard(None) };
+    pub(super) fn guard(&self, expected: Duration, bytes: usize, what: impl FnOnce() -> (String, String)) -> WaitGuard {
+        let Some(owner) = &self.0 else { return WaitGuard(None) };
         let (shared, since) = (&owner.shared, Instant::now());
         let transfer = Duration::from_secs_f64(bytes as f64 / SLOW_TRANSFER);
         let limit = match shared.limit {
@@ -201,7 +201,7 @@ impl Watchdog {
             WaitLimit::Fixed(limit) => limit,
         };
         // A deadline beyond the clock's range means no limit.
-        let Some(deadline) = since.checked_add(limit) else { return Guard(None) };
+        let Some(deadline) = since.checked_add(limit) else { return WaitGuard(None) };
         let (stage, work) = what();
         let what = format!("{stage}{}: the {work}", steps());
         let mut state = lock(&shared.state);
@@ -219,7 +219,7 @@ impl Watchdog {
                 tracing::warn!("cannot start the watchdog, so a hung device will not be detected: {error}");
             }
         });
-        Guard(Some((shared.clone(), id)))
+        WaitGuard(Some((shared.clone(), id)))
     }
 }
 
@@ -230,7 +230,7 @@ impl Drop for Owner {
     }
 }
 
-impl Drop for Guard {
+impl Drop for WaitGuard {
     fn drop(&mut self) {
         if let Some((shared, id)) = &self.0 {
             lock(&shared.state).waits.remove(id);
@@ -243,7 +243,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Thread body: checks the waits until the watchdog is dropped, or ends the process when one exceeds its deadline.
-fn watch(shared: &Arc<Shared>) {
+fn watch(shared: &Arc<WatchdogShared>) {
     let mut log = KernelLog::from_now();
     let mut state = lock(&shared.state);
     while !state.over {
@@ -288,7 +288,7 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
 }
 
 /// Reports the reason locally and fails the group with it; `does` is the verb phrase of the group's message.
-fn say(shared: &Shared, does: &str, message: &str) {
+fn say(shared: &WatchdogShared, does: &str, message: &str) {
     let going_on = lock(&shared.continuation).as_ref().and_then(|tell| tell());
     (shared.last_words)(message, going_on.as_deref());
     if let Some(group) = lock(&shared.group).upgrade() {
@@ -314,7 +314,7 @@ fn aborted(what: Option<&str>, needs: Option<&str>) -> String {
 }
 
 /// Reports the reason and ends the process, even if the report itself hangs.
-fn end(shared: &Arc<Shared>, message: String) -> ! {
+fn end(shared: &Arc<WatchdogShared>, message: String) -> ! {
     let (said, done) = channel();
     let own = shared.clone();
     let words = move || {
@@ -336,12 +336,12 @@ mod tests {
         ("denoise".into(), "execution on device 0 (cpu)".into())
     }
 
-    fn watchdog(limit: WaitLimit) -> Watchdog {
-        Watchdog::new(limit, Box::new(|message, _| panic!("{message}")))
+    fn watchdog(limit: WaitLimit) -> DeviceWatchdog {
+        DeviceWatchdog::new(limit, Box::new(|message, _| panic!("{message}")))
     }
 
     /// Returns the limits of all current waits.
-    fn limits(watchdog: &Watchdog) -> Vec<Duration> {
+    fn limits(watchdog: &DeviceWatchdog) -> Vec<Duration> {
         let state = lock(&watchdog.0.as_ref().unwrap().shared.state);
         state.waits.values().map(|wait| wait.deadline - wait.since).collect()
     }
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(limits(&fixed), [Duration::from_secs(1)]);
         let endless = auto.guard(Duration::MAX, 1, what);
         assert!(endless.0.is_none(), "the deadline is beyond the clock's range");
-        let off = Watchdog::default().guard(Duration::ZERO, 0, what);
+        let off = DeviceWatchdog::default().guard(Duration::ZERO, 0, what);
         assert!(off.0.is_none());
     }
 

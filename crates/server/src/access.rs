@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::traffic::Traffic;
+use super::traffic::ExchangeState;
 
 /// Access-log line for a request and its response. Contains no prompt, API key or file name.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Line {
     pub(super) key: String,
     pub(super) job: Option<String>,
     pub(super) peer: Option<SocketAddr>,
-    pub(super) traffic: Option<Arc<Traffic>>,
+    pub(super) traffic: Option<Arc<ExchangeState>>,
     pub(super) json: bool,
 }
 

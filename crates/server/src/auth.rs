@@ -34,7 +34,7 @@ struct Key {
     digest: Digest256,
 }
 
-struct Session {
+struct LoginSession {
     /// Digest of the API key that the session was created with.
     key: Digest256,
     until: Instant,
@@ -46,7 +46,7 @@ pub(crate) struct Keys {
     /// Digest of the API key from the environment.
     single: Option<Digest256>,
     keys: RwLock<Arc<Vec<Key>>>,
-    sessions: Mutex<HashMap<Digest256, Session>>,
+    sessions: Mutex<HashMap<Digest256, LoginSession>>,
 }
 
 impl fmt::Debug for Keys {
@@ -119,7 +119,7 @@ impl Keys {
                 sessions.remove(&oldest);
             }
         }
-        sessions.insert(digest(&cookie), Session { key, until: now + SESSION });
+        sessions.insert(digest(&cookie), LoginSession { key, until: now + SESSION });
         Ok(Some(cookie))
     }
 

@@ -14,8 +14,8 @@ use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::access::Line;
-use super::connection::{Connection, Limits};
-use super::traffic::{Cut, Traffic};
+use super::connection::{Connection, ConnectionLimits};
+use super::traffic::{BodyAbort, ExchangeState};
 
 /// How long the server reads and discards the unread rest of a request body before it closes the connection.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -23,18 +23,18 @@ const DRAIN: Duration = Duration::from_secs(5);
 const DRAIN_BYTES: u64 = 64 << 20;
 
 /// Request body with a maximum size and a minimum rate, which reading enforces.
-pub(super) struct Asked {
+pub(super) struct LimitedBody {
     inner: Option<Incoming>,
-    traffic: Arc<Traffic>,
-    limits: Limits,
+    traffic: Arc<ExchangeState>,
+    limits: ConnectionLimits,
     /// Timer for the current interval in which the rate is measured, and the number of bytes received before the
     /// interval.
     timer: Option<(Pin<Box<Sleep>>, u64)>,
 }
 
-impl Asked {
-    pub(super) fn new(inner: Incoming, limits: Limits) -> (Self, Arc<Traffic>) {
-        let traffic = Arc::new(Traffic {
+impl LimitedBody {
+    pub(super) fn new(inner: Incoming, limits: ConnectionLimits) -> (Self, Arc<ExchangeState>) {
+        let traffic = Arc::new(ExchangeState {
             left: Mutex::default(),
             cut: Mutex::default(),
             begun: AtomicBool::new(false),
@@ -43,14 +43,14 @@ impl Asked {
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
         });
-        (Asked { inner: Some(inner), traffic: Arc::clone(&traffic), limits, timer: None }, traffic)
+        (LimitedBody { inner: Some(inner), traffic: Arc::clone(&traffic), limits, timer: None }, traffic)
     }
 
-    fn cut(&mut self, cut: Cut) -> io::Error {
+    fn cut(&mut self, cut: BodyAbort) -> io::Error {
         *self.traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(cut);
         match cut {
-            Cut::Slow => io::ErrorKind::TimedOut.into(),
-            Cut::Long => io::Error::other("the request body exceeds the limit"),
+            BodyAbort::Slow => io::ErrorKind::TimedOut.into(),
+            BodyAbort::Long => io::Error::other("the request body exceeds the limit"),
         }
     }
 
@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-impl hyper::body::Body for Asked {
+impl hyper::body::Body for LimitedBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -82,7 +82,7 @@ impl hyper::body::Body for Asked {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
                 let all = self.traffic.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
                 if all > self.traffic.limit.load(Ordering::Relaxed) {
-                    return Poll::Ready(Some(Err(self.cut(Cut::Long))));
+                    return Poll::Ready(Some(Err(self.cut(BodyAbort::Long))));
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -90,7 +90,7 @@ impl hyper::body::Body for Asked {
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 ready!(self.poll_timeout(cx));
-                Poll::Ready(Some(Err(self.cut(Cut::Slow))))
+                Poll::Ready(Some(Err(self.cut(BodyAbort::Slow))))
             }
         }
     }
@@ -104,7 +104,7 @@ impl hyper::body::Body for Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for LimitedBody {
     fn drop(&mut self) {
         let left = self.inner.take().filter(|inner| !inner.is_end_stream());
         *self.traffic.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
@@ -112,9 +112,9 @@ impl Drop for Asked {
 }
 
 /// Reads and discards the rest of a request body, up to [`DRAIN_BYTES`] bytes and for at most [`DRAIN`].
-pub(super) async fn drain(traffic: &Traffic) {
+pub(super) async fn drain(traffic: &ExchangeState) {
     let left = traffic.left.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let slow = *traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(Cut::Slow);
+    let slow = *traffic.cut.lock().unwrap_or_else(PoisonError::into_inner) == Some(BodyAbort::Slow);
     let Some(mut body) = left.filter(|_| !slow) else { return };
     let mut bytes = 0;
     let all = async {
@@ -132,16 +132,16 @@ pub(super) async fn drain(traffic: &Traffic) {
 pub(super) struct Answer {
     inner: Body,
     connection: Arc<Connection>,
-    traffic: Arc<Traffic>,
+    traffic: Arc<ExchangeState>,
     /// Access log line, which is written when this body is dropped.
     line: Option<Arc<Line>>,
 }
 
 impl Answer {
-    pub(super) fn of(
+    pub(super) fn new(
         response: Response,
         connection: Arc<Connection>,
-        traffic: Arc<Traffic>,
+        traffic: Arc<ExchangeState>,
     ) -> hyper::Response<Answer> {
         let line = response.extensions().get::<Arc<Line>>().cloned();
         response.map(|inner| Answer { inner, connection, traffic, line })

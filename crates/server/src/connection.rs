@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 /// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// How long a client may take to send the headers, measured from the first byte of the connection or request.
     pub headers: Duration,
     /// Maximum size of the headers in bytes.
@@ -27,9 +27,9 @@ pub struct Limits {
     pub shutdown_grace: Duration,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
-        Limits {
+        ConnectionLimits {
             headers: Duration::from_secs(10),
             header_bytes: 16 << 10,
             body_window: Duration::from_secs(10),

@@ -39,7 +39,7 @@ impl Descriptors {
         {
             tracing::warn!("cannot raise the limit of open files: {error}");
         }
-        let files = Descriptors::of(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
+        let files = Descriptors::with_limit(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
         if files.limit < FEW {
             let limit = files.limit;
             tracing::warn!("the limit of open files is {limit} (ulimit -Hn); {FEW} or more is recommended");
@@ -47,7 +47,7 @@ impl Descriptors {
         files
     }
 
-    pub(super) fn of(limit: u64) -> Self {
+    pub(super) fn with_limit(limit: u64) -> Self {
         Descriptors { limit, ceiling: limit - RESERVE.min(limit / 2) }
     }
 
@@ -113,14 +113,17 @@ mod tests {
     #[test]
     fn clients_cannot_use_reserved_descriptors() {
         for (limit, ceiling) in [(1024, 768), (1 << 20, (1 << 20) - 256), (100, 50), (1, 1)] {
-            assert_eq!(Descriptors::of(limit), Descriptors { limit, ceiling });
+            assert_eq!(Descriptors::with_limit(limit), Descriptors { limit, ceiling });
         }
         let file = fs::File::open("/dev/null").expect("a file");
-        assert!(!Descriptors::of(u64::MAX).is_short(&file) && Descriptors::of(2).is_short(&file));
-        assert!(Descriptors::of(u64::MAX).shortage().is_none());
-        assert!(Descriptors::of(2).shortage().expect("none are left").contains("of the 2 file descriptors"));
+        assert!(!Descriptors::with_limit(u64::MAX).is_short(&file) && Descriptors::with_limit(2).is_short(&file));
+        assert!(Descriptors::with_limit(u64::MAX).shortage().is_none());
+        assert!(Descriptors::with_limit(2).shortage().expect("none are left").contains("of the 2 file descriptors"));
         assert_eq!(
-            (Descriptors::of(2).connection_limit(), Descriptors::of(u64::MAX).connection_limit() > 1000),
+            (
+                Descriptors::with_limit(2).connection_limit(),
+                Descriptors::with_limit(u64::MAX).connection_limit() > 1000
+            ),
             (1, true)
         );
     }
@@ -132,7 +135,9 @@ mod tests {
             assert!(is_exhausted(&error));
             let text = format!("ffmpeg cannot be started: {error}");
             assert!(is_caused_by_exhaustion(&io::Error::other(text)));
-            assert!(is_caused_by_exhaustion(&io::Error::other(ltx2_media::Error::io("open", "a".as_ref())(error))));
+            assert!(is_caused_by_exhaustion(&io::Error::other(ltx2_media::MediaError::io("open", "a".as_ref())(
+                error
+            ))));
         }
         for errno in [Errno::NOENT, Errno::NOSPC] {
             assert!(!is_exhausted(&errno.into()) && !is_caused_by_exhaustion(&io::Error::from(errno)));

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Failure;
-use super::job::{Accepted, JobPhase, Produced};
+use super::job::{AcceptedJob, JobPhase, VideoProperties};
 
 /// A batch of jobs for a device. The jobs differ only in prompt and seed.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct JobBatch {
     /// Jobs of the batch, in the order of the videos.
-    pub jobs: Vec<Arc<Accepted>>,
+    pub jobs: Vec<Arc<AcceptedJob>>,
     /// Path of the step checkpoint. `None`: no checkpoint is written.
     pub steps: Option<PathBuf>,
     /// Whether to resume from the checkpoint that an interrupted run left.
@@ -21,7 +21,7 @@ pub struct Order {
 
 /// Progress of a run: its stage, completed steps and total steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moment {
+pub struct StepProgress {
     /// Current stage.
     pub stage: JobPhase,
     /// Number of finished steps of the stage.
@@ -40,7 +40,7 @@ pub enum Stop {
 }
 
 /// Progress callback. It returns whether the run continues.
-pub type Watch<'a> = &'a mut dyn FnMut(Moment) -> ControlFlow<Stop>;
+pub type BatchWatch<'a> = &'a mut dyn FnMut(StepProgress) -> ControlFlow<Stop>;
 
 /// Why a run produced no videos.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub enum RunError {
     Device(String),
 }
 
-/// Measurements of a device. Counts and durations start at the previous call of [`Device::figures`].
+/// Measurements of a device. Counts and durations start at the previous call of [`JobDevice::figures`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Number of programs that are loaded now.
@@ -73,19 +73,19 @@ pub struct Figures {
 }
 
 /// A device with a loaded model. One thread owns it.
-pub trait Device {
+pub trait JobDevice {
     /// Compiles and loads the programs for the shape of a batch, and runs them at least once.
     ///
     /// # Errors
     /// Returns an error if the shape does not fit in memory (the message describes the memory plan), or if the device
     /// fails.
-    fn warm(&mut self, order: &Order) -> Result<(), RunError>;
+    fn warm(&mut self, order: &JobBatch) -> Result<(), RunError>;
 
     /// Generates the videos of a batch, in the order of its jobs. Reports progress to `watch`.
     ///
     /// # Errors
     /// See [`RunError`].
-    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError>;
+    fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError>;
 
     /// Unloads the programs of a shape.
     fn evict(&mut self, shape: &str);
@@ -95,14 +95,14 @@ pub trait Device {
 }
 
 /// A generated video that has not been written. It uses no device memory.
-pub trait Made: Send {
+pub trait GeneratedVideo: Send {
     /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, if the video has audio, `audio.wav` to a
     /// folder. Each file is written under a temporary name and then renamed. Can be called again after a failure.
     ///
     /// # Errors
     /// Returns `storage_full` if the disk is full, `out_of_files` if the process is out of file descriptors, and
     /// `internal` otherwise.
-    fn write(&mut self, folder: &Path) -> Result<Produced, Failure>;
+    fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure>;
 
     /// Saves the results of a video that cannot be written (frames, audio samples and latents) in `folder`, under one
     /// of the names in [`KEPT`](super::store::KEPT), and logs the path.

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::device::Order;
+use super::device::JobBatch;
 use super::error::ApiError;
 use super::form::Form;
 use super::id::{Ids, VideoId};
-use super::job::Accepted;
+use super::job::AcceptedJob;
 use super::jobs::Caller;
 
 /// Converts requests into jobs for one model. All methods may be called from several threads.
@@ -38,13 +38,13 @@ pub trait Generator: Send + Sync {
     ///
     /// # Errors
     /// Returns an error that contains the name of the invalid field as the client wrote it.
-    fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller, ids: &Ids) -> Result<Accepted, ApiError>;
+    fn accept(&self, form: Form, endpoint: Endpoint, caller: &Caller, ids: &Ids) -> Result<AcceptedJob, ApiError>;
 
     /// Returns the batches that the device runs before the server is ready. Each compiles the programs for a shape.
     ///
     /// # Errors
     /// Returns an error if no request can have one of the configured shapes.
-    fn warm_up(&self, ids: &Ids) -> Result<Vec<Order>, String>;
+    fn warm_up(&self, ids: &Ids) -> Result<Vec<JobBatch>, String>;
 }
 
 /// Description of the served model.
@@ -68,11 +68,11 @@ pub enum Endpoint<'a> {
     /// `POST /v1/videos` and `/v1/videos/sync`.
     Create,
     /// `POST /v1/videos/{id}/remix`, with the finished job that it repeats.
-    Remix(&'a Accepted),
+    Remix(&'a AcceptedJob),
     /// `POST /v1/videos/edits`: a retake of the video of a finished job or of an uploaded video.
-    Edit(Option<Source<'a>>),
+    Edit(Option<SourceVideo<'a>>),
     /// `POST /v1/videos/extensions`, which extends the video of a finished job or an uploaded video.
-    Extend(Option<Source<'a>>),
+    Extend(Option<SourceVideo<'a>>),
 }
 
 impl Endpoint<'_> {
@@ -88,9 +88,9 @@ impl Endpoint<'_> {
 
 /// Finished job whose video an edit or extension uses as input.
 #[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
+pub struct SourceVideo<'a> {
     /// The job.
-    pub accepted: &'a Accepted,
+    pub accepted: &'a AcceptedJob,
     /// Path of the job's MP4.
     pub video: &'a Path,
 }

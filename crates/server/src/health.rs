@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// Condition of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
+pub enum HealthState {
     /// The model is loading and the warm-up shapes are compiling.
     Starting,
     /// The server can generate videos.
@@ -19,7 +19,7 @@ pub enum Condition {
 /// Condition of the server and, if the device failed, the reason for the failure.
 #[derive(Debug)]
 pub struct Health {
-    condition: watch::Sender<Condition>,
+    condition: watch::Sender<HealthState>,
     /// Reason of the device failure, for the log and the operator.
     failure: Mutex<Option<String>>,
     /// Minimum time without progress before the device counts as stuck.
@@ -36,7 +36,7 @@ impl Health {
     /// Returns the health of a server that is starting. `patience` is the minimum time without progress before the
     /// device counts as stuck.
     pub fn new(patience: Duration) -> Self {
-        Health { condition: watch::Sender::new(Condition::Starting), failure: Mutex::default(), patience }
+        Health { condition: watch::Sender::new(HealthState::Starting), failure: Mutex::default(), patience }
     }
 
     /// Returns the minimum time without progress before the device counts as stuck.
@@ -45,16 +45,16 @@ impl Health {
     }
 
     /// Returns the current condition.
-    pub fn now(&self) -> Condition {
+    pub fn now(&self) -> HealthState {
         self.condition.borrow().clone()
     }
 
     /// Marks the server as ready. Has no effect after a device failure.
     pub fn ready(&self) {
         self.condition.send_if_modified(|condition| {
-            let was = *condition == Condition::Starting;
+            let was = *condition == HealthState::Starting;
             if was {
-                *condition = Condition::Ready;
+                *condition = HealthState::Ready;
             }
             was
         });
@@ -63,7 +63,7 @@ impl Health {
     /// Records a device failure. `why` may contain file names; clients receive a fixed message instead.
     pub fn fail(&self, why: &str) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.into());
-        self.condition.send_replace(Condition::Failed("the device failed; the server is shutting down".into()));
+        self.condition.send_replace(HealthState::Failed("the device failed; the server is shutting down".into()));
     }
 
     /// Returns the reason for the device failure; `None` if the device has not failed.
@@ -72,7 +72,7 @@ impl Health {
     }
 
     /// Returns a receiver that is notified when the condition changes.
-    pub fn watch(&self) -> watch::Receiver<Condition> {
+    pub fn watch(&self) -> watch::Receiver<HealthState> {
         self.condition.subscribe()
     }
 }

@@ -29,7 +29,7 @@ impl VideoId {
         &self.0
     }
 
-    fn of(millis: u64, random: u128) -> Self {
+    fn from_parts(millis: u64, random: u128) -> Self {
         let bits = (u128::from(millis) << 80) | (random & ((1 << 80) - 1));
         let digit = |at: u32| DIGITS[(bits >> (5 * at) & 31) as usize] as char;
         VideoId(PREFIX.chars().chain((0..26).rev().map(digit)).collect())
@@ -69,7 +69,7 @@ pub struct Ids {
 
 impl Ids {
     /// Returns a generator whose ids sort after `last`, if there is an earlier id.
-    pub fn behind(last: Option<&VideoId>) -> Self {
+    pub fn after(last: Option<&VideoId>) -> Self {
         let bits = last.map_or(0, |id| {
             let digit = |b: u8| DIGITS.iter().position(|d| *d == b).expect("ids contain only these digits") as u128;
             id.0.bytes().skip(PREFIX.len()).fold(0, |bits: u128, b| bits << 5 | digit(b))
@@ -91,7 +91,7 @@ impl Ids {
         let drawn = u128::from_le_bytes(random) & ((1 << 79) - 1);
         let (millis, low) = *last;
         *last = if now > millis { (now, drawn) } else { (millis, low + 1 + (drawn & ((1 << 60) - 1))) };
-        Ok(VideoId::of(last.0, last.1))
+        Ok(VideoId::from_parts(last.0, last.1))
     }
 }
 
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn ids_stay_sorted_when_the_clock_is_set_back() {
-        let future = VideoId::of(1 << 46, 7);
-        let ids = Ids::behind(Some(&future));
+        let future = VideoId::from_parts(1 << 46, 7);
+        let ids = Ids::after(Some(&future));
         let made: Vec<VideoId> = (0..1000).map(|_| ids.next().expect("an id")).collect();
         assert!(made[0] > future);
         assert!(made.windows(2).all(|pair| pair[0] < pair[1]));
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn invalid_ids_are_rejected() {
-        let good = Ids::behind(None).next().expect("an id").to_string();
+        let good = Ids::after(None).next().expect("an id").to_string();
         assert_eq!(good.len(), 32);
         for bad in ["", "video_", "video_../../../etc/passwd", &good.to_uppercase(), &good[1..], &format!("{good}0")] {
             assert_eq!(VideoId::parse(bad), None, "{bad}");

@@ -27,15 +27,15 @@ const MAX_CHECKED_SECONDS: f64 = 3600.0;
 const DECODERS: usize = 2;
 
 /// Store of input files in the folder `STATE/inputs`.
-pub struct Inputs {
+pub struct InputStore {
     folder: PathBuf,
-    decoders: Gate,
+    decoders: BlockingSemaphore,
     decode_video: fn(&Path) -> media::Result<ClipInfo>,
     /// Returns the maximum total size of a video's decoded frames in bytes.
     video_limit: fn() -> u64,
 }
 
-impl Inputs {
+impl InputStore {
     /// Opens the folder; creates it if it does not exist.
     ///
     /// # Errors
@@ -45,13 +45,13 @@ impl Inputs {
         let decode_video = |file: &Path| media::decode_upload(file, Path::new("ffmpeg"), MAX_VIDEO_PIXELS);
         // A job reads the frames within the memory limit of this host.
         let video_limit = || MAX_VIDEO_BYTES.min(media::frame_memory_limit());
-        Ok(Inputs { folder, decoders: Gate::of(DECODERS), decode_video, video_limit })
+        Ok(InputStore { folder, decoders: BlockingSemaphore::new(DECODERS), decode_video, video_limit })
     }
 
     /// Makes the store accept videos by their headers without decoding them, for tests on hosts without ffmpeg.
     #[doc(hidden)]
     pub fn accepting_headers(self) -> Self {
-        Inputs { decode_video: |file| media::probe_clip(file, Path::new("/dev/null/ffmpeg")), ..self }
+        InputStore { decode_video: |file| media::probe_clip(file, Path::new("/dev/null/ffmpeg")), ..self }
     }
 
     /// Decodes an image, stores it as PNG in its display orientation and returns the name of the stored file.
@@ -63,7 +63,7 @@ impl Inputs {
         let frames = self.decoders.within(|| media::read_image_limited(file, MAX_IMAGE_PIXELS));
         let frames = frames.map_err(|error| {
             let why = match error {
-                media::Error::Image { message, .. } => message,
+                media::MediaError::Image { message, .. } => message,
                 _ => {
                     format!(
                         "cannot decode the image: it is damaged, truncated or has more than {MAX_IMAGE_PIXELS} pixels"
@@ -81,10 +81,10 @@ impl Inputs {
         self.keep(&mut Cursor::new(png), "png")
     }
 
-    /// Same as [`Inputs::keep_image`], for an image in memory.
+    /// Same as [`InputStore::keep_image`], for an image in memory.
     ///
     /// # Errors
-    /// Same as [`Inputs::keep_image`].
+    /// Same as [`InputStore::keep_image`].
     pub fn keep_image_bytes(&self, field: &str, bytes: &[u8]) -> Result<String, ApiError> {
         self.with_file(bytes, |file| self.keep_image(field, file))
     }
@@ -129,7 +129,7 @@ impl Inputs {
                 Err("the audio is damaged and cannot be decoded completely".into())
             }
             Ok(part) => Ok(part.map(|part| part.length)),
-            Err(media::Error::Sound { reason, .. }) => Err(reason),
+            Err(media::MediaError::Sound { reason, .. }) => Err(reason),
             Err(error) => {
                 tracing::info!("rejected an audio file: {error}");
                 Err("unsupported audio format; use WAV, FLAC, MP3, AAC, ALAC or Vorbis".into())
@@ -145,11 +145,11 @@ impl Inputs {
     pub fn keep_video(&self, field: &str, file: &Path) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_video", field, format!("{field}: {}", one_line(why)));
         let info = self.decoders.within(|| (self.decode_video)(file)).map_err(|error| match error {
-            media::Error::Clip { reason, .. } => fault(&reason),
-            media::Error::FrameRate(rate) => {
+            media::MediaError::Clip { reason, .. } => fault(&reason),
+            media::MediaError::FrameRate(rate) => {
                 fault(&format!("the frame rate {rate} is not between 0.01 and 1000 frames per second"))
             }
-            media::Error::NoDecoder { .. } => fault("this server cannot decode videos: ffmpeg is not installed"),
+            media::MediaError::NoDecoder { .. } => fault("this server cannot decode videos: ffmpeg is not installed"),
             _ => fault("cannot decode the video: it is damaged or not a video; convert it, e.g. ffmpeg -i IN OUT.mp4"),
         })?;
         let bytes = [info.width, info.height, info.frames].iter().fold(3u64, |all, n| all.saturating_mul(*n as u64));
@@ -211,7 +211,7 @@ fn check_image(field: &str, mut file: BufReader<File>) -> Result<(), ApiError> {
         let why = format!("{field}: the image has {bytes} bytes; the maximum is {MAX_IMAGE_BYTES} bytes");
         return Err(ApiError::field("image_too_large", field, why));
     }
-    let kind = ImageKind::of(file.fill_buf().map_err(|e| unkept(&e))?);
+    let kind = ImageKind::detect(file.fill_buf().map_err(|e| unkept(&e))?);
     let none = "unsupported image format; use PNG, JPEG, WebP, HEIC, AVIF, GIF, BMP or TIFF, or convert it, e.g. ffmpeg -i IN OUT.png";
     let kind = kind.ok_or_else(|| invalid(none.into()))?;
     // Other formats, and files that the built-in decoders cannot read, are decoded with a limit on the number of pixels.
@@ -242,20 +242,20 @@ fn one_line(text: &str) -> String {
 }
 
 /// Counting semaphore for code that blocks.
-struct Gate {
+struct BlockingSemaphore {
     left: Mutex<usize>,
     freed: Condvar,
 }
 
-impl Gate {
-    fn of(count: usize) -> Self {
-        Gate { left: Mutex::new(count), freed: Condvar::new() }
+impl BlockingSemaphore {
+    fn new(count: usize) -> Self {
+        BlockingSemaphore { left: Mutex::new(count), freed: Condvar::new() }
     }
 
     fn within<T>(&self, work: impl FnOnce() -> T) -> T {
-        /// Guard of a [`Gate`] permit, which is released on drop, also during a panic.
-        struct Place<'a>(&'a Gate);
-        impl Drop for Place<'_> {
+        /// Guard of a [`BlockingSemaphore`] permit, which is released on drop, also during a panic.
+        struct SemaphorePermit<'a>(&'a BlockingSemaphore);
+        impl Drop for SemaphorePermit<'_> {
             fn drop(&mut self) {
                 *self.0.left.lock().unwrap_or_else(PoisonError::into_inner) += 1;
                 self.0.freed.notify_one();
@@ -264,7 +264,7 @@ impl Gate {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.freed.wait_while(left, |left| *left == 0);
         *left.unwrap_or_else(PoisonError::into_inner) -= 1;
-        let place = Place(self);
+        let place = SemaphorePermit(self);
         let done = work();
         drop(place);
         done
@@ -281,13 +281,13 @@ mod tests {
     #[test]
     fn video_exceeding_free_memory_is_rejected_when_uploaded() {
         let folder = tempfile::tempdir().expect("a folder");
-        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
+        let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
         let file = folder.path().join("a.mp4");
         let frames = Frames::new(Array4::zeros((9, 48, 64, 3))).expect("frames");
         let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
         write_mp4(&file, &frames, 24.0, None, &options).expect("written");
         assert!(inputs.keep_video("video", &file).is_ok());
-        let inputs = Inputs { video_limit: || 9 * 48 * 64 * 3 - 1, ..inputs };
+        let inputs = InputStore { video_limit: || 9 * 48 * 64 * 3 - 1, ..inputs };
         let error = inputs.keep_video("video", &file).expect_err("too large");
         assert_eq!((error.code, error.param.as_deref()), ("invalid_video", Some("video")));
         assert!(error.message.contains("9 frames of 64x48 exceed the server's limit"), "{error:?}");
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn audio_with_invalid_sample_rate_is_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
-        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder");
+        let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder");
         let file = folder.path().join("a.wav");
         let sound = Audio::new(Array2::zeros((1, 8)), 8000).expect("mono");
         write_wav(&file, &sound, WavFormat::Pcm16).expect("written");

@@ -11,7 +11,7 @@ use super::job_config::JobConfig;
 
 /// An accepted request, which never changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Accepted {
+pub struct AcceptedJob {
     /// Id of the video.
     pub id: VideoId,
     /// Creation time, as Unix time in seconds.
@@ -25,7 +25,7 @@ pub struct Accepted {
     /// Size of the finished video; `None` if the model predicts its length, and in requests that an earlier release
     /// stored.
     #[serde(default)]
-    pub expected: Option<Expected>,
+    pub expected: Option<ExpectedVideo>,
     /// Normalised request fields without file contents. A remix inherits them.
     pub fields: Map<String, Value>,
     /// Duration in the client's own notation; `None` if the request set none.
@@ -52,7 +52,7 @@ pub struct Accepted {
     pub batch_key: String,
 }
 
-impl Accepted {
+impl AcceptedJob {
     /// Returns the prompt.
     pub fn prompt(&self) -> &str {
         &self.config.summary().prompt
@@ -66,7 +66,7 @@ impl Accepted {
 
 /// Size, number of frames and frame rate that a video will have.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Expected {
+pub struct ExpectedVideo {
     /// Width in pixels.
     pub width: usize,
     /// Height in pixels.
@@ -80,7 +80,7 @@ pub struct Expected {
 /// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum JobState {
     /// The job waits for the device.
     Queued,
     /// The job runs, or its files are being written.
@@ -91,19 +91,19 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl JobState {
     /// Returns whether the job has ended, so that its state cannot change again.
     pub fn is_terminal(self) -> bool {
-        matches!(self, State::Completed | State::Failed)
+        matches!(self, JobState::Completed | JobState::Failed)
     }
 
     /// Returns the name of the state in OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
-            State::Queued => "queued",
-            State::InProgress => "in_progress",
-            State::Completed => "completed",
-            State::Failed => "failed",
+            JobState::Queued => "queued",
+            JobState::InProgress => "in_progress",
+            JobState::Completed => "completed",
+            JobState::Failed => "failed",
         }
     }
 }
@@ -112,7 +112,7 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// State.
-    pub state: State,
+    pub state: JobState,
     /// When the job was started.
     pub started_at: Option<u64>,
     /// When the job ended.
@@ -126,14 +126,14 @@ pub struct Record {
     /// Number of videos in the batch of the job, including its own.
     pub batch: usize,
     /// The finished video.
-    pub produced: Option<Produced>,
+    pub produced: Option<VideoProperties>,
 }
 
 impl Record {
     /// Returns the state of a new job.
     pub fn queued() -> Self {
         Record {
-            state: State::Queued,
+            state: JobState::Queued,
             started_at: None,
             completed_at: None,
             expires_at: None,
@@ -147,7 +147,7 @@ impl Record {
 
 /// Properties of a finished video.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Produced {
+pub struct VideoProperties {
     /// Width in pixels.
     pub width: usize,
     /// Height in pixels.
@@ -216,7 +216,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The request.
-    pub accepted: Arc<Accepted>,
+    pub accepted: Arc<AcceptedJob>,
     /// The state.
     pub record: Arc<Record>,
     /// The progress.

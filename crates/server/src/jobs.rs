@@ -25,11 +25,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
-use self::index::{At, Index};
+use self::index::{JobIndex, JobLifecycle};
 use super::descriptors::is_exhausted;
 use super::error::ApiError;
 use super::id::VideoId;
-use super::job::{Accepted, Record, Snapshot, State};
+use super::job::{AcceptedJob, JobState, Record, Snapshot};
 use super::settings::Settings;
 use super::store::{JobStore, Variant, is_full};
 
@@ -44,7 +44,7 @@ pub struct Caller {
 
 impl Caller {
     /// Returns whether the caller may see a job.
-    pub fn sees(&self, accepted: &Accepted) -> bool {
+    pub fn sees(&self, accepted: &AcceptedJob) -> bool {
         self.sees_all || self.name == accepted.owner
     }
 }
@@ -70,7 +70,7 @@ pub enum Submitted {
 
 /// One page of a list of jobs.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct JobPage {
     /// Jobs of the page.
     pub jobs: Vec<Snapshot>,
     /// Whether more jobs follow.
@@ -87,12 +87,12 @@ pub struct ListQuery {
     /// Whether the newest jobs come first.
     pub descending: bool,
     /// State of the jobs; `None`: any.
-    pub state: Option<State>,
+    pub state: Option<JobState>,
 }
 
 /// Clock and timing parameters. Tests use shorter times.
 #[derive(Clone)]
-pub struct Pace {
+pub struct JobTiming {
     /// Minimum age of a finished job before it is removed because the disk is full.
     pub young: Duration,
     /// How long a job waits for disk space or a file descriptor before it fails.
@@ -101,10 +101,10 @@ pub struct Pace {
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
 }
 
-impl Default for Pace {
+impl Default for JobTiming {
     fn default() -> Self {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Pace { young: Duration::from_secs(600), patience: Duration::from_secs(60), clock: Arc::new(clock) }
+        JobTiming { young: Duration::from_secs(600), patience: Duration::from_secs(60), clock: Arc::new(clock) }
     }
 }
 
@@ -112,8 +112,8 @@ impl Default for Pace {
 pub struct Jobs {
     store: Arc<dyn JobStore>,
     settings: Settings,
-    pace: Pace,
-    index: Mutex<Index>,
+    pace: JobTiming,
+    index: Mutex<JobIndex>,
     /// Notified when a job is no longer busy, when storing a new job succeeds or fails, and when the server drains.
     freed: Condvar,
     /// Notified when there may be work for the device.
@@ -142,7 +142,7 @@ impl Jobs {
     }
 
     /// Returns a page of the jobs that the caller may see.
-    pub fn list(&self, caller: &Caller, query: &ListQuery) -> Page {
+    pub fn list(&self, caller: &Caller, query: &ListQuery) -> JobPage {
         let index = self.lock();
         let wanted = |(id, _): (&VideoId, _)| -> Option<Snapshot> {
             let entry = index.seen(caller, id)?;
@@ -157,7 +157,7 @@ impl Jobs {
         };
         let has_more = jobs.len() > query.limit;
         jobs.truncate(query.limit);
-        Page { jobs, has_more }
+        JobPage { jobs, has_more }
     }
 
     /// Returns a receiver of a job's snapshots, which may skip some of them. The channel closes when the job is
@@ -194,7 +194,7 @@ impl Jobs {
         let index = self.lock();
         let running = index.runs.values().flat_map(|run| &run.members);
         let running = running.filter_map(|id| index.seen(caller, id));
-        let running = running.filter(|entry| entry.record.state == State::InProgress);
+        let running = running.filter(|entry| entry.record.state == JobState::InProgress);
         (running.map(|entry| index.snapshot(entry)).collect(), index.queued(caller))
     }
 
@@ -228,7 +228,7 @@ impl Jobs {
 }
 
 impl Jobs {
-    fn lock(&self) -> MutexGuard<'_, Index> {
+    fn lock(&self) -> MutexGuard<'_, JobIndex> {
         // A poisoned index is usable, because it is consistent at every point that can panic.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,7 +243,7 @@ impl Jobs {
 
     /// Waits until no other thread is changing the job's state, then marks the job as busy. Returns false if the job
     /// does not exist.
-    fn reserve<'a>(&'a self, mut index: MutexGuard<'a, Index>, id: &VideoId) -> (MutexGuard<'a, Index>, bool) {
+    fn reserve<'a>(&'a self, mut index: MutexGuard<'a, JobIndex>, id: &VideoId) -> (MutexGuard<'a, JobIndex>, bool) {
         loop {
             match index.jobs.get_mut(id) {
                 None => return (index, false),
@@ -257,14 +257,14 @@ impl Jobs {
     }
 
     /// Ends the exclusive access that [`Jobs::reserve`] granted, publishes the new state, if any, and notifies watchers.
-    fn settle(&self, index: &mut Index, id: &VideoId, record: Option<Record>) {
+    fn settle(&self, index: &mut JobIndex, id: &VideoId, record: Option<Record>) {
         if let Some(entry) = index.jobs.get_mut(id) {
             entry.is_busy = false;
             if let Some(record) = record {
                 if record.state.is_terminal() {
                     entry.at = match entry.at {
-                        At::Run(run) => At::Run(run),
-                        At::Queue(_) | At::Over => At::Over,
+                        JobLifecycle::Run(run) => JobLifecycle::Run(run),
+                        JobLifecycle::Queue(_) | JobLifecycle::Over => JobLifecycle::Over,
                     };
                     let now = Instant::now();
                     entry.ended = Some(now);
@@ -292,8 +292,8 @@ impl Jobs {
         }
     }
 
-    /// Same as [`Jobs::write`], but retries for up to [`Pace::patience`] if too many files are open. Blocks: for the
-    /// device and finisher threads only.
+    /// Same as [`Jobs::write`], but retries for up to [`JobTiming::patience`] if too many files are open. Blocks: for
+    /// the device and finisher threads only.
     fn write_with_retry(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         let until = Instant::now() + self.pace.patience;
         loop {
@@ -309,14 +309,14 @@ impl Jobs {
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Returns the `Retry-After` of a full queue: the estimated remaining seconds of the running batch.
-fn retry_after(index: &Index) -> u32 {
+fn retry_after(index: &JobIndex) -> u32 {
     let ids = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
     let left = ids.filter_map(|id| index.jobs.get(id)?.progress.eta_s).reduce(f64::max);
     // Clients give up after two minutes. If the remaining time is unknown, it may be short.
     left.map_or(5, |left| left.ceil().clamp(1.0, 120.0) as u32)
 }
 
-fn missing(index: &Index, caller: &Caller, id: &VideoId) -> ApiError {
+fn missing(index: &JobIndex, caller: &Caller, id: &VideoId) -> ApiError {
     match index.has_expired(caller, id) {
         true => ApiError::new(410, "expired", "the video has expired and was removed"),
         false => ApiError::video_not_found(),

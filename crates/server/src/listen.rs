@@ -27,8 +27,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 use tower::ServiceExt;
 
-use super::body::{Answer, Asked, drain};
-pub use super::connection::Limits;
+use super::body::{Answer, LimitedBody, drain};
+pub use super::connection::ConnectionLimits;
 use super::connection::{Connection, HANDLING, HEADERS, IDLE};
 use super::descriptors::Descriptors;
 
@@ -71,23 +71,24 @@ impl Connections {
 }
 
 /// Guard of an open connection. Dropping it removes the connection from the list and releases its permit.
-struct Entered {
+struct ConnectionGuard {
     connections: Arc<Connections>,
     number: u64,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Entered {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.connections.lock().remove(&self.number);
     }
 }
 
-/// Serves connections until `ending` is true, then waits up to [`Limits::shutdown_grace`] for open responses to finish.
+/// Serves connections until `ending` is true, then waits up to [`ConnectionLimits::shutdown_grace`] for open responses
+/// to finish.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: Limits,
+    limits: ConnectionLimits,
     files: Descriptors,
     connections: Arc<Connections>,
     mut ending: watch::Receiver<bool>,
@@ -101,7 +102,7 @@ pub async fn serve(
         };
         let Some((stream, peer, permit)) = accepted else { continue };
         let (number, connection) = connections.enter();
-        let entered = Entered { connections: Arc::clone(&connections), number, _permit: permit };
+        let entered = ConnectionGuard { connections: Arc::clone(&connections), number, _permit: permit };
         tokio::spawn(answer(stream, peer, connection, router.clone(), limits, entered, ending.clone()));
     }
     drop(listener);
@@ -154,8 +155,8 @@ async fn answer(
     peer: SocketAddr,
     connection: Arc<Connection>,
     router: Router,
-    limits: Limits,
-    entered: Entered,
+    limits: ConnectionLimits,
+    entered: ConnectionGuard,
     mut ending: watch::Receiver<bool>,
 ) {
     let io = TokioIo::new(TimedStream::new(stream, Arc::clone(&connection), limits));
@@ -196,12 +197,12 @@ async fn handle(
     request: hyper::Request<Incoming>,
     router: Router,
     peer: SocketAddr,
-    limits: Limits,
+    limits: ConnectionLimits,
     connection: Arc<Connection>,
 ) -> Result<hyper::Response<Answer>, Infallible> {
     let waits = request.headers().contains_key(hyper::header::EXPECT);
     let (parts, incoming) = request.into_parts();
-    let (asked, state) = Asked::new(incoming, limits);
+    let (asked, state) = LimitedBody::new(incoming, limits);
     let mut request = Request::from_parts(parts, Body::new(asked));
     request.extensions_mut().insert(ConnectInfo(peer));
     request.extensions_mut().insert(Arc::clone(&state));
@@ -210,7 +211,7 @@ async fn handle(
     if !waits || state.begun() {
         drain(&state).await;
     }
-    Ok(Answer::of(response, connection, state))
+    Ok(Answer::new(response, connection, state))
 }
 
 /// Waits until the server shuts down or the sender is dropped.
@@ -222,7 +223,7 @@ pub(super) async fn ended(ending: &mut watch::Receiver<bool>) {
 struct TimedStream {
     inner: TcpStream,
     connection: Arc<Connection>,
-    limits: Limits,
+    limits: ConnectionLimits,
     /// State of the connection for which the read timer was started.
     reading: u8,
     read: Pin<Box<Sleep>>,
@@ -232,7 +233,7 @@ struct TimedStream {
 }
 
 impl TimedStream {
-    fn new(inner: TcpStream, connection: Arc<Connection>, limits: Limits) -> Self {
+    fn new(inner: TcpStream, connection: Arc<Connection>, limits: ConnectionLimits) -> Self {
         let sleep = |time| Box::pin(tokio::time::sleep(time));
         let (read, write) = (sleep(limits.headers), sleep(limits.write));
         TimedStream { inner, connection, limits, reading: HEADERS, read, write, writing: false }

@@ -34,12 +34,12 @@ struct HttpLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Route {
+struct RouteLabels {
     route: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabels {
     reason: &'static str,
 }
 
@@ -49,7 +49,7 @@ struct StateLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: String,
     pipeline: String,
 }
@@ -60,7 +60,7 @@ struct PipelineLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Phase {
+struct PhaseLabels {
     phase: String,
 }
 
@@ -75,7 +75,7 @@ struct ProgramSource {
     source: &'static str,
 }
 
-type Seconds<L> = Family<L, Histogram, fn() -> Histogram>;
+type SecondsHistogram<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Returns a histogram with buckets from 1 ms to half a minute, for responses and state transitions.
 fn short() -> Histogram {
@@ -92,16 +92,16 @@ fn long() -> Histogram {
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<HttpLabels, Counter>,
-    request_seconds: Seconds<Route>,
+    request_seconds: SecondsHistogram<RouteLabels>,
     connections: Gauge,
     streams: Gauge,
     jobs: Family<StateLabel, Gauge>,
-    jobs_ended: Family<Outcome, Counter>,
+    jobs_ended: Family<OutcomeLabels, Counter>,
     queue_limit: Gauge,
-    rejected: Family<Reason, Counter>,
+    rejected: Family<ReasonLabels, Counter>,
     queue_seconds: Histogram,
-    run_seconds: Seconds<PipelineLabel>,
-    phase_seconds: Seconds<Phase>,
+    run_seconds: SecondsHistogram<PipelineLabel>,
+    phase_seconds: SecondsHistogram<PhaseLabels>,
     step_seconds: Histogram,
     batch_videos: Histogram,
     overhead_seconds: Histogram,
@@ -128,7 +128,7 @@ pub(crate) struct Metrics {
 
 /// Values that are measured when the metrics are read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Now {
+pub(crate) struct MeasuredValues {
     pub(crate) connections: usize,
     pub(crate) usage: Usage,
 }
@@ -175,7 +175,7 @@ impl Metrics {
         metrics.started.set(process::start_time());
         for reason in REJECTIONS {
             // Creating the series at startup makes its first increment visible to Prometheus.
-            metrics.rejected.get_or_create_owned(&Reason { reason });
+            metrics.rejected.get_or_create_owned(&ReasonLabels { reason });
         }
         for source in ["compiled", "cache"] {
             metrics.compiles.get_or_create_owned(&ProgramSource { source });
@@ -244,13 +244,13 @@ impl Metrics {
     /// Records a request that was answered.
     pub(crate) fn request(&self, route: &'static str, method: &'static str, status: u16, took: Duration) {
         self.requests.get_or_create(&HttpLabels { route, method, status }).inc();
-        self.request_seconds.get_or_create(&Route { route }).observe(took.as_secs_f64());
+        self.request_seconds.get_or_create(&RouteLabels { route }).observe(took.as_secs_f64());
     }
 
     /// Records a rejected request. Ignores error codes that are not in `REJECTIONS`.
     pub(crate) fn refused(&self, code: &str) {
         if let Some(reason) = REJECTIONS.into_iter().find(|reason| *reason == code) {
-            self.rejected.get_or_create(&Reason { reason }).inc();
+            self.rejected.get_or_create(&ReasonLabels { reason }).inc();
         }
     }
 
@@ -275,7 +275,7 @@ impl Metrics {
     }
 
     /// Returns all metrics in the OpenMetrics text format.
-    pub(crate) fn text(&self, now: Now) -> String {
+    pub(crate) fn text(&self, now: MeasuredValues) -> String {
         let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.connections.set(whole(now.connections as u64));
         self.streams.set(self.open_streams.load(Ordering::Relaxed));
@@ -306,10 +306,10 @@ mod tests {
         let lora_switches = vec![Duration::from_secs(40)];
         metrics.device(&Figures { programs: 1, compiled, cached, checkpoints, resumed: 1, lora_switches, memory });
         metrics.device(&Figures { programs: 9, compiled, ..Figures::default() });
-        let outcome = Outcome { outcome: "completed".into(), pipeline: "text_to_video".into() };
+        let outcome = OutcomeLabels { outcome: "completed".into(), pipeline: "text_to_video".into() };
         metrics.jobs_ended.get_or_create(&outcome).inc();
         metrics.jobs.get_or_create(&StateLabel { state: "queued" }).set(8);
-        let text = metrics.text(Now { connections: 7, usage: Usage { bytes: 1, free: 2 } });
+        let text = metrics.text(MeasuredValues { connections: 7, usage: Usage { bytes: 1, free: 2 } });
         for line in [
             "ltx2_http_requests_total{route=\"/v1/videos\",method=\"POST\",status=\"429\"} 1",
             "ltx2_http_request_seconds_count{route=\"/v1/videos\"} 1",

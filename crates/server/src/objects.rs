@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::error::Failure;
-use super::job::{Accepted, JobPhase, Progress, Snapshot, State};
+use super::job::{AcceptedJob, JobPhase, JobState, Progress, Snapshot};
 
 /// Returns the API object of a job's video. All of OpenAI's fields are always present.
 pub(crate) fn video(snapshot: &Snapshot) -> Value {
@@ -18,7 +18,7 @@ pub(crate) fn video(snapshot: &Snapshot) -> Value {
     let id = accepted.id.as_str();
     let warnings: Vec<&String> =
         accepted.warnings.iter().chain(record.produced.iter().flat_map(|made| &made.warnings)).collect();
-    let running = record.state == State::InProgress;
+    let running = record.state == JobState::InProgress;
     json!({
         "id": id,
         "object": "video",
@@ -66,7 +66,7 @@ pub(crate) fn progress(snapshot: &Snapshot) -> Value {
         "step": progress.step,
         "steps": progress.steps,
         "queue_position": queue_position,
-        "eta_s": progress.eta_s.filter(|_| record.state == State::InProgress).map(short),
+        "eta_s": progress.eta_s.filter(|_| record.state == JobState::InProgress).map(short),
     })
 }
 
@@ -108,26 +108,26 @@ fn name_of(text: &str) -> &str {
     path.rsplit_once('/').map_or(if path.is_empty() { text } else { path }, |(_, name)| name)
 }
 
-fn percent(state: State, progress: &Progress) -> u8 {
+fn percent(state: JobState, progress: &Progress) -> u8 {
     match state {
-        State::Queued => 0,
-        State::Completed => 100,
-        State::InProgress | State::Failed => progress.percent.min(99),
+        JobState::Queued => 0,
+        JobState::Completed => 100,
+        JobState::InProgress | JobState::Failed => progress.percent.min(99),
     }
 }
 
 /// Returns the current stage of a job, or null if the job has ended.
-fn phase(state: State, progress: &Progress) -> Value {
+fn phase(state: JobState, progress: &Progress) -> Value {
     match state {
-        State::Completed | State::Failed => Value::Null,
-        State::Queued if progress.stage != JobPhase::WaitingForDisk => json!(JobPhase::Queued),
-        State::Queued | State::InProgress => json!(progress.stage),
+        JobState::Completed | JobState::Failed => Value::Null,
+        JobState::Queued if progress.stage != JobPhase::WaitingForDisk => json!(JobPhase::Queued),
+        JobState::Queued | JobState::InProgress => json!(progress.stage),
     }
 }
 
 /// Returns the duration as the client requested it. If the client requested none, returns the video's duration rounded
 /// to seconds, because OpenAI's clients parse the field as an integer.
-fn seconds(accepted: &Accepted, duration: Option<f64>) -> String {
+fn seconds(accepted: &AcceptedJob, duration: Option<f64>) -> String {
     accepted.seconds.clone().unwrap_or_else(|| format!("{:.0}", duration.unwrap_or_default().max(1.0)))
 }
 
@@ -160,12 +160,12 @@ mod tests {
 
     use super::*;
     use crate::id::Ids;
-    use crate::job::{Produced, Record};
+    use crate::job::{Record, VideoProperties};
     use crate::job_config::tests::job_config;
 
     fn snapshot(record: Record) -> Snapshot {
-        let accepted = Accepted {
-            id: Ids::behind(None).next().expect("an id"),
+        let accepted = AcceptedJob {
+            id: Ids::after(None).next().expect("an id"),
             created_at: 7,
             owner: "key".into(),
             model: "ltx2".into(),
@@ -188,8 +188,8 @@ mod tests {
         Snapshot { accepted: Arc::new(accepted), record: Arc::new(record), progress, queue_position: None }
     }
 
-    fn made() -> Produced {
-        Produced {
+    fn produced() -> VideoProperties {
+        VideoProperties {
             width: 1280,
             height: 704,
             num_frames: 97,
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn openai_fields_are_present_in_every_state() {
-        for state in [State::Queued, State::InProgress, State::Completed, State::Failed] {
+        for state in [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed] {
             let object = video(&snapshot(Record { state, ..Record::queued() }));
             for field in ["id", "created_at", "model", "object", "progress", "seconds", "size", "status"] {
                 assert!(!object[field].is_null(), "{state:?} {field}");
@@ -218,16 +218,16 @@ mod tests {
 
     #[test]
     fn progress_stays_at_99_until_completed() {
-        let running = video(&snapshot(Record { state: State::InProgress, ..Record::queued() }));
+        let running = video(&snapshot(Record { state: JobState::InProgress, ..Record::queued() }));
         assert_eq!(
             (&running["progress"], &running["phase"], &running["step"]),
             (&json!(99), &json!("denoise"), &json!(17))
         );
         assert_eq!(running["eta_s"], json!(14.22));
-        let done = Record { state: State::Completed, produced: Some(made()), ..Record::queued() };
+        let done = Record { state: JobState::Completed, produced: Some(produced()), ..Record::queued() };
         let done = video(&snapshot(done));
         assert_eq!((&done["progress"], &done["phase"], &done["eta_s"]), (&json!(100), &Value::Null, &Value::Null));
-        let failed = video(&snapshot(Record { state: State::Failed, ..Record::queued() }));
+        let failed = video(&snapshot(Record { state: JobState::Failed, ..Record::queued() }));
         assert_eq!(failed["eta_s"], Value::Null);
         assert_eq!(
             (&done["duration_s"], &done["seconds"], &done["num_frames"]),
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn failure_is_serialized_as_error_object() {
         let failure = Some(Failure::new("cancelled", "it was cancelled"));
-        let object = video(&snapshot(Record { state: State::Failed, failure, ..Record::queued() }));
+        let object = video(&snapshot(Record { state: JobState::Failed, failure, ..Record::queued() }));
         assert_eq!(object["error"]["code"], "cancelled");
         assert_eq!(object["error"]["message"], "it was cancelled");
     }

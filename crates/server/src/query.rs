@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::id::VideoId;
-use super::job::State as JobState;
+use super::job::JobState;
 use super::jobs::ListQuery;
 
 /// Default number of videos per page.

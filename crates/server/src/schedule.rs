@@ -10,7 +10,7 @@ pub(crate) const MAX_OVERTAKEN: usize = 4;
 
 /// Properties of a job that determine when it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct ScheduleCandidate {
     /// Shape key: jobs with equal keys run the same programs.
     pub(crate) shape: Arc<str>,
     /// Batch key: jobs with equal keys can run in one batch.
@@ -23,16 +23,16 @@ pub(crate) struct Candidate {
 
 /// Programs and LoRAs that are loaded on the device.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedPrograms {
     /// Shapes whose programs are loaded. The most recently used shape is last.
     shapes: Vec<Arc<str>>,
     /// LoRAs that are merged into the weights; `None` until the device has run a job.
     loras: Option<Arc<str>>,
 }
 
-impl Loaded {
+impl LoadedPrograms {
     /// Returns whether a job needs neither a new program nor a LoRA switch.
-    fn suits(&self, job: &Candidate) -> bool {
+    fn suits(&self, job: &ScheduleCandidate) -> bool {
         // Before the first run, every job needs a LoRA switch, so the switch gives no job an advantage.
         self.shapes.contains(&job.shape) && self.loras.as_ref().is_none_or(|loras| *loras == job.loras)
     }
@@ -61,7 +61,7 @@ impl Loaded {
 ///
 /// The first job leads the batch, unless it needs a new program or a LoRA switch and a later job, which needs neither,
 /// may still overtake it. Jobs with the leader's batch key join the batch, which has at most `most` jobs.
-pub(crate) fn pick(waiting: &[Candidate], loaded: &Loaded, most: usize) -> Vec<usize> {
+pub(crate) fn pick(waiting: &[ScheduleCandidate], loaded: &LoadedPrograms, most: usize) -> Vec<usize> {
     let waiting = &waiting[..waiting.len().min(AHEAD + 1)];
     let Some(first) = waiting.first() else { return Vec::new() };
     let with = |leader: usize, most: usize| -> Vec<usize> {
@@ -93,25 +93,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn job(text: &str) -> Candidate {
+    fn job(text: &str) -> ScheduleCandidate {
         let mut words = text.split(' ');
         let mut word = || Arc::from(words.next().unwrap_or_default());
-        Candidate { shape: word(), batch_key: word(), loras: word(), overtaken: 0 }
+        ScheduleCandidate { shape: word(), batch_key: word(), loras: word(), overtaken: 0 }
     }
 
-    fn jobs(texts: &[&str]) -> Vec<Candidate> {
+    fn jobs(texts: &[&str]) -> Vec<ScheduleCandidate> {
         texts.iter().map(|text| job(text)).collect()
     }
 
-    fn loaded(shapes: &[&str], loras: &str) -> Loaded {
-        Loaded { shapes: shapes.iter().map(|shape| Arc::from(*shape)).collect(), loras: Some(Arc::from(loras)) }
+    fn loaded(shapes: &[&str], loras: &str) -> LoadedPrograms {
+        LoadedPrograms { shapes: shapes.iter().map(|shape| Arc::from(*shape)).collect(), loras: Some(Arc::from(loras)) }
     }
 
     #[test]
     fn first_job_leads_and_jobs_with_its_batch_key_join() {
         let all = loaded(&["s", "t"], "");
-        let nothing = Loaded::default();
-        let cases: [(&[&str], &Loaded, usize, &[usize]); 9] = [
+        let nothing = LoadedPrograms::default();
+        let cases: [(&[&str], &LoadedPrograms, usize, &[usize]); 9] = [
             (&[], &all, 4, &[]),
             (&["s a ", "s b "], &all, 4, &[0]),
             (&["s a ", "s b ", "s a ", "t c ", "s a "], &all, 4, &[0, 2, 4]),
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn least_recently_used_shape_is_evicted() {
-        let mut loaded = Loaded::default();
+        let mut loaded = LoadedPrograms::default();
         let names = |shapes: Vec<Arc<str>>| shapes.iter().map(ToString::to_string).collect::<Vec<_>>();
         for shape in ["a", "b", "a"] {
             assert!(loaded.use_shape(&Arc::from(shape), 2).is_empty());
@@ -179,17 +179,17 @@ mod tests {
         ) {
             let candidate = |(shape, key, lora): (usize, usize, usize)| {
                 let (shape, lora) = (format!("s{shape}"), format!("l{lora}"));
-                Candidate { batch_key: Arc::from(format!("{shape} {key} {lora}")), shape: Arc::from(shape), loras: Arc::from(lora), overtaken: 0 }
+                ScheduleCandidate { batch_key: Arc::from(format!("{shape} {key} {lora}")), shape: Arc::from(shape), loras: Arc::from(lora), overtaken: 0 }
             };
-            let mut loaded = Loaded::default();
+            let mut loaded = LoadedPrograms::default();
             let mut arriving = later.into_iter();
-            let mut waiting: Vec<(usize, Candidate)> = first.into_iter().map(candidate).enumerate().collect();
+            let mut waiting: Vec<(usize, ScheduleCandidate)> = first.into_iter().map(candidate).enumerate().collect();
             let (mut number, mut orders) = (waiting.len(), 0);
             // For each job when it arrived: the number of batches that had run, and the number of jobs before it in the
             // queue.
             let mut came: Vec<[usize; 2]> = (0..number).map(|before| [0, before]).collect();
             while !waiting.is_empty() {
-                let queue: Vec<Candidate> = waiting.iter().map(|(_, job)| job.clone()).collect();
+                let queue: Vec<ScheduleCandidate> = waiting.iter().map(|(_, job)| job.clone()).collect();
                 let picked = pick(&queue, &loaded, most);
                 prop_assert!(!picked.is_empty() && picked.len() <= most);
                 prop_assert!(picked.windows(2).all(|pair| pair[0] < pair[1]));

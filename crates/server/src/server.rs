@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use super::api::{self, App, STREAMS};
 use super::auth::Keys;
 use super::descriptors::Descriptors;
-use super::device::{Device, Order};
+use super::device::{JobBatch, JobDevice};
 use super::generator::Generator;
-use super::health::{Condition, Health};
+use super::health::{Health, HealthState};
 use super::id::Ids;
-use super::inputs::Inputs;
+use super::inputs::InputStore;
 use super::jobs::Jobs;
-use super::listen::{self, Connections, Limits};
+use super::listen::{self, ConnectionLimits, Connections};
 use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
 use super::settings::Settings;
 use super::store::{FileStore, JobStore};
@@ -41,11 +41,11 @@ const COMPILATION_GRACE: Duration = Duration::from_millis(300);
 
 /// Server options that are not part of the configuration.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ServerOptions {
     /// API key from the environment, which is valid in addition to the keys in the key file.
     pub key: Option<String>,
     /// Connection limits.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     /// Minimum time without progress before the device counts as stuck. `None`: 30 seconds.
     pub patience: Option<Duration>,
 }
@@ -96,8 +96,8 @@ impl Server {
     /// Returns an error if the settings are invalid, the state folder is in use, or an address cannot be bound.
     pub fn start(
         settings: Settings,
-        options: Options,
-        generator: impl FnOnce(Arc<Inputs>) -> Arc<dyn Generator>,
+        options: ServerOptions,
+        generator: impl FnOnce(Arc<InputStore>) -> Arc<dyn Generator>,
         factory: Factory,
     ) -> Result<Server, StartError> {
         let keys = Arc::new(keys(&settings, &options)?);
@@ -124,7 +124,7 @@ impl Server {
         let (ending, streams_end) = watch::channel(false);
         let (closing, connections_end) = watch::channel(false);
         let connections = Arc::<Connections>::default();
-        let opened = Opened { keys, address, files, ending: streams_end, connections: Arc::clone(&connections) };
+        let opened = ServerParts { keys, address, files, ending: streams_end, connections: Arc::clone(&connections) };
         let app = Arc::new(open_app(settings, &options, opened, generator)?);
         let mut metrics_address = None;
         let mut listeners = Vec::new();
@@ -197,14 +197,14 @@ impl Server {
     pub fn wait_ready(&self, longest: Duration) -> Result<(), String> {
         let mut condition = self.app.health.watch();
         let known = async {
-            tokio::time::timeout(longest, condition.wait_for(|now| *now != Condition::Starting))
+            tokio::time::timeout(longest, condition.wait_for(|now| *now != HealthState::Starting))
                 .await
                 .map_err(|_| "timed out waiting for the model to become ready".to_string())?
                 .map(|now| now.clone())
                 .map_err(|error| error.to_string())
         };
         match self.runtime.block_on(known)? {
-            Condition::Failed(why) => Err(self.app.health.failure().unwrap_or(why)),
+            HealthState::Failed(why) => Err(self.app.health.failure().unwrap_or(why)),
             _ => Ok(()),
         }
     }
@@ -279,7 +279,7 @@ impl Server {
 }
 
 /// Parts of a server that are created before its jobs are loaded.
-struct Opened {
+struct ServerParts {
     keys: Arc<Keys>,
     address: SocketAddr,
     files: Descriptors,
@@ -290,22 +290,22 @@ struct Opened {
 /// Loads the stored jobs and creates the state that the endpoints share.
 fn open_app(
     settings: Settings,
-    options: &Options,
-    opened: Opened,
-    generator: impl FnOnce(Arc<Inputs>) -> Arc<dyn Generator>,
+    options: &ServerOptions,
+    opened: ServerParts,
+    generator: impl FnOnce(Arc<InputStore>) -> Arc<dyn Generator>,
 ) -> Result<App, StartError> {
     let state = state_folder(settings.state.as_deref())?;
     let files = FileStore::open(&state).map_err(StartError::io(format!("--state {}", state.display())))?;
     let (inputs, tmp) = (files.inputs(), files.temporaries());
     let failed = StartError::io(format!("cannot create the folder of input files {}", inputs.display()));
-    let generator = generator(Arc::new(Inputs::open(inputs).map_err(failed)?));
+    let generator = generator(Arc::new(InputStore::open(inputs).map_err(failed)?));
     let model = generator.model();
     let metrics = Arc::new(Metrics::new(&model.platform, &model.preset, settings.queue));
     let pulse = Pulse::new(Arc::clone(&metrics));
     let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
     let jobs =
         Jobs::open(Arc::clone(&store), settings.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
-    let ids = Ids::behind(jobs.last_id().as_ref());
+    let ids = Ids::after(jobs.last_id().as_ref());
     let [bodies, entries] = App::places(&settings);
     Ok(App {
         openapi: api::openapi(opened.keys.needed(), &generator.request_schema()),
@@ -333,9 +333,9 @@ fn open_app(
 }
 
 /// Starts the worker threads.
-fn start_worker(app: &Arc<App>, factory: Factory, warm: Vec<Order>) -> Result<Worker, StartError> {
+fn start_worker(app: &Arc<App>, factory: Factory, warm: Vec<JobBatch>) -> Result<Worker, StartError> {
     let pulse = Arc::clone(&app.pulse);
-    let observed = || -> Result<Box<dyn Device>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
+    let observed = || -> Result<Box<dyn JobDevice>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
     Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("cannot start threads"))
 }
 
@@ -354,7 +354,7 @@ async fn update_health(mut status: watch::Receiver<Status>, health: Arc<Health>)
     }
 }
 
-fn keys(settings: &Settings, options: &Options) -> Result<Keys, StartError> {
+fn keys(settings: &Settings, options: &ServerOptions) -> Result<Keys, StartError> {
     Keys::open(settings.api_key_file.as_deref().map(Path::new), options.key.as_deref()).map_err(StartError::Usage)
 }
 

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use super::descriptors::{busy, is_exhausted};
 use super::error::ApiError;
 use super::id::VideoId;
-use super::job::{Accepted, Produced, Record};
+use super::job::{AcceptedJob, Record, VideoProperties};
 
 pub use files::FileStore;
 pub use files::job_folder;
@@ -90,9 +90,9 @@ impl Variant {
 
 /// A job as it is loaded at startup.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct StoredJob {
     /// The request.
-    pub accepted: Accepted,
+    pub accepted: AcceptedJob,
     /// The state.
     pub record: Record,
     /// Ids of all jobs in the batch that this job ran in, in batch order.
@@ -100,7 +100,7 @@ pub struct Stored {
     /// Whether the job's folder contains a step checkpoint.
     pub has_steps: bool,
     /// The video, if all its files are complete although the job is recorded as running.
-    pub produced: Option<Produced>,
+    pub produced: Option<VideoProperties>,
 }
 
 /// Disk usage of the store.
@@ -118,7 +118,7 @@ pub trait JobStore: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the disk is full or another I/O error occurs. No files of the job remain.
-    fn create(&self, accepted: &Accepted) -> io::Result<()>;
+    fn create(&self, accepted: &AcceptedJob) -> io::Result<()>;
 
     /// Stores the new state of a job.
     ///
@@ -142,7 +142,7 @@ pub trait JobStore: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if a folder cannot be read.
-    fn load_all(&self) -> io::Result<Vec<Stored>>;
+    fn load_all(&self) -> io::Result<Vec<StoredJob>>;
 
     /// Returns how much disk space is used and free.
     fn usage(&self) -> Usage;

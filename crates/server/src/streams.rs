@@ -9,17 +9,17 @@ use super::jobs::Caller;
 /// Owner of an event stream: an API key or, on a server without keys, an IP address. IPv6 addresses of one /64 network
 /// count as one client, because a host can use any address of its network.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Client {
+pub(super) enum StreamOwner {
     Key(String),
     Address(Option<IpAddr>),
 }
 
-impl Client {
-    pub(super) fn of(caller: &Caller, peer: Option<SocketAddr>) -> Self {
+impl StreamOwner {
+    pub(super) fn from_caller(caller: &Caller, peer: Option<SocketAddr>) -> Self {
         if !caller.name.is_empty() {
-            return Client::Key(caller.name.clone());
+            return StreamOwner::Key(caller.name.clone());
         }
-        Client::Address(peer.map(|peer| match peer.ip().to_canonical() {
+        StreamOwner::Address(peer.map(|peer| match peer.ip().to_canonical() {
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
                 IpAddr::from([a, b, c, d, 0, 0, 0, 0])
@@ -33,12 +33,12 @@ impl Client {
 #[derive(Debug)]
 pub(super) struct Streams {
     most: usize,
-    held: Mutex<HashMap<Client, usize>>,
+    held: Mutex<HashMap<StreamOwner, usize>>,
 }
 
 /// Why a client cannot open another event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum StreamRefusal {
     /// All event streams of the server are in use.
     Full,
     /// The client already has the contained number of streams, which is at least the number of free streams.
@@ -52,29 +52,29 @@ impl Streams {
 
     /// Reserves an event stream for a client, which may hold at most as many streams as are free. A single client can
     /// therefore use half of all streams, and the next client half of the rest.
-    pub(super) fn enter(self: &Arc<Self>, client: Client) -> Result<Place, Refused> {
+    pub(super) fn enter(self: &Arc<Self>, client: StreamOwner) -> Result<StreamPermit, StreamRefusal> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most - held.values().sum::<usize>();
         let own = held.get(&client).copied().unwrap_or(0);
         if free == 0 {
-            return Err(Refused::Full);
+            return Err(StreamRefusal::Full);
         }
         if own >= free {
-            return Err(Refused::Share(own));
+            return Err(StreamRefusal::Share(own));
         }
         held.insert(client.clone(), own + 1);
-        Ok(Place { streams: Arc::clone(self), client })
+        Ok(StreamPermit { streams: Arc::clone(self), client })
     }
 }
 
 /// Guard of a reserved event stream. Dropping it frees the stream.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct StreamPermit {
     streams: Arc<Streams>,
-    client: Client,
+    client: StreamOwner,
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut held = self.streams.held.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = held.get_mut(&self.client) {
@@ -90,21 +90,21 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn client(address: &str) -> Client {
+    fn client(address: &str) -> StreamOwner {
         let caller = Caller { name: String::new(), sees_all: true };
-        Client::of(&caller, address.parse().ok())
+        StreamOwner::from_caller(&caller, address.parse().ok())
     }
 
     #[test]
     fn one_client_cannot_take_all_streams() {
         let streams = Streams::new(8);
         let enter = |address| streams.enter(client(address));
-        let mut first: Vec<Place> = (0..4).map(|_| enter("10.0.0.1:1").expect("a place")).collect();
-        assert_eq!(enter("10.0.0.1:2").expect_err("its share"), Refused::Share(4));
-        let second: Vec<Place> = (0..2).map(|_| enter("10.0.0.2:1").expect("a place")).collect();
-        assert_eq!(enter("10.0.0.2:1").expect_err("its share"), Refused::Share(2));
-        let others: Vec<Place> = ["10.0.0.3:1", "10.0.0.4:1"].map(|own| enter(own).expect("a place")).into();
-        assert_eq!(enter("10.0.0.5:1").expect_err("none"), Refused::Full);
+        let mut first: Vec<StreamPermit> = (0..4).map(|_| enter("10.0.0.1:1").expect("a place")).collect();
+        assert_eq!(enter("10.0.0.1:2").expect_err("its share"), StreamRefusal::Share(4));
+        let second: Vec<StreamPermit> = (0..2).map(|_| enter("10.0.0.2:1").expect("a place")).collect();
+        assert_eq!(enter("10.0.0.2:1").expect_err("its share"), StreamRefusal::Share(2));
+        let others: Vec<StreamPermit> = ["10.0.0.3:1", "10.0.0.4:1"].map(|own| enter(own).expect("a place")).into();
+        assert_eq!(enter("10.0.0.5:1").expect_err("none"), StreamRefusal::Full);
         first.clear();
         assert!(enter("10.0.0.5:1").is_ok());
         drop((second, others));
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(client("[::ffff:10.0.0.1]:1"), client("10.0.0.1:2"));
         assert_ne!(client("[2001:db8::1]:1"), client("[2001:db8:0:1::1]:1"));
         assert_ne!(client("10.0.0.1:1"), client("10.0.0.2:1"));
-        let of = |name: &str| Client::of(&Caller { name: name.into(), sees_all: false }, None);
+        let of = |name: &str| StreamOwner::from_caller(&Caller { name: name.into(), sees_all: false }, None);
         assert!(of("anna") == of("anna") && of("anna") != of("bert"));
     }
 }

@@ -9,7 +9,7 @@ use super::error::ApiError;
 
 /// Why a request body was not read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum BodyAbort {
     /// The body arrived more slowly than the minimum rate.
     Slow,
     /// The body exceeds the maximum size.
@@ -18,10 +18,10 @@ pub(super) enum Cut {
 
 /// State of a request body and its response, shared by the handler and the connection.
 #[derive(Debug)]
-pub(super) struct Traffic {
+pub(super) struct ExchangeState {
     /// The rest of a request body that the handler did not read.
     pub(super) left: Mutex<Option<Incoming>>,
-    pub(super) cut: Mutex<Option<Cut>>,
+    pub(super) cut: Mutex<Option<BodyAbort>>,
     pub(super) begun: AtomicBool,
     pub(super) limit: AtomicU64,
     /// Minimum rate in bytes per second.
@@ -30,7 +30,7 @@ pub(super) struct Traffic {
     pub(super) sent: AtomicU64,
 }
 
-impl Traffic {
+impl ExchangeState {
     /// Returns how many bytes of the request body have been received.
     pub(super) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -60,12 +60,12 @@ impl Traffic {
     pub(super) fn fault(&self) -> Option<ApiError> {
         let cut = *self.cut.lock().unwrap_or_else(PoisonError::into_inner);
         cut.map(|cut| match cut {
-            Cut::Slow => {
+            BodyAbort::Slow => {
                 let rate = self.rate.load(Ordering::Relaxed);
                 let why = format!("the request body arrived too slowly; at least {rate} bytes per second are required");
                 ApiError::new(408, "request_timeout", why)
             }
-            Cut::Long => {
+            BodyAbort::Long => {
                 let limit = self.limit.load(Ordering::Relaxed);
                 ApiError::new(413, "body_too_large", format!("the request body exceeds the limit of {limit} bytes"))
                     .should_retry(false)

@@ -15,15 +15,15 @@ use ltx2_base::catch_panic::panic_message;
 use tokio::sync::watch;
 
 use super::descriptors::is_exhausted;
-use super::device::{Device, Made, Order, RunError, Stop};
+use super::device::{GeneratedVideo, JobBatch, JobDevice, RunError, Stop};
 use super::error::{Failure, OUT_OF_FILES};
 use super::id::VideoId;
-use super::job::Produced;
+use super::job::VideoProperties;
 use super::jobs::{Jobs, Running};
 use super::store::is_full;
 
 /// Creates the device. Called on the thread that will own it.
-pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn Device>, String> + Send>;
+pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn JobDevice>, String> + Send>;
 
 /// Retry interval while the disk is full or the process is out of file descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -52,7 +52,7 @@ impl Worker {
     ///
     /// # Errors
     /// Returns an error if a thread cannot be started.
-    pub fn start(jobs: &Arc<Jobs>, factory: Factory, warm: Vec<Order>) -> std::io::Result<Worker> {
+    pub fn start(jobs: &Arc<Jobs>, factory: Factory, warm: Vec<JobBatch>) -> std::io::Result<Worker> {
         let (status, published) = watch::channel(Status::Starting);
         let status = Arc::new(status);
         let (sender, receiver) = sync_channel(1);
@@ -100,18 +100,18 @@ impl Worker {
 }
 
 /// A generated video that the finisher thread has to write.
-struct Finishing {
+struct WriteTask {
     id: VideoId,
-    made: Box<dyn Made>,
+    made: Box<dyn GeneratedVideo>,
     folder: PathBuf,
     cancelled: Arc<AtomicBool>,
     run: Arc<Running>,
 }
 
-type Told = Arc<watch::Sender<Status>>;
+type StatusSender = Arc<watch::Sender<Status>>;
 
 /// Records a device failure, after which nothing runs.
-fn fail(jobs: &Jobs, status: &Told, reason: &str) {
+fn fail(jobs: &Jobs, status: &StatusSender, reason: &str) {
     tracing::error!("the device failed: {reason}");
     jobs.device_failed(reason);
     status.send_if_modified(|status| {
@@ -123,8 +123,14 @@ fn fail(jobs: &Jobs, status: &Told, reason: &str) {
     });
 }
 
-fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], finisher: SyncSender<Finishing>) {
-    let mut owned: Option<Box<dyn Device>> = None;
+fn own_device(
+    jobs: &Jobs,
+    status: &StatusSender,
+    factory: Factory,
+    warm: &[JobBatch],
+    finisher: SyncSender<WriteTask>,
+) {
+    let mut owned: Option<Box<dyn JobDevice>> = None;
     let mut tells_other_processes = false;
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
@@ -163,7 +169,12 @@ fn own_device(jobs: &Jobs, status: &Told, factory: Factory, warm: &[Order], fini
 }
 
 /// Runs a batch and passes its videos to the finisher thread. An error means that the device is unusable.
-fn run(jobs: &Jobs, device: &mut dyn Device, running: Running, finisher: &SyncSender<Finishing>) -> Result<(), String> {
+fn run(
+    jobs: &Jobs,
+    device: &mut dyn JobDevice,
+    running: Running,
+    finisher: &SyncSender<WriteTask>,
+) -> Result<(), String> {
     let running = Arc::new(running);
     let result = run_and_hand_to_finisher(jobs, device, &running, finisher);
     if let Err(reason) = &result {
@@ -178,15 +189,15 @@ fn run(jobs: &Jobs, device: &mut dyn Device, running: Running, finisher: &SyncSe
 
 fn run_and_hand_to_finisher(
     jobs: &Jobs,
-    device: &mut dyn Device,
+    device: &mut dyn JobDevice,
     running: &Arc<Running>,
-    finisher: &SyncSender<Finishing>,
+    finisher: &SyncSender<WriteTask>,
 ) -> Result<(), String> {
     match run_with_retries(jobs, device, running) {
         Ok(made) => {
             // The shape may be marked as not loaded, because another job of this shape did not fit.
             running.order.jobs.iter().for_each(|job| jobs.is_warm(job));
-            jobs.made(running);
+            jobs.mark_generated(running);
             hand_to_finisher(jobs, running, made, finisher)
         }
         Err(RunError::Stopped(Stop::Draining)) => {
@@ -220,9 +231,9 @@ fn run_and_hand_to_finisher(
 /// Runs a batch. Retries for up to [`Jobs::patience`] if the process is out of file descriptors.
 fn run_with_retries(
     jobs: &Jobs,
-    device: &mut dyn Device,
+    device: &mut dyn JobDevice,
     running: &Arc<Running>,
-) -> Result<Vec<Box<dyn Made>>, RunError> {
+) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
     let until = Instant::now() + jobs.patience();
     loop {
         let mut watch = |moment| jobs.moment(running, moment);
@@ -246,8 +257,8 @@ fn run_with_retries(
 fn hand_to_finisher(
     jobs: &Jobs,
     running: &Arc<Running>,
-    made: Vec<Box<dyn Made>>,
-    finisher: &SyncSender<Finishing>,
+    made: Vec<Box<dyn GeneratedVideo>>,
+    finisher: &SyncSender<WriteTask>,
 ) -> Result<(), String> {
     let count = made.len();
     let rows = running.order.jobs.iter().zip(&running.cancelled);
@@ -256,7 +267,7 @@ fn hand_to_finisher(
             continue;
         }
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
-        let finishing = Finishing { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
+        let finishing = WriteTask { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
         jobs.handed_to_finisher(running);
         finisher.send(finishing).map_err(|_| "the thread that writes videos has ended".to_string())?;
     }
@@ -267,7 +278,7 @@ fn hand_to_finisher(
 }
 
 /// Runs the finisher thread: writes videos until the device thread has ended, then sets the final status.
-fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
+fn finish_all(jobs: &Jobs, status: &StatusSender, receiver: &Receiver<WriteTask>) {
     while let Ok(finishing) = receiver.recv() {
         let (id, run) = (finishing.id.clone(), Arc::clone(&finishing.run));
         let finished = catch_unwind(AssertUnwindSafe(|| finish(jobs, finishing)));
@@ -288,10 +299,10 @@ fn finish_all(jobs: &Jobs, status: &Told, receiver: &Receiver<Finishing>) {
 
 /// Writes a video. If the disk is full or the process is out of file descriptors, retries for up to [`Jobs::patience`].
 /// Frees disk space before it retries on a full disk.
-fn finish(jobs: &Jobs, mut finishing: Finishing) {
-    let Finishing { id, made, folder, cancelled, .. } = &mut finishing;
+fn finish(jobs: &Jobs, mut finishing: WriteTask) {
+    let WriteTask { id, made, folder, cancelled, .. } = &mut finishing;
     let until = Instant::now() + jobs.patience();
-    let mut written: Option<Produced> = None;
+    let mut written: Option<VideoProperties> = None;
     loop {
         if cancelled.load(Ordering::Acquire) {
             return;

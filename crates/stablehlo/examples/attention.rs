@@ -1,9 +1,9 @@
 //! Prints an attention program whose queries are sharded over four devices. Run `cargo run --example attention`.
 
-use ltx2_stablehlo::{Argument, Builder, DType, Error, Mesh, Sharding, Type};
+use ltx2_stablehlo::{Argument, BuildError, Builder, DType, DeviceMesh, Sharding, Type};
 
-fn main() -> Result<(), Error> {
-    let b = Builder::new("attention").with_mesh(Mesh::new(&[("context", 4)]));
+fn main() -> Result<(), BuildError> {
+    let b = Builder::new("attention").with_mesh(DeviceMesh::new(&[("context", 4)]));
     let input = |name: &str, split: &[&[&str]]| {
         let ty = Type::new(DType::BF16, [8, 256, 64]);
         b.argument_with(Argument { sharding: Some(Sharding::new(split)), ..Argument::new(name, ty) })

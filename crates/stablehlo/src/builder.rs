@@ -7,12 +7,12 @@ use std::rc::Rc;
 
 use indexmap::IndexMap;
 
-use super::error::{Error, Result};
-use super::program::{Argument, Output, Program};
-use super::propagation::Known;
-use super::sharding::Mesh;
+use super::error::{BuildError, Result};
+use super::program::{Argument, Program, ProgramOutput};
+use super::propagation::KnownSharding;
+use super::sharding::DeviceMesh;
 use super::types::{Type, list};
-use super::work::Work;
+use super::work::ProgramWork;
 use crate::DType;
 
 /// Precision of f32 matmuls and convolutions on matrix units.
@@ -36,7 +36,7 @@ impl Precision {
 
 /// A program under construction. Clones share the same program.
 #[derive(Clone)]
-pub struct Builder(pub(super) Rc<RefCell<State>>);
+pub struct Builder(pub(super) Rc<RefCell<BuilderState>>);
 
 /// A value of a program. It is cheap to clone, and its methods add operations to the program.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ pub struct Value {
     pub(super) name: Rc<str>,
     pub(super) ty: Type,
     pub(super) region: usize,
-    pub(super) sharding: Known,
+    pub(super) sharding: KnownSharding,
 }
 
 /// A region under construction. Kinds of regions differ in how they use values from outside: the regions of a `while`
@@ -80,15 +80,15 @@ impl RegionKind {
     }
 }
 
-pub(super) struct State {
+pub(super) struct BuilderState {
     pub program: String,
     pub precision: Precision,
     pub mixed_precision_dot: bool,
-    pub mesh: Option<Mesh>,
+    pub mesh: Option<DeviceMesh>,
     /// FLOPs of the matmuls added so far.
     pub dot_flops: f64,
     /// Work of one device for the operations added so far.
-    pub work: Work,
+    pub work: ProgramWork,
     /// Size in bytes of the smallest collective permute added so far.
     pub smallest_permute: Option<usize>,
     regions: Vec<Region>,
@@ -100,7 +100,7 @@ pub(super) struct State {
     /// Arguments of `main` by name, in order of declaration.
     arguments: IndexMap<String, Argument>,
     pub functions: BTreeMap<String, Function>,
-    error: Option<Error>,
+    error: Option<BuildError>,
 }
 
 pub(super) struct Function {
@@ -109,7 +109,7 @@ pub(super) struct Function {
     /// FLOPs of the matmuls in one call of the function.
     pub dot_flops: f64,
     /// Work of one device in one call of the function.
-    pub work: Work,
+    pub work: ProgramWork,
 }
 
 /// A guard that keeps a name scope active until it is dropped.
@@ -124,13 +124,13 @@ impl Drop for Scope {
 impl Builder {
     /// Creates an empty program for one device.
     pub fn new(program: &str) -> Self {
-        Builder(Rc::new(RefCell::new(State {
+        Builder(Rc::new(RefCell::new(BuilderState {
             program: program.to_string(),
             precision: Precision::Default,
             mixed_precision_dot: true,
             mesh: None,
             dot_flops: 0.0,
-            work: Work::default(),
+            work: ProgramWork::default(),
             smallest_permute: None,
             regions: vec![Region { id: 0, kind: RegionKind::Isolated, text: String::new() }],
             next_name: 0,
@@ -158,7 +158,7 @@ impl Builder {
     }
 
     /// Partitions the program over a mesh.
-    pub fn with_mesh(self, mesh: Mesh) -> Self {
+    pub fn with_mesh(self, mesh: DeviceMesh) -> Self {
         self.0.borrow_mut().mesh = Some(mesh);
         self
     }
@@ -204,7 +204,7 @@ impl Builder {
     pub(super) fn fail(&self, op: &'static str, message: String) {
         let mut s = self.0.borrow_mut();
         if s.error.is_none() {
-            s.error = Some(Error { op, scope: s.scopes.join("/"), program: s.program.clone(), message });
+            s.error = Some(BuildError { op, scope: s.scopes.join("/"), program: s.program.clone(), message });
         }
     }
 
@@ -353,22 +353,22 @@ impl Builder {
     /// # Errors
     /// Returns the first error of a builder call, with its operation, name scope and shapes.
     pub fn finish(&self, results: &[(&str, &Value)]) -> Result<Program> {
-        self.finish_with(results.iter().map(|(n, v)| (Output::new(n, v.ty.clone()), (*v).clone())).collect())
+        self.finish_with(results.iter().map(|(n, v)| (ProgramOutput::new(n, v.ty.clone()), (*v).clone())).collect())
     }
 
     /// Finishes the program with its named results, which may have shardings and memory layouts.
     ///
     /// # Errors
     /// Returns the first error of a builder call, with its operation, name scope and shapes.
-    pub fn finish_with(&self, results: Vec<(Output, Value)>) -> Result<Program> {
+    pub fn finish_with(&self, results: Vec<(ProgramOutput, Value)>) -> Result<Program> {
         let names = list(results.iter().map(|(_, v)| self.name_of(v)));
         let types = list(results.iter().map(|(_, v)| &v.ty));
         let s = self.0.borrow();
         if let Some(e) = &s.error {
             return Err(e.clone());
         }
-        let outputs: Vec<Output> = results.into_iter().map(|(output, _)| output).collect();
-        let mesh = s.mesh.clone().unwrap_or(Mesh { axes: Vec::new() });
+        let outputs: Vec<ProgramOutput> = results.into_iter().map(|(output, _)| output).collect();
+        let mesh = s.mesh.clone().unwrap_or(DeviceMesh { axes: Vec::new() });
         let devices = mesh.devices();
         let mut text = format!(
             "module @{} attributes {{mhlo.num_partitions = {devices} : i32, mhlo.num_replicas = 1 : i32}} {{\n",

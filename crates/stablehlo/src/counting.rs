@@ -1,12 +1,12 @@
 //! Propagates shardings, and counts the work of one device, while a program is built.
 
 use super::builder::{Builder, Value};
-use super::propagation::{Known, known};
+use super::propagation::{KnownSharding, known};
 use super::sharding::{Groups, Sharding};
-use super::work::{Attention, Matmul, Pattern, Transfer};
+use super::work::{CollectiveTransfer, FusedAttention, Matmul, Pattern};
 
 impl Value {
-    pub(super) fn with_sharding(self, sharding: Known) -> Value {
+    pub(super) fn with_sharding(self, sharding: KnownSharding) -> Value {
         Value { sharding, ..self }
     }
 
@@ -21,20 +21,20 @@ impl Value {
 
     /// Returns the sharding of a result whose dimension `i` is this value's dimension `from[i]`; if `from[i]` is
     /// `None`, the dimension is new and not sharded.
-    pub(super) fn carried(&self, from: impl IntoIterator<Item = Option<usize>>) -> Known {
+    pub(super) fn carried(&self, from: impl IntoIterator<Item = Option<usize>>) -> KnownSharding {
         self.sharding.as_ref()?;
         known(from.into_iter().map(|dim| dim.map_or_else(Vec::new, |dim| self.axes_of(dim))).collect())
     }
 
     /// Returns the sharding of a result in which only the dimension `changed` differs from this value; that dimension
     /// is not sharded.
-    pub(super) fn carried_but(&self, changed: usize) -> Known {
+    pub(super) fn carried_but(&self, changed: usize) -> KnownSharding {
         self.carried((0..self.rank()).map(|i| (i != changed).then_some(i)))
     }
 
     /// Returns the sharding after a reshape to `to`. If dimensions are merged or split, their mesh axes shard the
     /// outermost of the new dimensions whose sizes are divisible.
-    pub(super) fn carried_through_reshape(&self, to: &[usize]) -> Known {
+    pub(super) fn carried_through_reshape(&self, to: &[usize]) -> KnownSharding {
         self.sharding.as_ref()?;
         let from = self.dims();
         let mut dims = vec![Vec::new(); to.len()];
@@ -91,7 +91,7 @@ impl Value {
 }
 
 /// Returns the sharding of an elementwise result. Each dimension is sharded like in the first operand that shards it.
-pub(super) fn merged(operands: &[&Value]) -> Known {
+pub(super) fn merged(operands: &[&Value]) -> KnownSharding {
     let rank = operands.iter().find(|v| v.sharding.is_some())?.rank();
     let split = |dim: usize| operands.iter().map(|v| v.axes_of(dim)).find(|axes| !axes.is_empty());
     known((0..rank).map(|dim| split(dim).unwrap_or_default()).collect())
@@ -119,7 +119,7 @@ impl Builder {
         let keys = k.dim(1);
         let flops = 4.0 * (rows * heads * queries * keys * dim) as f64;
         let [of_q, of_k, of_v] = [q, k, v].map(|x| self.local_bytes(x));
-        let attention = Some(Attention { heads: rows * heads, queries });
+        let attention = Some(FusedAttention { heads: rows * heads, queries });
         let matmul = Matmul { flops, bytes: [of_q, of_k + of_v, of_q], dtype: q.dtype(), attention, times: 1.0 };
         self.0.borrow_mut().work.matmuls.push(matmul);
     }
@@ -127,7 +127,7 @@ impl Builder {
     /// Counts a collective whose result has `bytes` bytes on one device.
     pub(super) fn count_transfer(&self, pattern: Pattern, bytes: f64, groups: &Groups) {
         if groups.size() > 1 {
-            let transfer = Transfer { pattern, bytes, groups: groups.clone(), times: 1.0 };
+            let transfer = CollectiveTransfer { pattern, bytes, groups: groups.clone(), times: 1.0 };
             self.0.borrow_mut().work.transfers.push(transfer);
         }
     }

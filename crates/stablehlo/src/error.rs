@@ -3,7 +3,7 @@
 /// The first error that occurred while a program was built.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 #[error("{op} in scope '{scope}' of program '{program}': {message}")]
-pub struct Error {
+pub struct BuildError {
     /// The operation, by its StableHLO name without the dialect prefix.
     pub op: &'static str,
     /// The name scope, from outer to inner, joined by `/`.
@@ -14,4 +14,4 @@ pub struct Error {
 }
 
 /// Result of finishing a program.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, BuildError>;

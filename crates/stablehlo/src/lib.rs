@@ -15,9 +15,9 @@ mod work;
 
 pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
-pub use error::{Error, Result};
+pub use error::{BuildError, Result};
 pub use ops::{Attribute, Comparison, Conv, CustomCall};
-pub use program::{Argument, Output, Program};
-pub use sharding::{Groups, Mesh, Sharding};
+pub use program::{Argument, Program, ProgramOutput};
+pub use sharding::{DeviceMesh, Groups, Sharding};
 pub use types::Type;
-pub use work::{Attention, Matmul, Pattern, Transfer, Work};
+pub use work::{CollectiveTransfer, FusedAttention, Matmul, Pattern, ProgramWork};

@@ -2,9 +2,9 @@
 
 use sha2::{Digest, Sha256};
 
-use super::sharding::{Mesh, Sharding};
+use super::sharding::{DeviceMesh, Sharding};
 use super::types::Type;
-use super::work::Work;
+use super::work::ProgramWork;
 
 /// An argument of a program's `main` function.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +33,7 @@ impl Argument {
 
 /// A result of a program's `main` function.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Output {
+pub struct ProgramOutput {
     /// Name, unique in the program.
     pub name: String,
     /// Global type: that of the value before it is sharded.
@@ -46,10 +46,10 @@ pub struct Output {
     pub logical_dims: Vec<usize>,
 }
 
-impl Output {
+impl ProgramOutput {
     /// Creates a result that is not padded. The partitioner chooses its sharding.
     pub fn new(name: &str, ty: Type) -> Self {
-        Output { name: name.to_string(), logical_dims: ty.dims.clone(), ty, sharding: None, memory_layout: None }
+        ProgramOutput { name: name.to_string(), logical_dims: ty.dims.clone(), ty, sharding: None, memory_layout: None }
     }
 }
 
@@ -58,14 +58,14 @@ impl Output {
 pub struct Program {
     pub text: String,
     pub arguments: Vec<Argument>,
-    pub results: Vec<Output>,
+    pub results: Vec<ProgramOutput>,
     /// Mesh over which the program is partitioned; it has no axes if the program runs on one device.
-    pub mesh: Mesh,
+    pub mesh: DeviceMesh,
     /// FLOPs of the matmuls (a multiply-add counts as two), multiplied by loop trip counts where these are known.
     /// Custom calls are not included.
     pub dot_flops: f64,
     /// Work of one device, derived from the shardings of the arguments and from sharding constraints.
-    pub work: Work,
+    pub work: ProgramWork,
     /// Size in bytes of the smallest collective permute on one device; `None` if the program has no collective permute.
     pub smallest_permute: Option<usize>,
 }
@@ -94,7 +94,7 @@ impl Argument {
     }
 }
 
-impl Output {
+impl ProgramOutput {
     pub(super) fn attributes(&self) -> String {
         attributes(&self.memory_layout, &self.sharding, None)
     }

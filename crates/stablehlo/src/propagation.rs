@@ -6,10 +6,10 @@ use std::rc::Rc;
 use super::sharding::Sharding;
 
 /// Sharding of a value. `None`: the value counts as replicated.
-pub(super) type Known = Option<Rc<Sharding>>;
+pub(super) type KnownSharding = Option<Rc<Sharding>>;
 
 /// Returns a sharding in which each mesh axis shards only the first of the dimensions that it is listed for.
-pub(super) fn known(dims: Vec<Vec<String>>) -> Known {
+pub(super) fn known(dims: Vec<Vec<String>>) -> KnownSharding {
     let mut taken: Vec<String> = Vec::new();
     let distinct = dims.into_iter().map(|axes| {
         let own: Vec<String> = axes.into_iter().filter(|a| !taken.contains(a)).collect();

@@ -6,14 +6,14 @@ use super::types::{Type, list};
 
 /// Devices arranged along named axes, outermost axis first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Mesh {
+pub struct DeviceMesh {
     pub axes: Vec<(String, usize)>,
 }
 
-impl Mesh {
+impl DeviceMesh {
     /// Creates a mesh from names and sizes of its axes, outermost axis first.
     pub fn new(axes: &[(&str, usize)]) -> Self {
-        Mesh { axes: axes.iter().map(|(n, s)| ((*n).to_string(), *s)).collect() }
+        DeviceMesh { axes: axes.iter().map(|(n, s)| ((*n).to_string(), *s)).collect() }
     }
 
     /// Returns the number of devices.
@@ -53,7 +53,7 @@ impl Mesh {
     }
 }
 
-impl fmt::Display for Mesh {
+impl fmt::Display for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sdy.mesh @mesh = <[{}]>", list(self.axes.iter().map(|(n, s)| format!("\"{n}\"={s}"))))
     }
@@ -108,7 +108,7 @@ impl Sharding {
     /// # Errors
     /// Returns an error if `ty` and the sharding have different numbers of dimensions, if the mesh lacks an axis of the
     /// sharding, or if a dimension is not divisible by the size of its axes.
-    pub fn local(&self, ty: &Type, mesh: &Mesh) -> Result<Type, String> {
+    pub fn local(&self, ty: &Type, mesh: &DeviceMesh) -> Result<Type, String> {
         if self.0.len() != ty.rank() {
             return Err(format!("{ty} has {} dimensions, but the sharding has {}", ty.rank(), self.0.len()));
         }

@@ -145,7 +145,7 @@ fn constant_literals_preserve_bits() {
 
 #[test]
 fn constraint_must_divide_the_dimension() {
-    let b = builder().with_mesh(Mesh::new(&[("fsdp", 2), ("context", 4)]));
+    let b = builder().with_mesh(DeviceMesh::new(&[("fsdp", 2), ("context", 4)]));
     let x = arg(&b, "x", F32, &[6, 8]);
     let y = x.constrain(&Sharding::new(&[&["context"], &[]]));
     let e = b.finish(&[("y", &y)]).expect_err("6 is not divisible by 4");
@@ -154,7 +154,7 @@ fn constraint_must_divide_the_dimension() {
 
 #[test]
 fn manual_region_operates_on_shards() {
-    let mesh = Mesh::new(&[("fsdp", 2), ("context", 4)]);
+    let mesh = DeviceMesh::new(&[("fsdp", 2), ("context", 4)]);
     let groups = mesh.groups(&["context"]);
     assert_eq!(groups, Groups(vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]));
     assert_eq!(mesh.groups(&["fsdp"]).0[1], [1, 5]);
@@ -172,7 +172,7 @@ fn manual_region_operates_on_shards() {
 
 #[test]
 fn manual_region_captures_are_replicated_operands() {
-    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let b = builder().with_mesh(DeviceMesh::new(&[("context", 4)]));
     let (x, w) = (arg(&b, "x", F32, &[8, 2]), arg(&b, "w", F32, &[2, 2]));
     let rows = Sharding::new(&[&["context"], &[]]);
     let y = b.manual(&[(&x, rows.clone())], std::slice::from_ref(&rows), |p| {
@@ -192,7 +192,7 @@ fn manual_region_captures_are_replicated_operands() {
 
 #[test]
 fn nested_manual_regions_are_rejected() {
-    let b = builder().with_mesh(Mesh::new(&[("context", 4)]));
+    let b = builder().with_mesh(DeviceMesh::new(&[("context", 4)]));
     let x = arg(&b, "x", F32, &[8]);
     let rows = Sharding::new(&[&["context"]]);
     let region = |x: &Value, body: &dyn Fn(&Value) -> Value| {
@@ -230,7 +230,7 @@ proptest::proptest! {
 
 #[test]
 fn work_counts_one_device_and_loop_iterations() {
-    let mesh = || Mesh::new(&[("context", 2), ("tensor", 3)]);
+    let mesh = || DeviceMesh::new(&[("context", 2), ("tensor", 3)]);
     let run = |rows: &[&str], inner: &[&str]| {
         let b = builder().with_mesh(mesh());
         let x = arg(&b, "x", BF16, &[4, 6]).constrain(&Sharding::new(&[rows, inner]));

@@ -13,14 +13,14 @@ pub struct Matmul {
     /// Element type of the operands.
     pub dtype: DType,
     /// Sizes of the attention; `None` for a matmul.
-    pub attention: Option<Attention>,
+    pub attention: Option<FusedAttention>,
     /// Number of runs; includes loop trip counts where these are known.
     pub times: f64,
 }
 
 /// Sizes of attention that runs in a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
+pub struct FusedAttention {
     /// Number of heads, summed over all batch rows.
     pub heads: usize,
     pub queries: usize,
@@ -38,7 +38,7 @@ pub enum Pattern {
 
 /// A collective: either part of the program, or one that the partitioner must insert because of the shardings.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Transfer {
+pub struct CollectiveTransfer {
     pub pattern: Pattern,
     /// Size in bytes of the result on one device.
     pub bytes: f64,
@@ -49,15 +49,15 @@ pub struct Transfer {
 
 /// The work of one device: its matmuls and collectives.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Work {
+pub struct ProgramWork {
     pub matmuls: Vec<Matmul>,
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<CollectiveTransfer>,
 }
 
 /// A position in the program: the numbers of matmuls and of collectives up to it.
 pub(super) type Mark = [usize; 2];
 
-impl Work {
+impl ProgramWork {
     pub(super) fn mark(&self) -> Mark {
         [self.matmuls.len(), self.transfers.len()]
     }
@@ -69,11 +69,11 @@ impl Work {
     }
 
     /// Removes and returns everything that was counted after a mark.
-    pub(super) fn take(&mut self, since: Mark) -> Work {
-        Work { matmuls: self.matmuls.split_off(since[0]), transfers: self.transfers.split_off(since[1]) }
+    pub(super) fn take(&mut self, since: Mark) -> ProgramWork {
+        ProgramWork { matmuls: self.matmuls.split_off(since[0]), transfers: self.transfers.split_off(since[1]) }
     }
 
-    pub(super) fn extend(&mut self, other: &Work) {
+    pub(super) fn extend(&mut self, other: &ProgramWork) {
         self.matmuls.extend_from_slice(&other.matmuls);
         self.transfers.extend_from_slice(&other.transfers);
     }

@@ -24,8 +24,8 @@ mod shard;
 mod torchao;
 mod view;
 
-use find::{FLASHPACK, Found, find_weights, is_flashpack};
-use shard::Shard;
+use find::{FLASHPACK, WeightFiles, find_weights, is_flashpack};
+use shard::ShardFile;
 pub use view::TensorView;
 use view::decoder::Decoder;
 pub(crate) use view::decoder::widen;
@@ -36,7 +36,7 @@ const FORMATS: [fn(&mut Checkpoint) -> Result<(), WeightsError>; 3] = [torchao::
 
 /// A tensor of a file, of any element type.
 #[derive(Clone, Debug)]
-struct Entry {
+struct TensorEntry {
     /// Element type as the file spells it, in lower case, or name of the stored form.
     type_name: String,
     /// Whether host tensors support the element type. If not, the view must not be read.
@@ -44,7 +44,7 @@ struct Entry {
     view: TensorView,
 }
 
-impl Entry {
+impl TensorEntry {
     /// Changes the stored form.
     fn decode(&mut self, type_name: &str, dtype: DType, decoder: Arc<dyn Decoder>) {
         self.type_name = type_name.into();
@@ -62,8 +62,8 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     origin: PathBuf,
-    shards: Vec<Arc<Shard>>,
-    tensors: Arc<BTreeMap<String, Entry>>,
+    shards: Vec<Arc<ShardFile>>,
+    tensors: Arc<BTreeMap<String, TensorEntry>>,
 }
 
 impl Checkpoint {
@@ -81,11 +81,11 @@ impl Checkpoint {
         if is_flashpack(path) {
             return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
         }
-        let found = if meta.is_dir() { find_weights(path)? } else { Found::File(path.to_path_buf()) };
+        let found = if meta.is_dir() { find_weights(path)? } else { WeightFiles::File(path.to_path_buf()) };
         let mut checkpoint = match found {
-            Found::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file)?,
-            Found::File(file) => Self::open_files(&file, std::slice::from_ref(&file))?,
-            Found::Shards(files) => Self::open_files(path, &files)?,
+            WeightFiles::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file)?,
+            WeightFiles::File(file) => Self::open_files(&file, std::slice::from_ref(&file))?,
+            WeightFiles::Shards(files) => Self::open_files(path, &files)?,
         };
         FORMATS.iter().try_for_each(|restore| restore(&mut checkpoint))?;
         Ok(checkpoint)
@@ -145,8 +145,8 @@ impl Checkpoint {
     }
 
     /// Opens a file of the checkpoint and returns its tensors by name.
-    fn add(&mut self, path: &Path) -> Result<BTreeMap<String, Entry>, WeightsError> {
-        let mut shard = Shard::open(path)?;
+    fn add(&mut self, path: &Path) -> Result<BTreeMap<String, TensorEntry>, WeightsError> {
+        let mut shard = ShardFile::open(path)?;
         if shard.start()?.starts_with(gguf::MAGIC) {
             let (shard, entries) = gguf::open(path, shard)?;
             self.shards.push(shard);
@@ -168,12 +168,12 @@ impl Checkpoint {
                 decoder: None,
             };
             let type_name = info.dtype.to_string().to_lowercase();
-            Some((key, Entry { type_name, is_known: known(info.dtype).is_some(), view }))
+            Some((key, TensorEntry { type_name, is_known: known(info.dtype).is_some(), view }))
         };
         Ok(header.offset_keys().into_iter().filter_map(entry).collect())
     }
 
-    fn put(&mut self, key: &str, entry: Entry) {
+    fn put(&mut self, key: &str, entry: TensorEntry) {
         Arc::make_mut(&mut self.tensors).insert(key.to_string(), entry);
     }
 
@@ -181,7 +181,7 @@ impl Checkpoint {
         Arc::make_mut(&mut self.tensors).remove(name);
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry, WeightsError> {
+    fn entry(&self, name: &str) -> Result<&TensorEntry, WeightsError> {
         self.tensors.get(name).ok_or_else(|| self.missing(name))
     }
 
@@ -200,7 +200,7 @@ impl Checkpoint {
     /// # Errors
     /// Returns an error if two tensors get the same name.
     pub fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
-        let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
         for (key, entry) in self.tensors.iter() {
             let Some(name) = rename(key) else { continue };
             if let Some(other) = tensors.insert(name, entry.clone()) {
@@ -325,7 +325,7 @@ impl Checkpoint {
         self.tensors.get(name).is_some_and(|entry| entry.is_known && entry.view.dtype.is_float())
     }
 
-    fn wrong_dtype(&self, entry: &Entry, want: &'static str) -> WeightsError {
+    fn wrong_dtype(&self, entry: &TensorEntry, want: &'static str) -> WeightsError {
         WeightsError::WrongDtype {
             path: entry.view.shard.path.clone(),
             key: entry.view.key.to_string(),

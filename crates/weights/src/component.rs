@@ -54,7 +54,7 @@ impl Component {
         matches!(self, LatentUpsampler | TemporalUpsampler | DurationHead | DiffusionDecoder)
     }
 
-    const fn facts(self) -> &'static Facts {
+    const fn facts(self) -> &'static ComponentNames {
         &FACTS[self as usize]
     }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Component {
 }
 
 /// Names of a component: of its folder, in messages, of its files, and of its YAML key.
-struct Facts {
+struct ComponentNames {
     folder: &'static str,
     label: &'static str,
     config_file: &'static str,
@@ -101,14 +101,20 @@ struct Facts {
 }
 
 /// Returns the names of a component whose weight files have the stem `diffusion_pytorch_model`.
-const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> Facts {
-    Facts { folder, label, config_file: "config.json", weights_stem: Some("diffusion_pytorch_model"), override_key }
+const fn row(folder: &'static str, label: &'static str, override_key: Option<&'static str>) -> ComponentNames {
+    ComponentNames {
+        folder,
+        label,
+        config_file: "config.json",
+        weights_stem: Some("diffusion_pytorch_model"),
+        override_key,
+    }
 }
 
 /// Names of the components, in the order of the variants of [`Component`].
-static FACTS: [Facts; 12] = [
-    Facts { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
-    Facts {
+static FACTS: [ComponentNames; 12] = [
+    ComponentNames { weights_stem: Some("model"), ..row("text_encoder", "text encoder", Some("text_encoder")) },
+    ComponentNames {
         config_file: "tokenizer_config.json",
         weights_stem: None,
         ..row("tokenizer", "tokenizer", Some("tokenizer"))
@@ -118,7 +124,7 @@ static FACTS: [Facts; 12] = [
     row("vae", "video VAE", Some("vae")),
     row("audio_vae", "audio VAE", Some("audio_vae")),
     row("vocoder", "vocoder", Some("vocoder")),
-    Facts { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
+    ComponentNames { config_file: "scheduler_config.json", weights_stem: None, ..row("scheduler", "scheduler", None) },
     row("latent_upsampler", "latent upsampler", Some("upsampler")),
     row("diffusion_decoder", "diffusion decoder", None),
     row("duration_head", "duration head", Some("duration_head")),

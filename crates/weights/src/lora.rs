@@ -20,7 +20,7 @@ use super::hub::HubCache;
 use super::merge_order::MergeOrder;
 use super::source::ModelSource;
 use super::unsupported;
-use keys::{FlatModules, Module, Role};
+use keys::{FlatModules, LoraTensorRole, Module};
 use metadata::Metadata;
 
 mod keys;
@@ -47,7 +47,7 @@ pub struct LoraFile {
 
 /// A LoRA file with its strength.
 #[derive(Clone, Debug)]
-pub struct Lora {
+pub struct ScaledLora {
     /// The open file, shared by all uses of the LoRA.
     pub file: Arc<LoraFile>,
     /// Factor of the updates; 0 disables the LoRA.
@@ -64,12 +64,12 @@ impl LoraFile {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
         let metadata = Metadata::read(&checkpoint)?;
-        let mut found: BTreeMap<Module, (&str, BTreeMap<Role, TensorView>)> = BTreeMap::new();
+        let mut found: BTreeMap<Module, (&str, BTreeMap<LoraTensorRole, TensorView>)> = BTreeMap::new();
         for key in checkpoint.names() {
             let (name, role) = keys::split(key).map_err(|why| wrong(&path, key, why))?;
             let (_, parts) = found.entry(keys::module(name)).or_insert_with(|| (name, BTreeMap::new()));
             // Alphas may be integers.
-            let view = if role == Role::Alpha { checkpoint.get(key)? } else { checkpoint.get_float(key)? };
+            let view = if role == LoraTensorRole::Alpha { checkpoint.get(key)? } else { checkpoint.get_float(key)? };
             if let Some(other) = parts.insert(role, view) {
                 return Err(wrong(&path, key, format!("updates the same weight as `{}`", other.key())));
             }
@@ -241,17 +241,17 @@ fn wrong(path: &Path, key: &str, reason: impl Into<String>) -> WeightsError {
 
 /// Returns the updates that LoRAs with a strength other than 0 make to a tensor, each with its file and strength. Equal
 /// lists give equal merged weights.
-pub fn updates<'a>(loras: &'a [Lora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f64)> {
+pub fn updates<'a>(loras: &'a [ScaledLora], component: Component, name: &str) -> Vec<(&'a LoraFile, &'a Update, f64)> {
     let active = loras.iter().filter(|l| l.strength != 0.0);
     active.filter_map(|l| Some((&*l.file, l.file.get(component, name)?, l.strength))).collect()
 }
 
 /// Returns all tensors whose merged weights differ between two lists of LoRAs.
-pub fn differing<'a>(old: &'a [Lora], new: &'a [Lora]) -> std::collections::BTreeSet<(Component, &'a str)> {
+pub fn differing<'a>(old: &'a [ScaledLora], new: &'a [ScaledLora]) -> std::collections::BTreeSet<(Component, &'a str)> {
     let targets = old.iter().chain(new).flat_map(|l| l.file.targets());
     targets
         .filter(|(component, name)| {
-            let known = |loras: &[Lora]| -> Vec<_> {
+            let known = |loras: &[ScaledLora]| -> Vec<_> {
                 let found = updates(loras, *component, name);
                 let identity = |(file, update, strength): &(&LoraFile, &Update, f64)| {
                     (file.identity.clone(), strength.to_bits(), update.factor(MergeOrder::Exact, 1.0).to_bits())

@@ -22,41 +22,41 @@ mod steps;
 const ROWS: usize = 128;
 
 /// The data of a merged tensor.
-pub enum Merged {
+pub enum MergedTensor {
     /// 16-bit floats in row-major order: their type (bf16 or f16), and the bits of each value.
     Half(DType, Vec<u16>),
     /// f32 values in row-major order.
     Single(Vec<f32>),
 }
 
-impl Merged {
+impl MergedTensor {
     /// Returns the element type: bf16, f16 or f32.
     pub fn dtype(&self) -> DType {
         match self {
-            Merged::Half(dtype, _) => *dtype,
-            Merged::Single(_) => DType::F32,
+            MergedTensor::Half(dtype, _) => *dtype,
+            MergedTensor::Single(_) => DType::F32,
         }
     }
 }
 
-impl AsRef<[u8]> for Merged {
+impl AsRef<[u8]> for MergedTensor {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Merged::Half(_, words) => bytemuck::cast_slice(words),
-            Merged::Single(words) => bytemuck::cast_slice(words),
+            MergedTensor::Half(_, words) => bytemuck::cast_slice(words),
+            MergedTensor::Single(words) => bytemuck::cast_slice(words),
         }
     }
 }
 
 /// Rounds an f32 to the precision of another type.
-type Round = fn(f32) -> f32;
+type RoundFn = fn(f32) -> f32;
 
 fn to_bf16(v: f32) -> f32 {
     bf16::from_f32(v).to_f32()
 }
 
 /// One LoRA in f32: `factor * up * down`.
-struct Term {
+struct LoraTerm {
     up: Array2<f32>,
     down: Array2<f32>,
     factor: f32,
@@ -65,18 +65,18 @@ struct Term {
 /// The LoRAs of a weight, with the rounding to apply.
 struct Sum {
     order: MergeOrder,
-    terms: Vec<Term>,
+    terms: Vec<LoraTerm>,
     /// Rounding to the weight's type.
-    round: Round,
+    round: RoundFn,
 }
 
 impl Sum {
     /// Reads updates, all of which are LoRAs.
-    fn new(order: MergeOrder, updates: &[(&LoraFile, &Update, f64)], round: Round) -> Result<Self, WeightsError> {
+    fn new(order: MergeOrder, updates: &[(&LoraFile, &Update, f64)], round: RoundFn) -> Result<Self, WeightsError> {
         let mut terms = Vec::new();
         for (i, (_, update, strength)) in updates.iter().enumerate() {
             let Delta::LowRank { up, down } = &update.delta else { continue };
-            let operands: Round = match order {
+            let operands: RoundFn = match order {
                 MergeOrder::Official => to_bf16,
                 MergeOrder::Diffusers => round,
                 MergeOrder::Official1 if up.dtype() == DType::BF16 => to_bf16,
@@ -90,7 +90,7 @@ impl Sum {
                 up.mapv_inplace(|v| operands(v * factor));
                 factor = 1.0;
             }
-            terms.push(Term { up, down, factor });
+            terms.push(LoraTerm { up, down, factor });
         }
         Ok(Sum { order, terms, round })
     }
@@ -99,7 +99,7 @@ impl Sum {
     fn add_to(&self, mut weight: ArrayViewMut2<f32>, first: usize) {
         let rows = first..first + weight.nrows();
         // `to = to * before + factor * up * down`
-        let multiply = |term: &Term, factor: f32, before: f32, to: &mut ArrayViewMut2<f32>| {
+        let multiply = |term: &LoraTerm, factor: f32, before: f32, to: &mut ArrayViewMut2<f32>| {
             general_mat_mul(factor, &term.up.slice(s![rows.clone(), ..]), &term.down, before, to);
         };
         if self.order == MergeOrder::Exact {
@@ -181,11 +181,11 @@ pub fn merge(
     scales: Option<&[f32]>,
     order: MergeOrder,
     updates: &[(&LoraFile, &Update, f64)],
-) -> Result<Merged, WeightsError> {
+) -> Result<MergedTensor, WeightsError> {
     if let Some((_, update, _)) = updates.iter().find(|(_, update, _)| update.shape() != weight.shape()) {
         return Err(misshaped(weight, format!("`{}` updates a tensor of shape {:?}", update.key(), update.shape())));
     }
-    let round: Round = match weight.dtype() {
+    let round: RoundFn = match weight.dtype() {
         DType::F32 | DType::F64 => |v| v,
         DType::F16 => |v| f16::from_f32(v).to_f32(),
         _ => to_bf16,
@@ -217,10 +217,10 @@ pub fn merge(
             let mut words = vec![0f32; rows * columns];
             let parts = words.par_chunks_mut(ROWS * columns.max(1)).enumerate();
             parts.for_each(|(i, out)| out.iter_mut().zip(block(i)).for_each(|(out, v)| *out = v));
-            Merged::Single(words)
+            MergedTensor::Single(words)
         }
-        DType::F16 => Merged::Half(DType::F16, half(|v| f16::from_f32(v).to_bits())),
-        _ => Merged::Half(DType::BF16, half(|v| bf16::from_f32(v).to_bits())),
+        DType::F16 => MergedTensor::Half(DType::F16, half(|v| f16::from_f32(v).to_bits())),
+        _ => MergedTensor::Half(DType::BF16, half(|v| bf16::from_f32(v).to_bits())),
     };
     match (first_non_finite(merged.dtype(), merged.as_ref()), updates.first()) {
         (Some(_), Some((file, update, strength))) => Err(WeightsError::Lora {

@@ -8,7 +8,7 @@ use super::error::WeightsError;
 use super::section::Section;
 
 /// Upsampling after a stage: the factors of frames, rows and columns, and the divisor of the channel count.
-type Upsample = ([u64; 3], u64);
+type UpsampleFactors = ([u64; 3], u64);
 
 /// Derives `diffusion_decoder/config.json` from the header's `vae` section, with the training code's defaults.
 pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
@@ -23,7 +23,7 @@ pub(super) fn config(s: Section) -> Result<Value, WeightsError> {
     let mut kernels = list("stage_kernels", json!([[3, 7, 7], [3, 7, 7], [3, 5, 5], [3, 5, 5], [3, 3, 3]]))?;
     kernels.truncate(stages);
     let default = json!([[[1, 2, 2], 2], [[2, 1, 1], 2], [[2, 2, 2], 1], [[2, 2, 2], 2]]);
-    let upsamples: Vec<Upsample> = serde_json::from_value(Value::Array(list("upsamples", default)?))
+    let upsamples: Vec<UpsampleFactors> = serde_json::from_value(Value::Array(list("upsamples", default)?))
         .map_err(|e| d.error("upsamples", format!("is not a list of strides and reductions: {e}")))?;
     if let Some(width) = d.get("stage5_channels").filter(|width| Some(*width) != channels.last()) {
         return Err(d.error("stage5_channels", format!("is {width}, but must equal the last entry of stage_channels")));

@@ -10,13 +10,13 @@ use super::official_vae;
 use super::section::Section;
 
 /// A key that is not read, a test for its accepted values, and the reason why they have no effect.
-type Inert = (&'static str, fn(&Value) -> bool, &'static str);
+type IgnoredKey = (&'static str, fn(&Value) -> bool, &'static str);
 
 /// The keys of one section of the configuration; `section` is the path of the section.
-struct Keys {
+struct SectionKeys {
     section: &'static [&'static str],
     read: &'static [&'static str],
-    inert: &'static [Inert],
+    inert: &'static [IgnoredKey],
 }
 
 const TRAINING: &str = "only used in training";
@@ -25,15 +25,15 @@ const TENSORS: &str = "derived from the tensors";
 const CLASS: &str = "an unused option of the base class";
 const SPECTROGRAM: &str = "spectrogram for the audio encoder";
 
-const fn any(key: &'static str, why: &'static str) -> Inert {
+const fn any(key: &'static str, why: &'static str) -> IgnoredKey {
     (key, |_| true, why)
 }
 
-const fn on(key: &'static str, why: &'static str) -> Inert {
+const fn on(key: &'static str, why: &'static str) -> IgnoredKey {
     (key, |value| *value == true, why)
 }
 
-const fn off(key: &'static str, why: &'static str) -> Inert {
+const fn off(key: &'static str, why: &'static str) -> IgnoredKey {
     (key, |value| value.is_null() || *value == false, why)
 }
 
@@ -57,13 +57,13 @@ const GENERATOR: [&str; 11] = [
 ];
 
 #[rustfmt::skip]
-const KEYS: [Keys; 12] = [
-    Keys {
+const KEYS: [SectionKeys; 12] = [
+    SectionKeys {
         section: &[],
         read: &["transformer", "vae", "audio_vae", "vocoder", "scheduler"],
         inert: &[any("duration_head", TENSORS)],
     },
-    Keys {
+    SectionKeys {
         section: &["transformer"],
         read: &[
             "activation_fn", "apply_gated_attention", "attention_bias", "attention_head_dim", "audio_attention_head_dim",
@@ -93,7 +93,7 @@ const KEYS: [Keys; 12] = [
             ("text_encoder_norm_type", is_per_token_rms, "normalization of LTX-2.3 and LTX-2.5; LTX-2.0 lacks the key"),
         ],
     },
-    Keys {
+    SectionKeys {
         section: &["vae"],
         read: &[
             "causal_decoder", "decoder_base_channels", "decoder_blocks", "decoder_spatial_padding_mode", "dims",
@@ -107,14 +107,14 @@ const KEYS: [Keys; 12] = [
             off("normalize_latent_channels", CLASS),
         ],
     },
-    Keys { section: &["audio_vae"], read: &["model", "preprocessing", "variables"], inert: &[] },
-    Keys { section: &["audio_vae", "model"], read: &["params"], inert: &[any("target", TRAINING)] },
-    Keys {
+    SectionKeys { section: &["audio_vae"], read: &["model", "preprocessing", "variables"], inert: &[] },
+    SectionKeys { section: &["audio_vae", "model"], read: &["params"], inert: &[any("target", TRAINING)] },
+    SectionKeys {
         section: &["audio_vae", "model", "params"],
         read: &["ddconfig", "sampling_rate"],
         inert: &[any("embed_dim", CLASS), any("lossconfig", TRAINING), any("monitor", TRAINING)],
     },
-    Keys {
+    SectionKeys {
         section: &["audio_vae", "model", "params", "ddconfig"],
         read: &[
             "attn_resolutions", "causality_axis", "ch", "ch_mult", "double_z", "in_channels", "mel_bins",
@@ -127,12 +127,12 @@ const KEYS: [Keys; 12] = [
             on("resamp_with_conv", "every model resizes with convolutions"),
         ],
     },
-    Keys {
+    SectionKeys {
         section: &["audio_vae", "preprocessing"],
         read: &["stft", "mel"],
         inert: &[any("audio", SPECTROGRAM)],
     },
-    Keys {
+    SectionKeys {
         section: &["audio_vae", "preprocessing", "stft"],
         read: &["hop_length", "causal"],
         inert: &[
@@ -140,13 +140,13 @@ const KEYS: [Keys; 12] = [
             any("win_length", SPECTROGRAM),
         ],
     },
-    Keys {
+    SectionKeys {
         section: &["audio_vae", "preprocessing", "mel"],
         read: &["n_mel_channels"],
         inert: &[any("mel_fmin", SPECTROGRAM), any("mel_fmax", SPECTROGRAM)],
     },
-    Keys { section: &["audio_vae", "variables"], read: &["mel_bins"], inert: &[] },
-    Keys {
+    SectionKeys { section: &["audio_vae", "variables"], read: &["mel_bins"], inert: &[] },
+    SectionKeys {
         section: &["scheduler"],
         read: &[
             "base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift", "num_train_timesteps", "shift",
@@ -161,13 +161,13 @@ const KEYS: [Keys; 12] = [
 ];
 
 /// Keys of LTX-2.0's vocoder, which are directly in the `vocoder` section.
-const PLAIN: [Keys; 1] = [Keys { section: &["vocoder"], read: &GENERATOR, inert: &[] }];
+const PLAIN: [SectionKeys; 1] = [SectionKeys { section: &["vocoder"], read: &GENERATOR, inert: &[] }];
 
 /// Keys of LTX-2.3's two-stage vocoder.
-const EXTENDED: [Keys; 3] = [
-    Keys { section: &["vocoder"], read: &["vocoder", "bwe"], inert: &[] },
-    Keys { section: &["vocoder", "vocoder"], read: &GENERATOR, inert: &[] },
-    Keys {
+const EXTENDED: [SectionKeys; 3] = [
+    SectionKeys { section: &["vocoder"], read: &["vocoder", "bwe"], inert: &[] },
+    SectionKeys { section: &["vocoder", "vocoder"], read: &GENERATOR, inert: &[] },
+    SectionKeys {
         section: &["vocoder", "bwe"],
         read: &["input_sampling_rate", "hop_length", "n_fft", "num_mels"],
         inert: &[
@@ -178,8 +178,8 @@ const EXTENDED: [Keys; 3] = [
 ];
 
 /// Keys of the video VAE with the diffusion decoder, whose encoder and decoder have their own sections.
-const DIFFUSION: [Keys; 3] = [
-    Keys {
+const DIFFUSION: [SectionKeys; 3] = [
+    SectionKeys {
         section: &["vae"],
         read: &[
             "decoder",
@@ -193,12 +193,12 @@ const DIFFUSION: [Keys; 3] = [
         ],
         inert: &[any("latent_log_var", "only the mean is used"), off("normalize_latent_channels", CLASS)],
     },
-    Keys {
+    SectionKeys {
         section: &["vae", "encoder"],
         read: &["blocks", "dims", "in_channels", "norm_layer", "out_channels", "patch_size", "spatial_padding_mode"],
         inert: &[any("latent_log_var", "only the mean is used"), any("base_channels", TENSORS)],
     },
-    Keys { section: &["vae", "decoder"], read: &DECODER, inert: &[] },
+    SectionKeys { section: &["vae", "decoder"], read: &DECODER, inert: &[] },
 ];
 
 /// Keys of the diffusion decoder.
@@ -220,7 +220,7 @@ const DECODER: [&str; 14] = [
 ];
 
 /// Keys of a latent upsampler's file, whose configuration has no sections.
-const UPSAMPLER: Keys = Keys {
+const UPSAMPLER: SectionKeys = SectionKeys {
     section: &[],
     read: &[
         "in_channels",
@@ -235,7 +235,7 @@ const UPSAMPLER: Keys = Keys {
     inert: &[],
 };
 
-impl Keys {
+impl SectionKeys {
     /// Returns an error for a key that is neither read nor known to have no effect. Keys that begin with `_` describe
     /// the program that saved the file and are ignored; classes among them are checked elsewhere. `more` lists
     /// additional known keys.
@@ -267,7 +267,7 @@ impl Keys {
 /// Returns an error for the first unknown key of a header's `config`, with its value.
 pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsError> {
     let extended = config.get("vocoder").and_then(|v| v.get("bwe")).is_some();
-    let vocoder: &[Keys] = if extended { &EXTENDED } else { &PLAIN };
+    let vocoder: &[SectionKeys] = if extended { &EXTENDED } else { &PLAIN };
     let vae = Section::new(path, config, "vae");
     let diffusion = official_vae::is_diffusion(vae);
     let read = KEYS.iter().filter(|keys| !(diffusion && keys.section == ["vae"]));

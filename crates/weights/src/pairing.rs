@@ -30,21 +30,21 @@ pub(super) struct Transformer {
 }
 
 /// Version fields to write into a model's files, so that loading can check that the files belong together.
-pub struct Provenance {
+pub struct VersionFields {
     /// `model_version` for the headers of weight files.
     pub model_version: &'static str,
     /// `gemma_version` for the text encoder's configuration.
     pub gemma_version: &'static str,
 }
 
-impl Provenance {
-    /// Configuration key of [`Provenance::gemma_version`].
+impl VersionFields {
+    /// Configuration key of [`VersionFields::gemma_version`].
     pub const GEMMA: &'static str = GEMMA_VERSION;
 
     /// Returns the version fields for a transformer's configuration. `None`: the model version has no version fields.
-    pub fn of(transformer: &Value) -> Option<Self> {
+    pub fn for_transformer(transformer: &Value) -> Option<Self> {
         let is_2_5 = Version::of_transformer(transformer) == Some(Version::V2_5);
-        is_2_5.then_some(Provenance { model_version: "2.5.0", gemma_version: LTX_2_5_GEMMA_VERSION })
+        is_2_5.then_some(VersionFields { model_version: "2.5.0", gemma_version: LTX_2_5_GEMMA_VERSION })
     }
 }
 

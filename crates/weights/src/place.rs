@@ -22,7 +22,7 @@ pub(super) struct SingleFile {
 
 /// Location of a model or a component.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum ModelLocation {
     /// A model folder with a subfolder for each component.
     Model(PathBuf),
     Part(PathBuf),
@@ -115,24 +115,26 @@ const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
 
 /// Determines what is at a path. `part`: the requested component; `None`: a model.
-pub(super) fn place(path: &Path, part: Option<Component>) -> Result<Place, WeightsError> {
+pub(super) fn place(path: &Path, part: Option<Component>) -> Result<ModelLocation, WeightsError> {
     if path.is_file() {
         return match part {
-            Some(Component::Tokenizer) => Ok(Place::Part(path.parent().unwrap_or(Path::new("")).to_path_buf())),
-            Some(Component::TextEncoder) => PackedTextEncoder::open(path).map(|p| Place::TextEncoder(Box::new(p))),
-            _ => SingleFile::open(path, part).map(|s| Place::Single(Box::new(s))),
+            Some(Component::Tokenizer) => Ok(ModelLocation::Part(path.parent().unwrap_or(Path::new("")).to_path_buf())),
+            Some(Component::TextEncoder) => {
+                PackedTextEncoder::open(path).map(|p| ModelLocation::TextEncoder(Box::new(p)))
+            }
+            _ => SingleFile::open(path, part).map(|s| ModelLocation::Single(Box::new(s))),
         };
     }
     let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
     if let Some(component) = part {
-        return Ok(if holds(component) { Place::Model(path.into()) } else { Place::Part(path.into()) });
+        return Ok(if holds(component) { ModelLocation::Model(path.into()) } else { ModelLocation::Part(path.into()) });
     }
     if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
-        return Ok(Place::Model(path.into()));
+        return Ok(ModelLocation::Model(path.into()));
     }
     // A Lightricks repository may contain only single files; if there are several, `Checkpoint::open` lists them in its
     // error.
-    SingleFile::open(path, None).map(|s| Place::Single(Box::new(s)))
+    SingleFile::open(path, None).map(|s| ModelLocation::Single(Box::new(s)))
 }
 
 /// Detects a component's model version from its tensors; also returns the tensor that identifies the version.

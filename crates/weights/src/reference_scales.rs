@@ -34,7 +34,7 @@ impl ReferenceScales {
     /// # Errors
     /// Returns an error if the file is missing, if a scale is not an integer from 1 to 64, if keys contradict
     /// each other, or if the LoRA generates HDR video.
-    pub fn of(name: &str) -> Result<Self, WeightsError> {
+    pub fn read(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let fail = |key: &str, reason: String| WeightsError::Lora {
             path: checkpoint.path().to_path_buf(),
@@ -82,7 +82,7 @@ mod tests {
         let header =
             json!({"__metadata__": about, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).to_string();
         std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat()).unwrap();
-        let scales = ReferenceScales::of(path.to_str().unwrap()).map_err(|error| error.to_string())?;
+        let scales = ReferenceScales::read(path.to_str().unwrap()).map_err(|error| error.to_string())?;
         Ok([scales.downscale, scales.temporal])
     }
 

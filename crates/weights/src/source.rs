@@ -13,7 +13,7 @@ use super::error::WeightsError;
 use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
-use super::place::{Place, SingleFile, check_version, place};
+use super::place::{ModelLocation, SingleFile, check_version, place};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
 use super::{Component, fingerprint, keys, official, official_diffusion, quantization, split, unsupported};
 
@@ -59,8 +59,8 @@ impl Overrides {
 #[derive(Debug)]
 pub struct ModelSource {
     path: PathBuf,
-    main: Place,
-    parts: BTreeMap<Component, Place>,
+    main: ModelLocation,
+    parts: BTreeMap<Component, ModelLocation>,
     /// Opened checkpoints by component. They are cached because tensors are requested one by one, and a header with
     /// thousands of tensors takes milliseconds to parse.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
@@ -105,7 +105,7 @@ impl ModelSource {
 
     /// Returns an error for a folder of an unsupported model version; single files are checked when they are opened.
     fn refuse_newer(&self) -> Result<(), WeightsError> {
-        if let Place::Model(folder) = &self.main {
+        if let ModelLocation::Model(folder) = &self.main {
             let index = folder.join("model_index.json");
             if index.is_file() {
                 unsupported::refuse_index(&index, &read_json(&index)?)?;
@@ -139,7 +139,7 @@ impl ModelSource {
     /// Returns the transformer; `None` if there is none or its model version is unknown.
     pub(super) fn transformer(&self) -> Option<Transformer> {
         let gemma = match self.place(Component::Transformer) {
-            Place::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),
+            ModelLocation::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),
             _ => None,
         };
         let version = self.version().ok()?;
@@ -148,13 +148,13 @@ impl ModelSource {
 
     /// Returns the location of a component. The audio VAE's file may also contain the vocoder, and the video VAE's the
     /// diffusion decoder.
-    fn place(&self, component: Component) -> &Place {
+    fn place(&self, component: Component) -> &ModelLocation {
         let companion = match component {
             Component::Vocoder => Some(Component::AudioVae),
             Component::DiffusionDecoder => Some(Component::Vae),
             _ => None,
         };
-        let holds = |place: &&Place| matches!(place, Place::Single(s) if s.has(component));
+        let holds = |place: &&ModelLocation| matches!(place, ModelLocation::Single(s) if s.has(component));
         let beside = || self.parts.get(&companion?).filter(holds);
         let own = self.parts.get(&component);
         own.or_else(|| Some(&self.main).filter(holds)).or_else(beside).unwrap_or(&self.main)
@@ -162,9 +162,9 @@ impl ModelSource {
 
     fn absent(&self, component: Component) -> WeightsError {
         let path = match self.place(component) {
-            Place::Model(p) | Place::Part(p) => p.clone(),
-            Place::Single(s) => s.checkpoint.path().to_path_buf(),
-            Place::TextEncoder(p) => p.path().to_path_buf(),
+            ModelLocation::Model(p) | ModelLocation::Part(p) => p.clone(),
+            ModelLocation::Single(s) => s.checkpoint.path().to_path_buf(),
+            ModelLocation::TextEncoder(p) => p.path().to_path_buf(),
         };
         WeightsError::NoComponent { path, component }
     }
@@ -181,21 +181,21 @@ impl ModelSource {
             _ => dir.join(component.config_file()).is_file(),
         };
         let candidates: Vec<PathBuf> = match self.place(component) {
-            Place::Part(dir) => vec![dir.clone()],
-            Place::Model(dir) => vec![dir.join(component.folder())],
-            Place::Single(_) | Place::TextEncoder(_) => vec![],
+            ModelLocation::Part(dir) => vec![dir.clone()],
+            ModelLocation::Model(dir) => vec![dir.join(component.folder())],
+            ModelLocation::Single(_) | ModelLocation::TextEncoder(_) => vec![],
         };
         let mut found = candidates.into_iter().find(|d| holds(d));
         if found.is_none() && component == Component::Tokenizer && !self.parts.contains_key(&component) {
             found = match self.place(Component::TextEncoder) {
-                Place::Part(dir) => {
+                ModelLocation::Part(dir) => {
                     let beside = dir.parent().map(|p| p.join(component.folder()));
                     [Some(dir.clone()), beside].into_iter().flatten().find(|d| holds(d))
                 }
-                Place::Model(dir) => {
+                ModelLocation::Model(dir) => {
                     [component, Component::TextEncoder].map(|c| dir.join(c.folder())).into_iter().find(|d| holds(d))
                 }
-                Place::Single(_) | Place::TextEncoder(_) => None,
+                ModelLocation::Single(_) | ModelLocation::TextEncoder(_) => None,
             };
         }
         found.ok_or_else(|| self.absent(component))
@@ -207,7 +207,7 @@ impl ModelSource {
     /// Returns an error if there is no tokenizer.
     pub fn tokenizer(&self) -> Result<TokenizerFiles, WeightsError> {
         let packed = match self.place(Component::TextEncoder) {
-            Place::TextEncoder(p) if !self.parts.contains_key(&Component::Tokenizer) => p.tokenizer()?,
+            ModelLocation::TextEncoder(p) if !self.parts.contains_key(&Component::Tokenizer) => p.tokenizer()?,
             _ => None,
         };
         packed.map_or_else(|| self.folder(Component::Tokenizer).map(TokenizerFiles::Folder), Ok)
@@ -219,9 +219,9 @@ impl ModelSource {
         match self.place(component) {
             // A single file never contains the tokenizer, but the text encoder's location may.
             _ if component == Component::Tokenizer => self.tokenizer().is_ok(),
-            Place::Single(s) => s.has(component),
-            Place::TextEncoder(_) => component == Component::TextEncoder,
-            Place::Model(_) | Place::Part(_) => self.folder(component).is_ok(),
+            ModelLocation::Single(s) => s.has(component),
+            ModelLocation::TextEncoder(_) => component == Component::TextEncoder,
+            ModelLocation::Model(_) | ModelLocation::Part(_) => self.folder(component).is_ok(),
         }
     }
 
@@ -244,9 +244,9 @@ impl ModelSource {
     /// Returns the path of a component's configuration, for error messages.
     pub fn config_path(&self, component: Component) -> PathBuf {
         match self.place(component) {
-            Place::Single(s) => s.checkpoint.path().to_path_buf(),
-            Place::TextEncoder(p) => p.path().to_path_buf(),
-            Place::Model(_) | Place::Part(_) => match self.folder(component) {
+            ModelLocation::Single(s) => s.checkpoint.path().to_path_buf(),
+            ModelLocation::TextEncoder(p) => p.path().to_path_buf(),
+            ModelLocation::Model(_) | ModelLocation::Part(_) => match self.folder(component) {
                 Ok(dir) => dir.join(component.config_file()),
                 Err(_) => self.path.join(component.folder()).join(component.config_file()),
             },
@@ -259,14 +259,14 @@ impl ModelSource {
     /// Returns an error if the component is missing, if the file is not a JSON object, or if the network is not
     /// supported.
     pub fn config(&self, component: Component) -> Result<Value, WeightsError> {
-        if let Place::Single(s) = self.place(component) {
+        if let ModelLocation::Single(s) = self.place(component) {
             if !self.has(component) {
                 return Err(self.absent(component));
             }
             let path = s.checkpoint.path();
             return official::component_config(path, &s.config, component, &self.checkpoint_of(s, component)?);
         }
-        if let (Place::TextEncoder(p), Component::TextEncoder) = (self.place(component), component) {
+        if let (ModelLocation::TextEncoder(p), Component::TextEncoder) = (self.place(component), component) {
             return Ok(p.config.clone());
         }
         let path = self.folder(component)?.join(component.config_file());
@@ -295,9 +295,9 @@ impl ModelSource {
             return Err(self.absent(component));
         }
         match self.place(component) {
-            Place::Single(s) => return self.checkpoint_of(s, component),
-            Place::TextEncoder(p) => return p.weights(),
-            Place::Model(_) | Place::Part(_) => {}
+            ModelLocation::Single(s) => return self.checkpoint_of(s, component),
+            ModelLocation::TextEncoder(p) => return p.weights(),
+            ModelLocation::Model(_) | ModelLocation::Part(_) => {}
         }
         let folder = self.folder(component)?;
         let checkpoint = Checkpoint::open(&folder)?;
@@ -331,7 +331,7 @@ impl ModelSource {
             return Ok(connectors);
         }
         match self.place(Component::TextEncoder) {
-            Place::TextEncoder(p) => {
+            ModelLocation::TextEncoder(p) => {
                 let projections = p.projections()?;
                 self.check_connectors(&projections)?;
                 connectors.joined(&projections)
@@ -399,9 +399,9 @@ impl ModelSource {
         let places = [(None, &self.main)].into_iter().chain(self.parts.iter().map(|(c, place)| (Some(*c), place)));
         for (part, place) in places {
             match place {
-                Place::Single(s) => s.refuse_unread(part)?,
-                Place::TextEncoder(p) => p.refuse_unread()?,
-                Place::Model(_) | Place::Part(_) => {}
+                ModelLocation::Single(s) => s.refuse_unread(part)?,
+                ModelLocation::TextEncoder(p) => p.refuse_unread()?,
+                ModelLocation::Model(_) | ModelLocation::Part(_) => {}
             }
         }
         Ok(())

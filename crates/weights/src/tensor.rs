@@ -68,10 +68,10 @@ pub enum TensorError {
 impl Tensor {
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
-        fn of<T: Element>(_: &ArrayD<T>) -> DType {
+        fn element_type<T: Element>(_: &ArrayD<T>) -> DType {
             T::DTYPE
         }
-        each!(self, a => of(a))
+        each!(self, a => element_type(a))
     }
 
     /// Returns the dimensions, outermost first.
@@ -139,13 +139,13 @@ impl Tensor {
     /// this type's functions create, otherwise copied.
     pub fn bytes(&self) -> std::borrow::Cow<'_, [u8]> {
         use std::borrow::Cow;
-        fn of<T: bytemuck::NoUninit>(a: &ArrayD<T>) -> Cow<'_, [u8]> {
+        fn to_bytes<T: bytemuck::NoUninit>(a: &ArrayD<T>) -> Cow<'_, [u8]> {
             match a.as_slice() {
                 Some(s) => Cow::Borrowed(bytemuck::cast_slice(s)),
                 None => Cow::Owned(a.iter().flat_map(|v| bytemuck::bytes_of(v).to_vec()).collect()),
             }
         }
-        each!(self, a => of(a))
+        each!(self, a => to_bytes(a))
     }
 
     /// Converts the values to `f32` (booleans to 0 and 1).

@@ -37,7 +37,7 @@ impl TensorSpec {
 }
 
 /// A byte range of a tensor to write.
-struct Piece<'a> {
+struct WriteChunk<'a> {
     file: &'a File,
     path: &'a Path,
     /// Offset of the tensor in the file.
@@ -94,7 +94,7 @@ pub fn write_component<E: From<WeightsError> + Send>(
         for tensor in *shard {
             pieces.extend((0..tensor.bytes()).step_by(PIECE).map(|from| {
                 let size = PIECE.min(tensor.bytes() - from);
-                Piece { file, path, start, tensor, from, size }
+                WriteChunk { file, path, start, tensor, from, size }
             }));
             start += tensor.bytes() as u64;
         }
@@ -136,7 +136,7 @@ fn begin(path: &Path, tensors: &[TensorSpec], version: Option<&str>) -> Result<(
 }
 
 fn write_all<E: From<WeightsError> + Send>(
-    pieces: &[Piece],
+    pieces: &[WriteChunk],
     fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
     let buffers = Mutex::new(Vec::<Vec<u8>>::new());

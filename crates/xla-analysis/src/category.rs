@@ -153,7 +153,7 @@ impl Module {
     /// contains.
     fn fused_category(&self, c: &ComputationProto, in_attention: bool) -> OpCategory {
         if let Some((_, collective)) = self.fused_collectives(c).first() {
-            return CollectiveKind::of(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
+            return CollectiveKind::from_opcode(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
         }
         let mut found = OpCategory::Copy;
         for i in &c.instructions {

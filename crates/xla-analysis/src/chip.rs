@@ -238,13 +238,13 @@ impl Chip {
     /// example because its versions contain a null.
     pub fn text_with(text: &str, calibration: &Calibration) -> Result<String, String> {
         #[derive(serde::Serialize)]
-        struct Section<'a> {
+        struct CalibrationSection<'a> {
             calibration: &'a Calibration,
         }
         let starts = |line: &str| line.starts_with("[calibration") || line.starts_with("[[calibration");
         // The calibration is the last section, because this function writes it there.
         let sheet: String = text.split_inclusive('\n').take_while(|line| !starts(line)).collect();
-        let section = toml::to_string(&Section { calibration }).map_err(|e| e.to_string())?;
+        let section = toml::to_string(&CalibrationSection { calibration }).map_err(|e| e.to_string())?;
         let text = format!("{}\n\n{section}", sheet.trim_end());
         match toml::from_str::<Chip>(&text) {
             Ok(chip) if chip.calibration.as_ref() == Some(calibration) => Ok(text),

@@ -47,7 +47,7 @@ impl CollectiveKind {
     }
 
     /// Returns the kind of a collective with this opcode, which may be synchronous or a `-start`.
-    pub(super) fn of(opcode: &str) -> Option<CollectiveKind> {
+    pub(super) fn from_opcode(opcode: &str) -> Option<CollectiveKind> {
         let opcode = opcode.strip_suffix("-start").unwrap_or(opcode);
         let name = if opcode == "ragged-all-to-all" { "all-to-all" } else { opcode };
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
@@ -55,7 +55,7 @@ impl CollectiveKind {
 
     /// Returns the kind of a collective with this opcode, which may be synchronous, a `-start` or a `-done`.
     pub(super) fn of_any(opcode: &str) -> Option<CollectiveKind> {
-        Self::of(opcode.strip_suffix("-done").unwrap_or(opcode))
+        Self::from_opcode(opcode.strip_suffix("-done").unwrap_or(opcode))
     }
 
     /// Returns the bytes that each of `n` devices receives with a ring algorithm if the result has `bytes` bytes. An
@@ -126,7 +126,7 @@ impl Module {
         };
         let mut found = Vec::new();
         for i in &c.instructions {
-            if CollectiveKind::of(&i.opcode).is_some() {
+            if CollectiveKind::from_opcode(&i.opcode).is_some() {
                 found.push((part, i));
             } else if i.opcode == "fusion"
                 && let Some(called) = self.called(i)
@@ -140,7 +140,7 @@ impl Module {
     /// Returns the collective that an asynchronous computation contains. For TPU SparseCores, it is nested in another
     /// custom call.
     pub(super) fn wrapped_collective(&self, start: &InstructionProto) -> Option<&InstructionProto> {
-        self.called(start)?.instructions.iter().find_map(|i| match CollectiveKind::of(&i.opcode) {
+        self.called(start)?.instructions.iter().find_map(|i| match CollectiveKind::from_opcode(&i.opcode) {
             Some(_) => Some(i),
             None if i.opcode == "custom-call" => self.wrapped_collective(i),
             None => None,
@@ -154,7 +154,7 @@ impl Module {
         i: &'a InstructionProto,
         fused_in: Option<&'a ComputationProto>,
     ) -> Option<(CollectiveKind, &'a ShapeProto)> {
-        let kind = CollectiveKind::of(&i.opcode)?;
+        let kind = CollectiveKind::from_opcode(&i.opcode)?;
         let shape = i.shape.as_ref()?;
         if let Some(root) = fused_in.and_then(|c| self.root(c)).filter(|r| r.opcode == "dynamic-slice")
             && kind == CollectiveKind::AllReduce
@@ -188,7 +188,7 @@ impl Module {
     pub(super) fn scope_of_reader(&self, i: &InstructionProto) -> String {
         let mut made_of_it = HashSet::from([i.id]);
         // In a computation, users follow their operands.
-        for later in self.behind(i) {
+        for later in self.following(i) {
             if !later.operand_ids.iter().any(|id| made_of_it.contains(id)) {
                 continue;
             }
@@ -324,8 +324,8 @@ mod tests {
 
     #[test]
     fn start_and_done_opcodes_map_to_their_kind() {
-        assert_eq!(CollectiveKind::of("all-gather-start"), Some(CollectiveKind::AllGather));
-        assert_eq!(CollectiveKind::of("copy-start"), None);
+        assert_eq!(CollectiveKind::from_opcode("all-gather-start"), Some(CollectiveKind::AllGather));
+        assert_eq!(CollectiveKind::from_opcode("copy-start"), None);
         assert_eq!(CollectiveKind::of_any("collective-permute-done"), Some(CollectiveKind::CollectivePermute));
         assert_eq!(CollectiveKind::of_any("async-done"), None);
     }

@@ -15,7 +15,7 @@ use super::xplane::XSpace;
 /// Predicted and measured milliseconds per step. Times of operations ignore overlap: operations that run at the same
 /// time each count in full. Only `step` takes overlap into account.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct TraceComparison {
     /// Time of the complete step. It takes overlap into account; the measured time also includes idle time.
     pub step: Pair,
     /// Sum over all operations.
@@ -58,20 +58,20 @@ impl Pair {
     }
 }
 
-impl Comparison {
+impl TraceComparison {
     /// Compares a trace with the prediction for the largest program in it, which is partitioned over `mesh`. `None` if
     /// no program can be decoded or if the prediction is 0.
-    pub fn of_space(space: &XSpace, trace: &Trace, mesh: &[(String, usize)], chip: &Chip) -> Option<Comparison> {
+    pub fn of_space(space: &XSpace, trace: &Trace, mesh: &[(String, usize)], chip: &Chip) -> Option<TraceComparison> {
         let program = space.programs().max_by_key(|bytes| bytes.len())?;
         let module = Module::decode("hlo_with_config", program).ok()?;
         let report = report(&module, mesh, &[], Some(chip));
         // The program may have no shapes, for example in a truncated trace; its predicted time is then 0.
         let step = report.predicted.map(|p| p.step).filter(|ms| *ms > 0.0)?;
-        Some(Comparison::of(trace, step, &report.scopes))
+        Some(TraceComparison::from_trace(trace, step, &report.scopes))
     }
 
     /// Compares a trace with the predicted milliseconds of a step and of its name scopes.
-    pub fn of(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> Comparison {
+    pub fn from_trace(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> TraceComparison {
         let steps = trace.steps.unwrap_or(1).max(1) as f64;
         let mut all: BTreeMap<(&str, OpCategory), Pair> = BTreeMap::new();
         for p in predicted {
@@ -93,11 +93,11 @@ impl Comparison {
         let mut scopes: Vec<ScopeComparison> = rows.collect();
         let off = |s: &ScopeComparison| (s.ms.predicted_ms - s.ms.measured_ms).abs();
         scopes.sort_by(|a, b| off(b).total_cmp(&off(a)));
-        Comparison { step, all: sum, categories: categories.into_iter().collect(), scopes }
+        TraceComparison { step, all: sum, categories: categories.into_iter().collect(), scopes }
     }
 }
 
-impl fmt::Display for Comparison {
+impl fmt::Display for TraceComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |f: &mut fmt::Formatter<'_>, ms: &Pair, name: &str, scope: &str| {
             let ratio = ms.ratio().map_or(String::new(), |r| format!("{r:.2}"));
@@ -155,7 +155,7 @@ mod tests {
             predicted("blocks/ff", gather, 1.0),
             predicted("blocks/norm", OpCategory::Elementwise, 0.5),
         ];
-        let c = Comparison::of(&trace, 8.0, &all);
+        let c = TraceComparison::from_trace(&trace, 8.0, &all);
         let pair = |predicted_ms, measured_ms| Pair { predicted_ms, measured_ms };
         assert_eq!((c.step, c.all), (pair(8.0, 20.0), pair(10.5, 15.0)));
         let rows: Vec<_> = c.scopes.iter().map(|s| (s.scope.as_str(), s.category, s.ms)).collect();

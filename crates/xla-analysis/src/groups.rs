@@ -78,7 +78,7 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
 
 /// The devices that a collective connects: group size, mesh axes and groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct DeviceGroups {
     pub size: usize,
     /// Mesh axes along which the devices of a group differ, outermost first.
     pub axes: Vec<String>,
@@ -87,7 +87,7 @@ pub(super) struct Span {
 }
 
 /// Returns the group size, mesh axes and device groups of a collective.
-pub(super) fn span(i: &InstructionProto, mesh: &[(String, usize)]) -> Span {
+pub(super) fn span(i: &InstructionProto, mesh: &[(String, usize)]) -> DeviceGroups {
     let devices = match i.source_target_pairs.is_empty() {
         false => i.source_target_pairs.iter().map(|p| vec![p.source, p.target]).collect(),
         true => groups(i, mesh.iter().map(|(_, size)| size).product()),
@@ -103,7 +103,7 @@ pub(super) fn span(i: &InstructionProto, mesh: &[(String, usize)]) -> Span {
     }
     let axes = moved.into_iter().map(|a| mesh[a].0.clone()).collect();
     let size = devices.iter().map(Vec::len).max().unwrap_or(1);
-    Span { size, axes, devices }
+    DeviceGroups { size, axes, devices }
 }
 
 /// Returns the coordinates of a device in the mesh.

@@ -6,7 +6,7 @@ pub(crate) struct Intervals(Vec<(i64, i64)>);
 
 impl Intervals {
     /// Returns the union of the spans.
-    pub(crate) fn of(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
+    pub(crate) fn union(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut spans: Vec<(i64, i64)> = spans.into_iter().filter(|(start, end)| start < end).collect();
         spans.sort_unstable();
         let mut joined: Vec<(i64, i64)> = Vec::with_capacity(spans.len());
@@ -32,7 +32,7 @@ impl Intervals {
     /// Returns the union with `other`.
     #[must_use]
     pub(crate) fn or(&self, other: &Intervals) -> Intervals {
-        Intervals::of(self.0.iter().chain(&other.0).copied())
+        Intervals::union(self.0.iter().chain(&other.0).copied())
     }
 
     /// Returns the intersection with `other`.
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn touching_spans_are_merged() {
-        let all = Intervals::of([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]);
+        let all = Intervals::union([(5, 7), (0, 2), (2, 3), (6, 9), (4, 4)]);
         assert_eq!(all.0, [(0, 3), (5, 9)]);
         assert_eq!((all.length(), all.hull()), (7, Some((0, 9))));
         assert_eq!(Intervals::default().hull(), None);
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn set_operations_match_hand_computed_intervals() {
-        let collective = Intervals::of([(10, 30), (40, 50)]);
-        let work = Intervals::of([(0, 15), (25, 45)]);
+        let collective = Intervals::union([(10, 30), (40, 50)]);
+        let work = Intervals::union([(0, 15), (25, 45)]);
         assert_eq!(collective.and(&work).0, [(10, 15), (25, 30), (40, 45)]);
         assert_eq!(collective.without(&work).0, [(15, 25), (45, 50)]);
         assert_eq!(collective.or(&work).0, [(0, 50)]);
@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn set_operations_match_pointwise_membership(a in spans(), b in spans()) {
             let holds = |spans: &[(i64, i64)], t: i64| spans.iter().any(|(start, end)| (*start..*end).contains(&t));
-            let (x, y) = (Intervals::of(a.clone()), Intervals::of(b.clone()));
+            let (x, y) = (Intervals::union(a.clone()), Intervals::union(b.clone()));
             for t in 0..50 {
                 let (in_a, in_b) = (holds(&a, t), holds(&b, t));
                 prop_assert_eq!(holds(&x.or(&y).0, t), in_a || in_b);

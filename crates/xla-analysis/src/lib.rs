@@ -30,10 +30,10 @@ pub use calibration::{
 pub use category::{OpCategory, Purpose};
 pub use chip::{Chip, ChipError, Links, OpTime};
 pub use collective::{Collective, CollectiveKind};
-pub use comparison::{Comparison, Pair, ScopeComparison};
+pub use comparison::{Pair, ScopeComparison, TraceComparison};
 pub use cost::Work;
 pub use level::LoopLevel;
-pub use module::{Instruction, Loop, Module, Stored};
+pub use module::{Instruction, Loop, Module, StoredArray};
 pub use report::{Predicted, Report, ScopePrediction, Traffic, report};
 pub use stacks::StackCopy;
 pub use trace::{CategoryTime, DeviceTime, Operation, ScopeTime, Trace};

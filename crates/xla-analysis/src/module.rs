@@ -46,7 +46,7 @@ pub struct Loop {
 
 /// An array that the program writes to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredArray {
     pub dtype: &'static str,
     pub dims: Vec<i64>,
     pub opcode: String,
@@ -174,7 +174,7 @@ impl Module {
     }
 
     /// Returns the instructions that follow `i` in its computation.
-    pub(super) fn behind(&self, i: &InstructionProto) -> &[InstructionProto] {
+    pub(super) fn following(&self, i: &InstructionProto) -> &[InstructionProto] {
         let place = self.places.get(&i.id).and_then(|(c, at)| self.computation(*c)?.instructions.get(at + 1..));
         place.unwrap_or_default()
     }
@@ -221,7 +221,7 @@ impl Module {
     }
 
     /// Returns every array that is written to device memory. Values inside fusions and aliases are not included.
-    pub fn stored(&self) -> Vec<Stored> {
+    pub fn stored_arrays(&self) -> Vec<StoredArray> {
         const NAMES: [&str; 5] = ["parameter", "tuple", "get-tuple-element", "bitcast", "while"];
         let of_fusions = self.computations.values().flat_map(|c| &c.instructions).filter(|i| i.opcode == "fusion");
         let fused: BTreeSet<i64> = of_fusions.flat_map(|i| i.called_computation_ids.iter().copied()).collect();
@@ -233,7 +233,7 @@ impl Module {
         for i in own.filter(|i| !is_name(i)) {
             for array in i.shape.iter().flat_map(leaves) {
                 let (dtype, dims) = (dtype_name(array.element_type), array.dimensions.clone());
-                found.push(Stored { dtype, dims, opcode: i.opcode.clone(), scope: i.scope().to_string() });
+                found.push(StoredArray { dtype, dims, opcode: i.opcode.clone(), scope: i.scope().to_string() });
             }
         }
         found

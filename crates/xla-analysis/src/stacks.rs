@@ -37,7 +37,7 @@ pub(super) struct Stacks {
 
 impl Stacks {
     /// Collects the program's parameters of at least 1 MiB whose leading dimension is one of `layers`.
-    pub(crate) fn of(module: &Module, layers: &[usize]) -> Self {
+    pub(crate) fn collect(module: &Module, layers: &[usize]) -> Self {
         let layers: Vec<i64> = layers.iter().map(|&n| n as i64).collect();
         let entry = module.computation(module.entry());
         let parameters = entry.iter().flat_map(|c| &c.instructions).filter(|i| i.opcode == "parameter");

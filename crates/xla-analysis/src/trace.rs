@@ -91,7 +91,7 @@ const MS: f64 = 1e9;
 const LONGEST: i64 = 1 << 53;
 
 /// Category and scope of an operation, and the sums over its events so far.
-struct Known {
+struct OperationTotals {
     purpose: Purpose,
     count: u64,
     ps: i64,
@@ -108,8 +108,8 @@ impl Trace {
     ///
     /// # Errors
     /// Returns an error if the trace contains no device operations.
-    pub fn of(space: &XSpace, steps: Option<usize>) -> Result<Trace, String> {
-        let mut reader = Reader::new(space);
+    pub fn from_space(space: &XSpace, steps: Option<usize>) -> Result<Trace, String> {
+        let mut reader = TraceReader::new(space);
         let planes: Vec<&XPlane> = space.planes.iter().filter(|p| is_device(&p.name)).collect();
         // Timestamps are large, so count from the start of the first line.
         let starts = planes.iter().flat_map(|plane| lines(plane)).map(|(line, _)| line.timestamp_ns);
@@ -153,15 +153,15 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
 }
 
 /// Collects the operations of a trace from its events.
-struct Reader {
+struct TraceReader {
     /// Category and scope of each instruction, by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,
     unread: Vec<String>,
     numbers: HashMap<(String, String), usize>,
-    operations: Vec<(String, Known)>,
+    operations: Vec<(String, OperationTotals)>,
 }
 
-impl Reader {
+impl TraceReader {
     fn new(space: &XSpace) -> Self {
         let (mut programs, mut unread) = (HashMap::new(), Vec::new());
         for bytes in space.programs() {
@@ -170,7 +170,7 @@ impl Reader {
                 Err(e) => unread.push(format!("cannot decode an HLO module in the trace: {e}")),
             }
         }
-        Reader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
+        TraceReader { programs, unread, numbers: HashMap::new(), operations: Vec::new() }
     }
 
     /// Adds the time of each event of a line, without the time of events that are nested in it.
@@ -236,7 +236,7 @@ impl Reader {
             Purpose { category, scope: plane.fact(event, "tf_op").map(|op| trim(&op)).unwrap_or_default() }
         });
         let number = self.operations.len();
-        self.operations.push((key.1.clone(), Known { purpose, count: 0, ps: 0 }));
+        self.operations.push((key.1.clone(), OperationTotals { purpose, count: 0, ps: 0 }));
         self.numbers.insert(key, number);
         number
     }
@@ -273,7 +273,7 @@ impl Reader {
             let sum = sums.entry(category).or_default();
             *sum = sum.saturating_add(span.1 - span.0);
         }
-        let busy: BTreeMap<OpCategory, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::of(s))).collect();
+        let busy: BTreeMap<OpCategory, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::union(s))).collect();
         let work = busy.iter().filter(|(a, _)| !a.is_collective()).fold(Intervals::default(), |all, (_, i)| all.or(i));
         let all = busy.values().fold(Intervals::default(), |all, i| all.or(i));
         let (start, end) = all.hull()?;
@@ -306,7 +306,7 @@ impl Reader {
             .operations
             .into_iter()
             .filter(|(_, known)| known.ps > 0)
-            .map(|(name, Known { purpose: Purpose { category, scope }, count, ps })| Operation {
+            .map(|(name, OperationTotals { purpose: Purpose { category, scope }, count, ps })| Operation {
                 name,
                 category,
                 scope,
@@ -406,7 +406,7 @@ mod tests {
             planes: vec![plane("/device:GPU:0", &names, vec![compute, collective]), idle, other],
             ..XSpace::default()
         };
-        let trace = Trace::of(&space, Some(2)).unwrap();
+        let trace = Trace::from_space(&space, Some(2)).unwrap();
         assert_eq!(trace.devices.len(), 1, "a device without operations is left out");
         // Work runs from 0 to 50 and from 80 to 100, the collective from 30 to 70. The device is idle from 70 to 80.
         assert_eq!([trace.window_ms, trace.busy_ms], [0.1, 0.09]);
@@ -429,7 +429,7 @@ mod tests {
             planes: vec![plane("/device:TPU:0", &names, vec![ops, background, modules])],
             ..XSpace::default()
         };
-        let trace = Trace::of(&space, None).unwrap();
+        let trace = Trace::from_space(&space, None).unwrap();
         let of = |name: &str| trace.operations.iter().find(|o| o.name == name).map(|o| (o.ms, o.count)).unwrap();
         assert_eq!(of("fusion.2"), (0.06, 2));
         assert_eq!(of("copy.3"), (0.02, 1), "asynchronous copies do not count as core time");
@@ -441,7 +441,7 @@ mod tests {
     fn trace_without_devices_reports_profiler_errors() {
         let space = XSpace { errors: vec!["CUPTI could not be loaded".into()], ..XSpace::default() };
         let space = XSpace::read(&space.encode_to_vec()).unwrap();
-        let error = Trace::of(&space, None).unwrap_err();
+        let error = Trace::from_space(&space, None).unwrap_err();
         assert_eq!(error, "the trace contains no device operations; profiler: CUPTI could not be loaded");
     }
 }

@@ -9,9 +9,9 @@ use super::proto::{ComputationProto, InstructionProto};
 
 /// Call stack of a computation: the instruction that calls it, and the call stack of that instruction's computation.
 #[derive(Clone, Copy)]
-pub(super) struct Entered<'a> {
+pub(super) struct CallStack<'a> {
     pub by: &'a InstructionProto,
-    pub from: Option<&'a Entered<'a>>,
+    pub from: Option<&'a CallStack<'a>>,
 }
 
 /// A scalar that equals a carried value of the innermost loop plus an offset. Without a carried value, the scalar is a
@@ -37,12 +37,12 @@ impl Module {
     }
 
     /// Returns the trip count of a `while`; `None` if the loop's bound depends on data.
-    pub(super) fn trip_count(&self, i: &InstructionProto, from: Option<&Entered>) -> Option<u64> {
+    pub(super) fn trip_count(&self, i: &InstructionProto, from: Option<&CallStack>) -> Option<u64> {
         if let Some(noted) = noted_trip_count(&i.backend_config) {
             return Some(noted);
         }
         let (_, condition) = self.body_and_condition(i)?;
-        let inside = Entered { by: i, from };
+        let inside = CallStack { by: i, from };
         let (compare, at) = self.comparison(self.root(condition)?, &inside)?;
         let sides = [0, 1].map(|n| self.operand(compare, n).and_then(|o| self.linear(o, Some(at.entered()), DEPTH)));
         let [left, right] = [sides[0]?, sides[1]?];
@@ -62,25 +62,26 @@ impl Module {
     fn comparison<'a>(
         &'a self,
         root: &'a InstructionProto,
-        inside: &'a Entered<'a>,
-    ) -> Option<(&'a InstructionProto, At<'a>)> {
+        inside: &'a CallStack<'a>,
+    ) -> Option<(&'a InstructionProto, ComparisonStack<'a>)> {
         let mut root = root;
         while let "copy" | "bitcast" = root.opcode.as_str() {
             root = self.operand(root, 0)?;
         }
         match root.opcode.as_str() {
-            "compare" => Some((root, At::Here(inside))),
+            "compare" => Some((root, ComparisonStack::Here(inside))),
             "fusion" | "call" => {
                 let called = self.computation(*root.called_computation_ids.first()?)?;
                 let inner = self.root(called)?;
-                (inner.opcode == "compare").then_some((inner, At::Called(Entered { by: root, from: Some(inside) })))
+                (inner.opcode == "compare")
+                    .then_some((inner, ComparisonStack::Called(CallStack { by: root, from: Some(inside) })))
             }
             _ => None,
         }
     }
 
     /// Returns by how much a carried value increases per iteration; `None` if this depends on data.
-    fn step(&self, i: &InstructionProto, element: i64, inside: &Entered) -> Option<i64> {
+    fn step(&self, i: &InstructionProto, element: i64, inside: &CallStack) -> Option<i64> {
         let (body, _) = self.body_and_condition(i)?;
         let next = self.element(self.root(body)?, element)?;
         let next = self.linear(next, Some(inside), DEPTH)?;
@@ -88,15 +89,15 @@ impl Module {
     }
 
     /// Returns the number that a value has in every iteration of the loop `i`; `None` if it changes or depends on data.
-    fn fixed(&self, value: Linear, i: &InstructionProto, from: Option<&Entered>) -> Option<i64> {
+    fn fixed(&self, value: Linear, i: &InstructionProto, from: Option<&CallStack>) -> Option<i64> {
         let Some(element) = value.carried else { return Some(value.offset) };
-        let inside = Entered { by: i, from };
+        let inside = CallStack { by: i, from };
         (self.step(i, element, &inside)? == 0).then_some(())?;
         self.initial(i, element, from)?.checked_add(value.offset)
     }
 
     /// Returns the initial value of a carried value; `None` if it depends on data.
-    fn initial(&self, i: &InstructionProto, element: i64, from: Option<&Entered>) -> Option<i64> {
+    fn initial(&self, i: &InstructionProto, element: i64, from: Option<&CallStack>) -> Option<i64> {
         let start = self.element(self.operand(i, 0)?, element)?;
         let value = self.linear(start, from, DEPTH)?;
         match value.carried {
@@ -118,7 +119,7 @@ impl Module {
         (tuple.opcode == "tuple").then(|| self.operand(tuple, usize::try_from(index).ok()?))?
     }
 
-    fn linear(&self, i: &InstructionProto, at: Option<&Entered>, depth: usize) -> Option<Linear> {
+    fn linear(&self, i: &InstructionProto, at: Option<&CallStack>, depth: usize) -> Option<Linear> {
         let depth = depth.checked_sub(1)?;
         let operand = |n: usize| self.operand(i, n).and_then(|o| self.linear(o, at, depth));
         match i.opcode.as_str() {
@@ -149,7 +150,7 @@ impl Module {
             }
             "fusion" | "call" => {
                 let called = self.computation(*i.called_computation_ids.first()?)?;
-                self.linear(self.root(called)?, Some(&Entered { by: i, from: at }), depth)
+                self.linear(self.root(called)?, Some(&CallStack { by: i, from: at }), depth)
             }
             "parameter" => {
                 let at = at?;
@@ -171,7 +172,7 @@ impl Module {
                     "fusion" => {
                         let called = self.computation(*tuple.called_computation_ids.first()?)?;
                         let inner = self.element(self.root(called)?, i.tuple_index)?;
-                        self.linear(inner, Some(&Entered { by: tuple, from: at }), depth)
+                        self.linear(inner, Some(&CallStack { by: tuple, from: at }), depth)
                     }
                     _ => None,
                 }
@@ -182,21 +183,21 @@ impl Module {
 }
 
 /// Call stack of the comparison: that of the condition, or of a computation that the condition calls.
-enum At<'a> {
-    Here(&'a Entered<'a>),
-    Called(Entered<'a>),
+enum ComparisonStack<'a> {
+    Here(&'a CallStack<'a>),
+    Called(CallStack<'a>),
 }
 
-impl<'a> At<'a> {
-    fn entered(&self) -> &Entered<'a> {
+impl<'a> ComparisonStack<'a> {
+    fn entered(&self) -> &CallStack<'a> {
         match self {
-            At::Here(e) => e,
-            At::Called(e) => e,
+            ComparisonStack::Here(e) => e,
+            ComparisonStack::Called(e) => e,
         }
     }
 }
 
-fn innermost_loop<'a>(mut at: Option<&'a Entered<'a>>) -> Option<&'a Entered<'a>> {
+fn innermost_loop<'a>(mut at: Option<&'a CallStack<'a>>) -> Option<&'a CallStack<'a>> {
     while let Some(entered) = at {
         if entered.by.opcode == "while" {
             return Some(entered);

@@ -13,7 +13,7 @@ use super::level::{BLOCKS, LoopLevel, in_blocks};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 use super::stacks::{StackCopy, Stacks};
-use super::trips::Entered;
+use super::trips::CallStack;
 
 /// Predicted seconds, from the roofline and link model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,13 +64,13 @@ pub(super) struct Walk<'a> {
 
 /// Where the walk is, and how often the computation there runs.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct WalkPosition<'a> {
     level: LoopLevel,
     /// How often this computation runs per iteration of its loop.
     times: f64,
     /// How often this computation runs per step; 0 outside the loop over steps.
     per_step: f64,
-    entered: Option<&'a Entered<'a>>,
+    entered: Option<&'a CallStack<'a>>,
     /// The loop in this computation that covers the most blocks. Loops over other kinds of blocks count as part of the
     /// step.
     blocks: Option<i64>,
@@ -103,7 +103,7 @@ impl<'a> Walk<'a> {
             mesh,
             chip,
             counter: Counter { module, on_chip, processors: chip.and_then(|c| c.processors) },
-            stacks: Stacks::of(module, layers),
+            stacks: Stacks::collect(module, layers),
             started,
             collectives: Vec::new(),
             copies: Vec::new(),
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
         let Some(entry) = self.module.computation(self.module.entry()) else { return Cost::default() };
         let level = if self.has_data_loop(entry, None) { LoopLevel::Outside } else { LoopLevel::Step };
         let per_step = if level == LoopLevel::Step { 1.0 } else { 0.0 };
-        let cost = self.visit(entry, Place { level, times: 1.0, per_step, entered: None, blocks: None });
+        let cost = self.visit(entry, WalkPosition { level, times: 1.0, per_step, entered: None, blocks: None });
         if level == LoopLevel::Step {
             self.step = Some(cost);
             return Cost::default();
@@ -127,28 +127,28 @@ impl<'a> Walk<'a> {
         cost
     }
 
-    fn has_data_loop(&self, c: &ComputationProto, entered: Option<&Entered>) -> bool {
+    fn has_data_loop(&self, c: &ComputationProto, entered: Option<&CallStack>) -> bool {
         c.instructions.iter().any(|i| match i.opcode.as_str() {
             "while" => match self.module.trip_count(i, entered) {
                 None => true,
                 Some(_) => self
                     .module
                     .body_and_condition(i)
-                    .is_some_and(|(body, _)| self.has_data_loop(body, Some(&Entered { by: i, from: entered }))),
+                    .is_some_and(|(body, _)| self.has_data_loop(body, Some(&CallStack { by: i, from: entered }))),
             },
             "call" | "conditional" => i.called_computation_ids.iter().any(|&id| {
-                let inside = Entered { by: i, from: entered };
+                let inside = CallStack { by: i, from: entered };
                 self.module.computation(id).is_some_and(|c| self.has_data_loop(c, Some(&inside)))
             }),
             _ => false,
         })
     }
 
-    fn visit(&mut self, c: &'a ComputationProto, at: Place) -> Cost {
+    fn visit(&mut self, c: &'a ComputationProto, at: WalkPosition) -> Cost {
         let order = self.module.scheduled(c);
         let loops = order.iter().filter(|i| i.opcode == "while" && self.is_over_blocks(i));
         let blocks = loops.max_by_key(|i| self.module.trip_count(i, at.entered)).map(|i| i.id);
-        let at = Place { blocks, ..at };
+        let at = WalkPosition { blocks, ..at };
         let position: BTreeMap<i64, usize> = order.iter().enumerate().map(|(n, i)| (i.id, n)).collect();
         let mut total = Cost::default();
         // For each position, the seconds of work that can overlap with a collective, and how much the two slow each
@@ -211,7 +211,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Returns the cost of an instruction, including the computations that it calls.
-    fn instruction(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+    fn instruction(&mut self, i: &'a InstructionProto, at: WalkPosition) -> Cost {
         match i.opcode.as_str() {
             "while" => self.repeated(i, at),
             "call" | "conditional" | "async-start" => {
@@ -219,10 +219,10 @@ impl<'a> Walk<'a> {
                 if i.opcode == "async-start" && self.module.wrapped_collective(i).is_some() {
                     return cost;
                 }
-                let inside = Entered { by: i, from: at.entered };
+                let inside = CallStack { by: i, from: at.entered };
                 for &id in &i.called_computation_ids {
                     if let Some(c) = self.module.computation(id) {
-                        cost.add(self.visit(c, Place { entered: Some(&inside), ..at }), 1.0);
+                        cost.add(self.visit(c, WalkPosition { entered: Some(&inside), ..at }), 1.0);
                     }
                 }
                 cost
@@ -250,14 +250,16 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn repeated(&mut self, i: &'a InstructionProto, at: Place) -> Cost {
+    fn repeated(&mut self, i: &'a InstructionProto, at: WalkPosition) -> Cost {
         let Some((body, _)) = self.module.body_and_condition(i) else { return Cost::default() };
-        let inside = Entered { by: i, from: at.entered };
+        let inside = CallStack { by: i, from: at.entered };
         let entered = Some(&inside);
         match self.module.trip_count(i, at.entered) {
             None if at.level == LoopLevel::Outside => {
-                let cost = self
-                    .visit(body, Place { level: LoopLevel::Step, times: 1.0, per_step: 1.0, entered, blocks: None });
+                let cost = self.visit(
+                    body,
+                    WalkPosition { level: LoopLevel::Step, times: 1.0, per_step: 1.0, entered, blocks: None },
+                );
                 self.step = Some(cost);
                 Cost::default()
             }
@@ -267,8 +269,8 @@ impl<'a> Walk<'a> {
                 let enters_blocks = at.level != LoopLevel::Block && at.blocks == Some(i.id);
                 let per_step = at.per_step * trips;
                 let place = match enters_blocks {
-                    true => Place { level: LoopLevel::Block, times: 1.0, per_step, entered, blocks: None },
-                    false => Place { times: at.times * trips, per_step, entered, ..at },
+                    true => WalkPosition { level: LoopLevel::Block, times: 1.0, per_step, entered, blocks: None },
+                    false => WalkPosition { times: at.times * trips, per_step, entered, ..at },
                 };
                 let cost = self.visit(body, place);
                 if enters_blocks {
@@ -316,7 +318,7 @@ impl<'a> Walk<'a> {
                 })
                 .collect()
             }
-            opcode if CollectiveKind::of(opcode).is_some() => {
+            opcode if CollectiveKind::from_opcode(opcode).is_some() => {
                 let end = (opcode.ends_with("-start") && !is_sync(i)).then(|| end_of(i, order, position));
                 vec![(i, end)]
             }
@@ -338,7 +340,7 @@ impl<'a> Walk<'a> {
         &self,
         collective: &'a InstructionProto,
         by: &'a InstructionProto,
-        at: Place,
+        at: WalkPosition,
     ) -> Option<(Collective, Vec<Vec<i64>>)> {
         let fused_in = if by.opcode == "fusion" { self.module.called(by) } else { None };
         let (kind, result) = self.module.result(collective, fused_in)?;

@@ -26,14 +26,14 @@ const PAGE: u64 = 64 << 20;
 const TRIES: u32 = 5;
 
 /// Locations of wheels: folders and package indexes.
-pub(super) struct Index {
+pub(super) struct WheelIndex {
     settings: Settings,
     agent: Agent,
 }
 
 /// File listed at a location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
+struct ListedFile {
     name: String,
     url: String,
     /// SHA-256, if the location publishes it.
@@ -41,7 +41,7 @@ struct Listed {
 }
 
 #[derive(Deserialize)]
-struct Page {
+struct IndexPage {
     files: Vec<PageFile>,
 }
 
@@ -52,12 +52,12 @@ struct PageFile {
     hashes: HashMap<String, String>,
 }
 
-impl Index {
+impl WheelIndex {
     /// Creates the HTTP client; opens no connection.
     ///
     /// # Errors
     /// Returns an error if the certificates or the proxy are invalid.
-    pub(super) fn new(settings: Settings) -> Result<Index> {
+    pub(super) fn new(settings: Settings) -> Result<WheelIndex> {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("ltx2/", env!("CARGO_PKG_VERSION")))
@@ -69,7 +69,7 @@ impl Index {
             let proxy = Proxy::new(proxy).map_err(|error| anyhow!("PIP_PROXY: {}: {error}", bare(proxy)))?;
             config = config.proxy(Some(proxy));
         }
-        Ok(Index { agent: config.build().into(), settings })
+        Ok(WheelIndex { agent: config.build().into(), settings })
     }
 
     /// Downloads a wheel into a folder and returns its path. The caller verifies its checksum.
@@ -89,7 +89,7 @@ impl Index {
     }
 
     /// Returns the first listed file that matches the wheel.
-    fn find(&self, wheel: &Wheel) -> Result<Listed> {
+    fn find(&self, wheel: &Wheel) -> Result<ListedFile> {
         let pages = self.settings.indexes.iter().map(|url| format!("{}/{}/", url.trim_end_matches('/'), wheel.package));
         let places: Vec<String> = self.settings.links.iter().cloned().chain(pages).collect();
         let mut reasons = Vec::new();
@@ -107,13 +107,13 @@ impl Index {
     }
 
     /// Lists the files of a folder or an index page.
-    fn listed(&self, place: &str) -> Result<Vec<Listed>> {
+    fn listed(&self, place: &str) -> Result<Vec<ListedFile>> {
         if let Some(folder) = file_path(place) {
             let entries = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path()));
             let files = entries.collect::<io::Result<Vec<PathBuf>>>()?;
             let files = files.iter().filter_map(|path| {
                 let (name, url) = (path.file_name()?.to_str()?.to_owned(), path.to_str()?.to_owned());
-                Some(Listed { name, url, sha256: None })
+                Some(ListedFile { name, url, sha256: None })
             });
             return Ok(files.collect());
         }
@@ -160,10 +160,10 @@ impl Index {
             let reason = match self.get(url, "*/*", have) {
                 Ok(response) if response.status().is_success() => match receive(response, &mut file, &mut have) {
                     Ok(()) => return Ok(()),
-                    Err(Broken::Write(error)) => {
+                    Err(DownloadFailure::Write(error)) => {
                         return Err(error).with_context(|| format!("{}: cannot write", target.display()));
                     }
-                    Err(Broken::Read(error)) => error.into(),
+                    Err(DownloadFailure::Read(error)) => error.into(),
                 },
                 Ok(response) => match response.status() {
                     status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
@@ -184,28 +184,30 @@ impl Index {
 }
 
 /// Side of a download that failed.
-enum Broken {
+enum DownloadFailure {
     Read(io::Error),
     Write(io::Error),
 }
 
 /// Writes the body of a response to a file and updates `have`, the number of bytes received. A partial response is
 /// appended after the first `have` bytes.
-fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Result<(), Broken> {
+fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Result<(), DownloadFailure> {
     if response.status() != StatusCode::PARTIAL_CONTENT {
         // The server ignored the range and sends the complete file.
         *have = 0;
     }
-    file.set_len(*have).and_then(|()| file.seek(SeekFrom::Start(*have))).map_err(Broken::Write)?;
+    file.set_len(*have).and_then(|()| file.seek(SeekFrom::Start(*have))).map_err(DownloadFailure::Write)?;
     let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let end = length.map(|length: u64| *have + length);
     let (mut body, mut buffer) = (response.body_mut().as_reader(), vec![0; 1 << 18]);
     loop {
-        match body.read(&mut buffer).map_err(Broken::Read)? {
-            0 if end.is_some_and(|end| *have < end) => return Err(Broken::Read(io::ErrorKind::UnexpectedEof.into())),
+        match body.read(&mut buffer).map_err(DownloadFailure::Read)? {
+            0 if end.is_some_and(|end| *have < end) => {
+                return Err(DownloadFailure::Read(io::ErrorKind::UnexpectedEof.into()));
+            }
             0 => return Ok(()),
             many => {
-                file.write_all(&buffer[..many]).map_err(Broken::Write)?;
+                file.write_all(&buffer[..many]).map_err(DownloadFailure::Write)?;
                 *have += many as u64;
             }
         }
@@ -247,7 +249,7 @@ fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
 
 /// Returns the listed file that matches the wheel by name, and by checksum if listed; otherwise the reason why no file
 /// matches.
-fn select(files: Vec<Listed>, wheel: &Wheel) -> Result<Listed, String> {
+fn select(files: Vec<ListedFile>, wheel: &Wheel) -> Result<ListedFile, String> {
     let (total, mut other) = (files.len(), None);
     for file in files.into_iter().filter(|file| is_wheel(&file.name, wheel)) {
         match &file.sha256 {
@@ -282,18 +284,18 @@ fn is_wheel(name: &str, wheel: &Wheel) -> bool {
 }
 
 /// Returns the listed file of a URL; `None` if the URL has no file name.
-fn listed(url: &str, sha256: Option<String>) -> Option<Listed> {
+fn listed(url: &str, sha256: Option<String>) -> Option<ListedFile> {
     let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
     let name = url.split('?').next()?.rsplit('/').next().filter(|name| !name.is_empty())?;
     let name = percent_decode_str(name).decode_utf8().ok()?.into_owned();
     // A name with a slash would escape the download folder.
     let sha256 = sha256.or_else(|| fragment.strip_prefix("sha256=").map(str::to_owned));
-    (!name.contains('/')).then(|| Listed { name, url: url.into(), sha256 })
+    (!name.contains('/')).then(|| ListedFile { name, url: url.into(), sha256 })
 }
 
 /// Returns URL and checksum of each file of a PEP 691 page.
 fn json_links(text: &str) -> Result<Vec<(String, Option<String>)>> {
-    let page: Page = serde_json::from_str(text).context("not a package index page")?;
+    let page: IndexPage = serde_json::from_str(text).context("not a package index page")?;
     Ok(page.files.into_iter().map(|mut file| (file.url, file.hashes.remove("sha256"))).collect())
 }
 

@@ -9,8 +9,8 @@ fn sidecar_reproduces_the_configuration_of_its_run() {
     given.flag("prompt", "request.prompt", Some("a: b # c"));
     let first = load(&given).unwrap().config;
     let sidecar = json!({"versions": {"ltx2": "0.1.0"}, "config": first.effective("a: b # c", 12), "seed": 12});
-    let files = Folder::new(&[("out.json", &serde_json::to_string_pretty(&sidecar).unwrap())]);
-    let again = load(&files.given("out.json")).unwrap().config;
+    let files = TestFolder::new(&[("out.json", &serde_json::to_string_pretty(&sidecar).unwrap())]);
+    let again = load(&files.overrides("out.json")).unwrap().config;
     let mut expected = first;
     expected.request.seed = 12;
     expected.request.num_videos = 1;
@@ -32,10 +32,10 @@ fn flags_override_a_sidecar() {
     let sidecar = |pairs: &[&str]| {
         let first = load(&set(pairs)).unwrap().config;
         let sidecar = json!({"config": first.effective("a", 12), "seed": 12});
-        Folder::new(&[("out.json", &serde_json::to_string(&sidecar).unwrap())])
+        TestFolder::new(&[("out.json", &serde_json::to_string(&sidecar).unwrap())])
     };
-    let again = |files: &Folder, pairs: &[&str]| {
-        let given = CliOverrides { set: set(pairs).set, ..files.given("out.json") };
+    let again = |files: &TestFolder, pairs: &[&str]| {
+        let given = CliOverrides { set: set(pairs).set, ..files.overrides("out.json") };
         let loaded = load(&given).unwrap_or_else(|error| panic!("{pairs:?}: {error}"));
         loaded.check_effect().unwrap_or_else(|error| panic!("{pairs:?}: {error}"));
         loaded.config
@@ -65,16 +65,16 @@ fn sidecar_detects_a_different_model() {
     let first = load(&set(&["model.path=models/none"])).unwrap().config;
     let sidecar =
         json!({"config": first.effective("a", 1), "inputs": {"a.png": "01"}, "model": {"path": "models/none"}});
-    let files = Folder::new(&[
+    let files = TestFolder::new(&[
         ("out.json", &sidecar.to_string()),
         ("plain.yml", "model: {path: models/none}\n"),
         ("other.yml", "extends: out.json\nmodel: {vae: models/other}\n"),
     ]);
     let names_other = |given: &CliOverrides| load(given).unwrap().sidecar().map(|own| own.uses_other_model);
-    assert_eq!(names_other(&files.given("plain.yml")), None);
-    assert_eq!(names_other(&files.given("out.json")), Some(false));
-    assert_eq!(names_other(&files.given("other.yml")), Some(true));
-    let mut flags = files.given("out.json");
+    assert_eq!(names_other(&files.overrides("plain.yml")), None);
+    assert_eq!(names_other(&files.overrides("out.json")), Some(false));
+    assert_eq!(names_other(&files.overrides("other.yml")), Some(true));
+    let mut flags = files.overrides("out.json");
     flags.flag("width", "request.width", Some(512));
     assert_eq!(names_other(&flags), Some(false));
     flags.flag("model", "model.path", Some("models/none"));

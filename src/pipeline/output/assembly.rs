@@ -195,7 +195,7 @@ mod tests {
         let ends = [0.0, 1.0, 9.0, 17.0, 25.0].map(|frame: f32| frame / 24.0);
         let bounds = Array4::from_shape_fn((1, 1, 4, 2), |(_, _, token, side)| ends[token + side]);
         let regenerated = |placement| {
-            let condition = Condition::given(25, Av::both(placement)).video;
+            let condition = Condition::keep_input(25, Av::both(placement)).video;
             let span = regenerated_span(&[condition], &bounds)?;
             Some([span.start, span.end].map(|at| (at * 24.0).round() as usize))
         };

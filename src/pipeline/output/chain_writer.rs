@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::partial_results::{self, Named};
+use super::partial_results::{self, NamedTensors};
 use super::report::RunReport;
-use super::writer::{Failures, Finished, Outcome, Written, keep_sidecar, place_of, write_sidecar};
+use super::writer::{Failures, FinishedVideo, WriteOutcome, WrittenVideo, keep_sidecar, place_of, write_sidecar};
 use crate::config::{Config, Job, sidecar_path};
 use crate::media::{
     Audio, Frames, LongHashes, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_new_png_frames,
 };
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::options::{GenerateOptions, KeepPlace};
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::programs::executor::Executor;
-use crate::pipeline::stages::chain::{Join, Piece};
+use crate::pipeline::stages::chain::{ChainPiece, ClipJoiner};
 use crate::pipeline::stages::clock::PhaseTime;
 use crate::pipeline::stages::text_to_video::Generated;
 use crate::request::Request;
@@ -28,7 +28,7 @@ pub(in crate::pipeline) struct ChainWriter<'a> {
     config: &'a Config,
     options: &'a GenerateOptions,
     replaceable: &'a Replaceable,
-    videos: Vec<Video<'a>>,
+    videos: Vec<ChainVideo<'a>>,
     /// Time of each phase, summed over all clips so far.
     timings: Vec<PhaseTime>,
     steps: usize,
@@ -36,15 +36,15 @@ pub(in crate::pipeline) struct ChainWriter<'a> {
     last: Option<Generated>,
 }
 
-struct Video<'a> {
+struct ChainVideo<'a> {
     job: &'a Job,
     path: &'a Path,
-    join: Join,
+    join: ClipJoiner,
     file: Option<LongMp4>,
     /// Number of frames of the video so far.
     frames: usize,
     /// Latents of all clips so far, named by clip number and dump name.
-    latents: Named,
+    latents: NamedTensors,
     clips: usize,
     /// Errors of output files. A file that cannot be written does not prevent the others from being written.
     failures: Failures,
@@ -60,17 +60,17 @@ impl<'a> ChainWriter<'a> {
     pub(in crate::pipeline) fn new(
         config: &'a Config,
         options: &'a GenerateOptions,
-        model: &Model,
+        model: &OpenModel,
         jobs: &'a [Job],
         paths: &'a [PathBuf],
         first: &Request,
         replaceable: &'a Replaceable,
     ) -> Result<Self> {
         let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has only one clip".into()))?;
-        let videos = jobs.iter().zip(paths).map(|(job, path)| Video {
+        let videos = jobs.iter().zip(paths).map(|(job, path)| ChainVideo {
             job,
             path,
-            join: Join::new(chain, model, first.frame_rate),
+            join: ClipJoiner::new(chain, model, first.frame_rate),
             file: None,
             frames: 0,
             latents: Vec::new(),
@@ -123,7 +123,7 @@ impl<'a> ChainWriter<'a> {
         executor: &Executor,
         made: Duration,
         sidecar: impl Fn(&Job) -> Value,
-    ) -> Vec<Outcome> {
+    ) -> Vec<WriteOutcome> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
         let (config, several, replaceable) = (self.config, self.options.has_several(), self.replaceable);
@@ -133,9 +133,9 @@ impl<'a> ChainWriter<'a> {
             let sound = config.output.save_audio.as_ref().map(|asked| place_of(asked, path, "wav", several));
             let (hashes, is_there) = video.finish(sound.as_deref(), replaceable);
             let span = Span::until_now(SpanKind::Write, "mp4", since);
-            let (table, figures) = RunReport::of(&summary, executor, made).end(span);
-            let Some(hashes) = hashes else { return Outcome { written: None, failed: video.kept(is_there) } };
-            let finished = Finished {
+            let (table, figures) = RunReport::new(&summary, executor, made).end(span);
+            let Some(hashes) = hashes else { return WriteOutcome { written: None, failed: video.kept(is_there) } };
+            let finished = FinishedVideo {
                 path: path.into(),
                 seed: video.job.seed,
                 prompt: video.job.prompt.clone(),
@@ -155,7 +155,7 @@ impl<'a> ChainWriter<'a> {
             if let (Some(error), Some(says), false) = (&failed, says, has_sidecar) {
                 keep_sidecar(error, says, &finished, &figures);
             }
-            Outcome { written: is_there.then_some(Written { video: finished, table, figures }), failed }
+            WriteOutcome { written: is_there.then_some(WrittenVideo { video: finished, table, figures }), failed }
         });
         each.collect()
     }
@@ -167,17 +167,17 @@ impl<'a> ChainWriter<'a> {
     }
 }
 
-impl Video<'_> {
+impl ChainVideo<'_> {
     /// Appends a piece to the video file, and its frames to `folder`, if set. Frame rate and sample rate are those of
     /// `clip`.
     fn write(
         &mut self,
         folder: Option<&Path>,
         replaceable: &Replaceable,
-        piece: Piece,
+        piece: ChainPiece,
         clip: &Generated,
     ) -> Result<()> {
-        let Piece { frames, sound } = piece;
+        let ChainPiece { frames, sound } = piece;
         if let Some(folder) = folder.filter(|_| self.saves_frames) {
             // Removes the frames of an earlier video first, if the run may replace them.
             let removes = self.frames == 0 && replaceable.has(folder);

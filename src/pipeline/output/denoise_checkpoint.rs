@@ -17,10 +17,10 @@ use super::recorded::numbers;
 use super::tensors;
 use super::tensors::fixed;
 use crate::config::{Config, Job};
-use crate::interrupts::{self, Guard};
+use crate::interrupts::{self, InterruptGuard};
 use crate::media::Frames;
 use crate::pipeline::error::{PipelineError, Result, one_line};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::stages::clip_ends::ClipEnds;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -32,10 +32,10 @@ pub struct Saving {
     /// Path of the file with the denoising state.
     steps: PathBuf,
     every: Option<Every>,
-    identity: Identity,
+    identity: RunIdentity,
     /// Output files of the run. The checkpoint records them, because a resumed run may replace them.
     outputs: Vec<PathBuf>,
-    found: Option<Saved>,
+    found: Option<DenoiseState>,
     /// Number of clips of a chained video that the interrupted run saved.
     clips: usize,
     /// Index of the clip that is being generated.
@@ -49,7 +49,7 @@ pub struct Saving {
 
 /// Description and hash of everything that the result of a run depends on.
 #[derive(Clone, Debug)]
-struct Identity {
+struct RunIdentity {
     hash: String,
     /// The hashed JSON, from which error messages quote differences.
     text: String,
@@ -65,7 +65,7 @@ pub(crate) enum Every {
 
 /// Denoising state between two steps of a pass.
 #[derive(Clone, Debug)]
-pub(crate) struct Saved {
+pub(crate) struct DenoiseState {
     pub(crate) phase: Phase,
     /// Number of transformer evaluations of the pass that are finished.
     pub(crate) done: usize,
@@ -115,7 +115,7 @@ impl Saving {
     /// the interval `every`; `None`: only when the run is interrupted.
     pub(crate) fn new(
         config: &Config,
-        model: &Model,
+        model: &OpenModel,
         jobs: &[Job],
         output: &Path,
         every: Option<Every>,
@@ -152,12 +152,12 @@ impl Saving {
     }
 
     /// Returns a guard. If a signal ends the process before the guard is dropped, `saved` is written to a file.
-    pub(crate) fn keeper(self, saved: Saved) -> Guard {
+    pub(crate) fn keeper(self, saved: DenoiseState) -> InterruptGuard {
         interrupts::keeper(move || self.keep_interrupted(&saved))
     }
 
     /// Saves the state of an interrupted run. Returns the part of the error message that says where it was saved.
-    fn keep_interrupted(&self, saved: &Saved) -> Option<String> {
+    fn keep_interrupted(&self, saved: &DenoiseState) -> Option<String> {
         let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
         let other = self.unasked.as_ref().filter(is_foreign).map(|_| next_to(&self.output, "interrupted"));
         let written = match &other {
@@ -266,7 +266,7 @@ impl Saving {
 
     /// Returns the metadata of a checkpoint file's header.
     fn about<const N: usize>(&self, more: [(&str, String); N]) -> HashMap<String, String> {
-        let Identity { hash, text } = self.identity.clone();
+        let RunIdentity { hash, text } = self.identity.clone();
         let all = [("identity", hash), ("request", text), ("outputs", json!(self.outputs).to_string())];
         let all = all.into_iter().chain(more);
         all.map(|(key, value)| (key.to_string(), value)).collect()
@@ -278,7 +278,7 @@ impl Saving {
     }
 
     /// Returns the denoising state to resume from; `None` if there is none or it belongs to another phase.
-    pub(crate) fn found(&self, phase: Phase) -> Option<&Saved> {
+    pub(crate) fn found(&self, phase: Phase) -> Option<&DenoiseState> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }
 
@@ -303,7 +303,7 @@ impl Saving {
     }
 
     /// Writes the denoising state, replacing the previous one.
-    pub(crate) fn write(&self, saved: &Saved) -> Result<()> {
+    pub(crate) fn write(&self, saved: &DenoiseState) -> Result<()> {
         let carried = saved.carried.iter().cloned().enumerate().map(|(i, t)| (format!("carried.{i}"), t));
         let sound = saved.sound.iter().map(|t| ("sound".to_string(), Tensor::from(t.clone())));
         let tensors: Vec<_> = carried.chain(sound).chain(saved.ends.tensors()).collect();
@@ -362,7 +362,7 @@ fn wrong(path: &Path, reason: &str) -> PipelineError {
 }
 
 /// Opens a checkpoint; returns an error if it belongs to another run.
-fn open(path: &Path, identity: &Identity) -> Result<Checkpoint> {
+fn open(path: &Path, identity: &RunIdentity) -> Result<Checkpoint> {
     let file = Checkpoint::open(path)?;
     match file.metadata("identity") {
         None => Err(wrong(path, "is not a checkpoint of a run")),
@@ -400,7 +400,7 @@ pub(in crate::pipeline) fn recorded_outputs(output: &Path) -> Vec<PathBuf> {
     recorded.flatten().collect()
 }
 
-fn read_clip(path: &Path, identity: &Identity) -> Result<SavedClip> {
+fn read_clip(path: &Path, identity: &RunIdentity) -> Result<SavedClip> {
     let file = open(path, identity)?;
     let cut_tokens = file.metadata("cut_tokens").and_then(|text| serde_json::from_str::<Vec<usize>>(text).ok());
     let cut_tokens = cut_tokens.ok_or_else(|| wrong(path, "is not a saved clip of a run"))?;
@@ -416,7 +416,7 @@ fn read_clip(path: &Path, identity: &Identity) -> Result<SavedClip> {
 }
 
 /// Reads the denoising state, and the index of its clip.
-fn read(path: &Path, identity: &Identity) -> Result<(usize, Saved)> {
+fn read(path: &Path, identity: &RunIdentity) -> Result<(usize, DenoiseState)> {
     let wrong = |reason: &str| wrong(path, reason);
     let file = open(path, identity)?;
     let about = |key: &str| file.metadata(key).ok_or_else(|| wrong("is not a checkpoint of a run"));
@@ -431,12 +431,12 @@ fn read(path: &Path, identity: &Identity) -> Result<(usize, Saved)> {
         true => Some(fixed(tensor("sound")?.into_f32())?),
         false => None,
     };
-    let saved = Saved { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)? };
+    let saved = DenoiseState { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)? };
     Ok((number("clip")?, saved))
 }
 
 /// Returns the identity of a run, including the content hashes of input files and LoRAs.
-fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<Identity> {
+fn identity(config: &Config, model: &OpenModel, jobs: &[Job]) -> Result<RunIdentity> {
     let all = json!({
         "release": env!("CARGO_PKG_VERSION"),
         "requests": jobs.iter().map(|job| numbers(config, job)).collect::<Vec<_>>(),
@@ -444,5 +444,5 @@ fn identity(config: &Config, model: &Model, jobs: &[Job]) -> Result<Identity> {
         "inputs": hashes::of_given(config)?,
     });
     let text = all.to_string();
-    Ok(Identity { hash: hex::encode(Sha256::digest(&text)), text })
+    Ok(RunIdentity { hash: hex::encode(Sha256::digest(&text)), text })
 }

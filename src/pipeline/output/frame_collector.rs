@@ -7,14 +7,14 @@ use crate::pipeline::error::Result;
 
 /// Frames of a video. `stream`: the encoder that has received the frames; `None` if encoding was not requested or could
 /// not start.
-pub(in crate::pipeline) struct Decoded {
+pub(in crate::pipeline) struct DecodedFrames {
     pub(in crate::pipeline) frames: Frames,
     pub(in crate::pipeline) stream: Option<VideoStream>,
 }
 
-impl From<Frames> for Decoded {
+impl From<Frames> for DecodedFrames {
     fn from(frames: Frames) -> Self {
-        Decoded { frames, stream: None }
+        DecodedFrames { frames, stream: None }
     }
 }
 
@@ -22,10 +22,10 @@ impl From<Frames> for Decoded {
 pub(in crate::pipeline) struct Pieces<'a> {
     frame_rate: f64,
     encode: Option<&'a Mp4Options>,
-    videos: Vec<Video>,
+    videos: Vec<CollectedVideo>,
 }
 
-struct Video {
+struct CollectedVideo {
     pieces: Vec<Frames>,
     stream: Option<VideoStream>,
 }
@@ -41,7 +41,7 @@ impl<'a> Pieces<'a> {
         if self.videos.is_empty() {
             let begin = |first: &Frames| {
                 let start = |options| VideoStream::start(first, self.frame_rate, options).ok().flatten();
-                Video { pieces: Vec::new(), stream: self.encode.and_then(start) }
+                CollectedVideo { pieces: Vec::new(), stream: self.encode.and_then(start) }
             };
             self.videos = next.iter().map(begin).collect();
         }
@@ -54,11 +54,11 @@ impl<'a> Pieces<'a> {
     }
 
     /// Returns the complete videos. Their encoders may still be running.
-    pub(in crate::pipeline) fn finish(self) -> Result<Vec<Decoded>> {
-        let whole = |video: Video| {
+    pub(in crate::pipeline) fn finish(self) -> Result<Vec<DecodedFrames>> {
+        let whole = |video: CollectedVideo| {
             let views: Vec<_> = video.pieces.iter().map(|piece| piece.data().view()).collect();
             let data = ndarray::concatenate(Dim(0), &views).expect("pieces differ only in their number of frames");
-            Ok(Decoded { frames: Frames::new(data)?, stream: video.stream })
+            Ok(DecodedFrames { frames: Frames::new(data)?, stream: video.stream })
         };
         self.videos.into_iter().map(whole).collect()
     }

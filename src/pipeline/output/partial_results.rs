@@ -13,7 +13,7 @@ use crate::pipeline::plan::options::{KeepPlace, RunOptions};
 use crate::pipeline::stages::batch::split;
 use crate::tensor::Tensor;
 
-pub(in crate::pipeline) type Named = Vec<(String, Tensor)>;
+pub(in crate::pipeline) type NamedTensors = Vec<(String, Tensor)>;
 
 /// Returns the first of the paths `stem` + `ending`, `stem.1` + `ending`, … that does not exist.
 fn free(stem: &OsStr, ending: &str) -> PathBuf {
@@ -79,7 +79,7 @@ pub(in crate::pipeline) fn keep_tensors(
 }
 
 /// Returns frames, audio and latents as named tensors. Omits the frames of an audio-only result.
-pub(in crate::pipeline) fn named(frames: &Frames, audio: Option<&Audio>, latents: &[(String, Tensor)]) -> Named {
+pub(in crate::pipeline) fn named(frames: &Frames, audio: Option<&Audio>, latents: &[(String, Tensor)]) -> NamedTensors {
     let frames = Some(frames).filter(|frames| frames.count() > 0);
     let frames = frames.map(|frames| ("frames".to_string(), Tensor::U8(frames.data().clone().into_dyn())));
     let audio = audio.map(|audio| ("audio".to_string(), Tensor::from(audio.samples().clone())));
@@ -87,7 +87,7 @@ pub(in crate::pipeline) fn named(frames: &Frames, audio: Option<&Audio>, latents
 }
 
 /// Splits un-normalised latents into the latents of each of `count` videos, with the tensor names of `--dump`.
-pub(in crate::pipeline) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) -> Vec<Named> {
+pub(in crate::pipeline) fn latents(video: &Array5<f32>, audio: &Array4<f32>, count: usize) -> Vec<NamedTensors> {
     let each = split(video.clone(), count).into_iter().zip(split(audio.clone(), count));
     let named = |(video, audio): (Array5<f32>, Array4<f32>)| {
         vec![("latents.video".to_string(), video.into()), ("latents.audio".to_string(), audio.into())]
@@ -101,7 +101,7 @@ pub(in crate::pipeline) fn latents(video: &Array5<f32>, audio: &Array4<f32>, cou
 pub(in crate::pipeline) fn keep_latents(
     mut error: PipelineError,
     options: &RunOptions,
-    latents: &[Named],
+    latents: &[NamedTensors],
     frames: &[Frames],
 ) -> PipelineError {
     // The results of a canceled server job are not needed.

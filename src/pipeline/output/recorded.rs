@@ -8,7 +8,7 @@ use super::differences::{difference, short};
 use super::hashes;
 use crate::config::{AUTO, Config, Job, Sidecar, sidecar_path};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::weights::fingerprint::SAMPLED;
 
 /// Config keys that do not affect the results of a run.
@@ -100,7 +100,7 @@ enum ModelMatch {
     Differs(String),
 }
 
-/// Compares the model that a sidecar records with [`Model::identity`]. Only components that both runs read are
+/// Compares the model that a sidecar records with [`OpenModel::identity`]. Only components that both runs read are
 /// compared.
 fn compare_models(recorded: &Value, own: &Value) -> ModelMatch {
     let of = |tree: &Value, key: &str| tree[key].as_str().unwrap_or_default().to_string();
@@ -153,7 +153,7 @@ pub(in crate::pipeline) fn warn_of_versions(sidecar: &Sidecar, own: &Value) {
 /// # Errors
 /// Returns an error that lists the differences; with `--allow-changed-inputs`, they are logged as warnings instead. If
 /// the ltx2 version differs, or if the user selected another model, a warning is logged.
-pub(in crate::pipeline) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &Model) -> Result<()> {
+pub(in crate::pipeline) fn check_rerun(config: &Config, sidecar: Option<&Sidecar>, model: &OpenModel) -> Result<()> {
     let Some(sidecar) = sidecar else { return Ok(()) };
     warn_of_versions(sidecar, &json!({"ltx2": env!("CARGO_PKG_VERSION")}));
     let mut changed = input_differences(&sidecar.inputs, &hashes::of_given(config)?);
@@ -178,7 +178,7 @@ pub(in crate::pipeline) fn check_rerun(config: &Config, sidecar: Option<&Sidecar
 }
 
 /// Result of comparing an existing video with a job.
-pub(in crate::pipeline) enum Existing {
+pub(in crate::pipeline) enum ExistingVideo {
     /// The request, the inputs and the model are the same.
     Same,
     /// The request, the inputs or the model differ. Contains a description of the first difference.
@@ -204,25 +204,25 @@ pub(in crate::pipeline) fn compare(
     path: &Path,
     config: &Config,
     job: &Job,
-    model: &mut Option<Model>,
-) -> Result<Existing> {
-    let Some(sidecar) = read(path) else { return Ok(Existing::NoSidecar) };
+    model: &mut Option<OpenModel>,
+) -> Result<ExistingVideo> {
+    let Some(sidecar) = read(path) else { return Ok(ExistingVideo::NoSidecar) };
     if let Some(why) = request_difference(&sidecar["config"], config, job) {
-        return Ok(Existing::Differs(why));
+        return Ok(ExistingVideo::Differs(why));
     }
     if let Some(why) = input_differences(&sidecar["inputs"], &hashes::of_given(config)?).into_iter().next() {
-        return Ok(Existing::Differs(why));
+        return Ok(ExistingVideo::Differs(why));
     }
     let model = match model {
         Some(model) => model,
-        None => model.insert(Model::of(config)?),
+        None => model.insert(OpenModel::from_config(config)?),
     };
     Ok(match compare_models(&sidecar["model"], &model.identity(config)?) {
-        ModelMatch::Same => Existing::Same,
-        ModelMatch::Unknown => Existing::Differs(
+        ModelMatch::Same => ExistingVideo::Same,
+        ModelMatch::Unknown => ExistingVideo::Differs(
             "model.fingerprint of the sidecar does not cover the weights (written by an earlier release)".into(),
         ),
-        ModelMatch::Differs(why) => Existing::Differs(why),
+        ModelMatch::Differs(why) => ExistingVideo::Differs(why),
     })
 }
 

@@ -38,8 +38,9 @@ pub(crate) struct RunReport {
 
 impl RunReport {
     /// Creates the report of a video. `made`: time from the start of the batch until its videos were generated.
-    pub(crate) fn of(generated: &Generated, executor: &Executor, made: Duration) -> Self {
-        let programs = executor.made().iter().map(|e| (e.name().replace('_', " "), e.compile_time(), e.origin()));
+    pub(crate) fn new(generated: &Generated, executor: &Executor, made: Duration) -> Self {
+        let programs =
+            executor.new_programs().iter().map(|e| (e.name().replace('_', " "), e.compile_time(), e.origin()));
         RunReport {
             rows: rows(generated, executor),
             programs: programs.collect(),
@@ -78,7 +79,8 @@ impl RunReport {
 }
 
 fn rows(generated: &Generated, executor: &Executor) -> Vec<(String, Duration)> {
-    let hits = !executor.made().is_empty() && executor.made().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
+    let hits = !executor.new_programs().is_empty()
+        && executor.new_programs().iter().all(|e| e.origin() == ExecutableOrigin::CacheHit);
     let compile = if hits { "cache hit" } else { "compile" };
     let mut rows = vec![("load".to_string(), executor.load_time), (compile.to_string(), executor.compile_time)];
     for took in &generated.timings {

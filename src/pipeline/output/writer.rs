@@ -24,7 +24,7 @@ const KEPT: &str = ".safetensors";
 
 /// A video that has been written.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Finished {
+pub struct FinishedVideo {
     /// Output file: MP4, or WAV for an audio-only result.
     pub(crate) path: PathBuf,
     pub(crate) seed: u64,
@@ -36,12 +36,12 @@ pub struct Finished {
 }
 
 /// A generated video with everything that is needed to write its files. Holds no device memory.
-pub(crate) struct Made {
+pub(crate) struct UnwrittenVideo {
     pub(crate) job: Job,
     pub(crate) path: PathBuf,
     pub(crate) replaceable: Replaceable,
     /// Where to save the results if a file cannot be written. `None`: they are not saved; the caller retries or calls
-    /// [`Made::keep_beside`].
+    /// [`UnwrittenVideo::keep_beside`].
     pub(crate) keep: Option<KeepPlace>,
     pub(crate) report: RunReport,
     /// The sidecar, without output hashes and timings. `None`: no sidecar is written.
@@ -50,29 +50,29 @@ pub(crate) struct Made {
 }
 
 /// Result of writing the files of a video. If a file cannot be written, the others are still written.
-pub(crate) struct Outcome {
+pub(crate) struct WriteOutcome {
     /// The video. `None`: the video file itself could not be written.
-    pub(in crate::pipeline) written: Option<Written>,
+    pub(in crate::pipeline) written: Option<WrittenVideo>,
     pub(in crate::pipeline) failed: Option<PipelineError>,
 }
 
-impl Outcome {
+impl WriteOutcome {
     /// Creates the result of a video none of whose files was written.
     fn lost(error: PipelineError) -> Self {
-        Outcome { written: None, failed: Some(error) }
+        WriteOutcome { written: None, failed: Some(error) }
     }
 
     /// Returns the video, if it was written, and the error of the first file that could not be written, if any.
-    pub(crate) fn parts(self) -> (Option<Written>, Option<PipelineError>) {
+    pub(crate) fn parts(self) -> (Option<WrittenVideo>, Option<PipelineError>) {
         (self.written, self.failed)
     }
 }
 
 /// Splits results into the videos that were written and, if any video could not be written, the first error. Adds the
 /// errors of other files to `late`.
-pub(in crate::pipeline) fn sorted(outcomes: Vec<Outcome>, late: &mut Failures) -> (Vec<Written>, Result<()>) {
+pub(in crate::pipeline) fn sorted(outcomes: Vec<WriteOutcome>, late: &mut Failures) -> (Vec<WrittenVideo>, Result<()>) {
     let (mut all, mut failures) = (Vec::new(), Failures::default());
-    for Outcome { written, failed } in outcomes {
+    for WriteOutcome { written, failed } in outcomes {
         let of = if written.is_some() { &mut *late } else { &mut failures };
         of.add(failed.map_or(Ok(()), Err));
         all.extend(written);
@@ -102,56 +102,56 @@ impl Failures {
 }
 
 /// A video that has been written, the printable table of its phases, and the same figures as JSON.
-pub(crate) struct Written {
-    pub(crate) video: Finished,
+pub(crate) struct WrittenVideo {
+    pub(crate) video: FinishedVideo,
     pub(in crate::pipeline) table: String,
     pub(crate) figures: Value,
 }
 
 /// Thread that writes videos. It holds at most one batch, so that memory use is bounded.
-pub(in crate::pipeline) struct Writer<'scope, 'env> {
+pub(in crate::pipeline) struct VideoWriter<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     config: &'env Config,
     options: &'env GenerateOptions,
-    batch: Option<ScopedJoinHandle<'scope, Vec<Outcome>>>,
+    batch: Option<ScopedJoinHandle<'scope, Vec<WriteOutcome>>>,
 }
 
-impl<'scope, 'env> Writer<'scope, 'env> {
+impl<'scope, 'env> VideoWriter<'scope, 'env> {
     pub(in crate::pipeline) fn new(
         scope: &'scope Scope<'scope, 'env>,
         config: &'env Config,
         options: &'env GenerateOptions,
     ) -> Self {
-        Writer { scope, config, options, batch: None }
+        VideoWriter { scope, config, options, batch: None }
     }
 
     /// Starts to write a batch, and removes the checkpoint of the batch when all files are written. The caller must
     /// have waited for the previous batch.
-    pub(in crate::pipeline) fn start(&mut self, batch: Vec<Made>, saving: Option<Saving>) {
+    pub(in crate::pipeline) fn start(&mut self, batch: Vec<UnwrittenVideo>, saving: Option<Saving>) {
         let (config, options) = (self.config, self.options);
         self.batch = Some(self.scope.spawn(move || {
-            let write = |mut made: Made| {
+            let write = |mut made: UnwrittenVideo| {
                 let written = catch_panics(|| Ok(made.write(config, options)), panicked);
-                written.unwrap_or_else(|error| Outcome::lost(made.kept(error, None)))
+                written.unwrap_or_else(|error| WriteOutcome::lost(made.kept(error, None)))
             };
-            let outcomes: Vec<Outcome> = batch.into_iter().map(write).collect();
+            let outcomes: Vec<WriteOutcome> = batch.into_iter().map(write).collect();
             finish_steps(saving.as_ref(), &outcomes);
             outcomes
         }));
     }
 
     /// Returns the results of the batch if the thread has finished, otherwise an empty list. Does not wait.
-    pub(in crate::pipeline) fn ended(&mut self) -> Vec<Outcome> {
+    pub(in crate::pipeline) fn ended(&mut self) -> Vec<WriteOutcome> {
         if self.batch.as_ref().is_some_and(ScopedJoinHandle::is_finished) { self.wait() } else { Vec::new() }
     }
 
     /// Waits until the thread has finished, and returns the results of the batch.
-    pub(in crate::pipeline) fn wait(&mut self) -> Vec<Outcome> {
+    pub(in crate::pipeline) fn wait(&mut self) -> Vec<WriteOutcome> {
         let Some(batch) = self.batch.take() else { return Vec::new() };
         if !batch.is_finished() {
             interrupts::doing("while files were written");
         }
-        batch.join().unwrap_or_else(|panic| vec![Outcome::lost(panicked(panic_message(&*panic)))])
+        batch.join().unwrap_or_else(|panic| vec![WriteOutcome::lost(panicked(panic_message(&*panic)))])
     }
 }
 
@@ -160,7 +160,7 @@ fn panicked(message: String) -> PipelineError {
 }
 
 /// Removes the checkpoint of a batch if all files were written. Otherwise, logs how to resume.
-pub(in crate::pipeline) fn finish_steps(saving: Option<&Saving>, outcomes: &[Outcome]) {
+pub(in crate::pipeline) fn finish_steps(saving: Option<&Saving>, outcomes: &[WriteOutcome]) {
     let Some(saving) = saving else { return };
     if outcomes.iter().all(|outcome| outcome.failed.is_none()) {
         saving.finish();
@@ -169,17 +169,17 @@ pub(in crate::pipeline) fn finish_steps(saving: Option<&Saving>, outcomes: &[Out
     }
 }
 
-impl Made {
+impl UnwrittenVideo {
     /// Writes the video, its sidecar and the other requested files. If a file cannot be written, the others are still
     /// written, and frames, samples and latents are saved in another file, which the error names. Can be called again
     /// after a failure.
-    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> Outcome {
+    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> WriteOutcome {
         let since = Instant::now();
         // Ignore an encoding error here: encoding is then repeated when the file is written, which reports the error.
         let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
         let audio = match self.generated.sound() {
             Ok(audio) => audio,
-            Err(error) => return Outcome::lost(self.kept(error, None)),
+            Err(error) => return WriteOutcome::lost(self.kept(error, None)),
         };
         let replace = self.replaceable.has(&self.path);
         let (frames, encoder) = (&self.generated.frames, Mp4Options { replace, ..Mp4Options::default() });
@@ -191,13 +191,13 @@ impl Made {
         });
         let (frames_sha256, samples_sha256) = match hashes {
             Ok(hashes) => hashes,
-            Err(panic) => return Outcome::lost(self.kept(panicked(panic_message(&*panic)), Some(&audio))),
+            Err(panic) => return WriteOutcome::lost(self.kept(panicked(panic_message(&*panic)), Some(&audio))),
         };
         let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
-        let video = Finished { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
+        let video = FinishedVideo { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
         let mut failures = Failures::default();
         let is_there = match written {
-            Err(error) if self.keep.is_none() => return Outcome::lost(error),
+            Err(error) if self.keep.is_none() => return WriteOutcome::lost(error),
             written => !failures.add(written),
         };
         self.write_other_files(config, options, &mut failures);
@@ -213,7 +213,7 @@ impl Made {
         if let (Some(error), Some(says), false) = (&failed, &self.sidecar, has_sidecar) {
             keep_sidecar(error, says.clone(), &video, &figures);
         }
-        Outcome { written: is_there.then_some(Written { video, table, figures }), failed }
+        WriteOutcome { written: is_there.then_some(WrittenVideo { video, table, figures }), failed }
     }
 
     /// Saves frames, samples and latents after a file could not be written, if `keep` is set. Returns the error,
@@ -229,7 +229,7 @@ impl Made {
         if has_frames { "the frames, audio samples and latents are" } else { "the audio samples and latents are" }
     }
 
-    fn tensors(&self, audio: Option<&Audio>) -> partial_results::Named {
+    fn tensors(&self, audio: Option<&Audio>) -> partial_results::NamedTensors {
         let Generated { frames, audio: samples, latents, .. } = &self.generated;
         let mut tensors = partial_results::named(frames, audio, latents);
         if audio.is_none() {
@@ -276,7 +276,7 @@ impl Made {
 pub(in crate::pipeline) fn write_sidecar(
     mut sidecar: Value,
     path: &Path,
-    video: &Finished,
+    video: &FinishedVideo,
     figures: &Value,
     replace: bool,
 ) -> Result<()> {
@@ -286,7 +286,7 @@ pub(in crate::pipeline) fn write_sidecar(
 }
 
 /// Writes a sidecar next to the file in which the results were saved, if `error` refers to such a file.
-pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &Finished, figures: &Value) {
+pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &FinishedVideo, figures: &Value) {
     if let PipelineError::Kept { kept, .. } = error {
         let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
         written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));

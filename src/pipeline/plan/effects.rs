@@ -200,7 +200,7 @@ fn by_schema(options: &[&'static Value]) -> Vec<Value> {
 }
 
 /// A pipeline, with a minimal configuration for it.
-struct Case {
+struct PipelineCase {
     name: &'static str,
     /// Path of the base configuration, which the tested keys override. It is a sidecar, because no value in a sidecar
     /// is rejected for having no effect.
@@ -208,7 +208,7 @@ struct Case {
     folder: tempfile::TempDir,
 }
 
-impl Case {
+impl PipelineCase {
     fn new(name: &'static str, model: &str, request: Value, more: Value) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for (part, shade) in [("frames", 0), ("other", 9)] {
@@ -229,7 +229,7 @@ impl Case {
         merge(&mut config, more);
         let base = folder.path().join("base.json");
         std::fs::write(&base, json!({"config": config}).to_string()).expect("written");
-        Case { name, base: base.to_str().expect("UTF-8").into(), folder }
+        PipelineCase { name, base: base.to_str().expect("UTF-8").into(), folder }
     }
 
     fn load(&self, set: &[String]) -> Result<Config, String> {
@@ -252,7 +252,7 @@ fn merge(into: &mut Value, from: Value) {
 /// Returns, as text, everything that a configuration determines except the programs: the resolved request with its
 /// noise levels, all jobs, their output files, and whether prompts begin with BOS.
 fn plan(config: &Config) -> Result<String, String> {
-    let configs = ModelConfigs::from(Origin::of(config).map_err(|e| e.to_string())?).for_run(config);
+    let configs = ModelConfigs::from(Origin::find(config).map_err(|e| e.to_string())?).for_run(config);
     let sizes = configs.sizes().map_err(|e| e.to_string())?;
     let mut config = config.clone();
     if config.request.num_frames.count().is_none() {
@@ -261,7 +261,7 @@ fn plan(config: &Config) -> Result<String, String> {
     let jobs = config.jobs().map_err(|e| e.to_string())?;
     let job = jobs.first().ok_or("no job")?;
     let request = resolve_job(&config, &sizes, job).map_err(|e| e.to_string())?;
-    let shapes = Shapes::of(&sizes, &request.passes().0).map_err(|e| e.to_string())?;
+    let shapes = Shapes::from_request(&sizes, &request.passes().0).map_err(|e| e.to_string())?;
     let scheduler = configs.origin().json(Component::Scheduler).map_err(|e| e.to_string())?.to_string();
     let scheduler = FlowMatch::from_json(&scheduler, Path::new("scheduler")).map_err(|e| e.to_string())?;
     let levels = sigmas(&config, &scheduler, &shapes).map_err(|e| e.to_string())?;
@@ -285,14 +285,14 @@ const OF_PROGRAMS: [(&str, ProgramKind); 7] = [
 
 fn program(config: &Config, kind: ProgramKind) -> Result<String, String> {
     // Use all blocks, because the first block is never quantized to 8 bits.
-    let programs = Programs::of(config, None).map_err(|e| e.to_string())?;
+    let programs = Programs::from_config(config, None).map_err(|e| e.to_string())?;
     let mut build = setup::build(config, 1, "cpu", "").map_err(|e| e.to_string())?;
     // The matrices of the tiny test models have fewer rows than the default minimum for integer matmuls.
     build.lowering.min_integer_rows = 0;
     Ok(programs.network(kind, &build).map_err(|e| e.to_string())?.program.hash())
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<PipelineCase> {
     let (prompt, none) = (
         |more: Value| {
             let mut request =
@@ -308,17 +308,17 @@ fn cases() -> Vec<Case> {
         request
     };
     let two = json!({"width": 128, "height": 128});
-    let case = |name, request| Case::new(name, "tiny_2_3", request, none.clone());
+    let case = |name, request| PipelineCase::new(name, "tiny_2_3", request, none.clone());
     vec![
         case("text_to_video", prompt(json!({}))),
-        Case::new("text_to_video", "tiny_a", prompt(json!({})), none.clone()),
+        PipelineCase::new("text_to_video", "tiny_a", prompt(json!({})), none.clone()),
         case("image_to_video", prompt(json!({"images": [{"path": IMAGE, "strength": 0.5}]}))),
         case("audio_to_video", prompt(json!({"audio": {"path": "a.wav"}}))),
         case("two_stage", prompt(two.clone())),
-        Case::new("two_stage", "tiny_a", prompt(two.clone()), none.clone()),
-        Case::new("audio_to_video", "tiny_a", prompt(json!({"audio": {"path": "a.wav"}})), none.clone()),
-        Case::new("distilled", "tiny_2_5", prompt(two.clone()), none.clone()),
-        Case::new(
+        PipelineCase::new("two_stage", "tiny_a", prompt(two.clone()), none.clone()),
+        PipelineCase::new("audio_to_video", "tiny_a", prompt(json!({"audio": {"path": "a.wav"}})), none.clone()),
+        PipelineCase::new("distilled", "tiny_2_5", prompt(two.clone()), none.clone()),
+        PipelineCase::new(
             "image_to_video",
             "tiny_2_5",
             prompt(json!({"images": [{"path": IMAGE, "strength": 0.5}]})),
@@ -338,7 +338,7 @@ fn cases() -> Vec<Case> {
                 json!({"width": 128, "height": 128, "images": [{"path": IMAGE}, {"path": IMAGE, "frame": 16, "strength": 0.5}]}),
             ),
         ),
-        Case::new("dfr", "tiny_2_5", prompt(two), json!({"model": {"decoder": "auto"}})),
+        PipelineCase::new("dfr", "tiny_2_5", prompt(two), json!({"model": {"decoder": "auto"}})),
         case("retake", of_video(json!({"retake": {"from": 0.2, "to": 0.6}}))),
         case("extend", of_video(json!({"extend": {"seconds": 0.7, "overlap": 9}}))),
         case("video_to_audio", of_video(json!({}))),
@@ -347,13 +347,13 @@ fn cases() -> Vec<Case> {
 }
 
 /// Configuration without the tested key, and its [`plan`].
-struct Below {
+struct Baseline {
     config: Config,
     plan: Result<String, String>,
 }
 
 /// Configurations of a case, by the settings applied to it. `None`: the configuration is rejected.
-type Known = BTreeMap<Vec<String>, Option<Below>>;
+type Baselines = BTreeMap<Vec<String>, Option<Baseline>>;
 
 /// Returns whether setting a key changed the result: the results differ, or the new result is an error that mentions
 /// the key.
@@ -366,7 +366,7 @@ fn differs(before: &Result<String, String>, after: &Result<String, String>, key:
 }
 
 /// Tests a key in a pipeline. Returns a message if the key is neither rejected nor has an effect.
-fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) -> Option<String> {
+fn fault(case: &PipelineCase, key: &str, options: &[&'static Value], known: &mut Baselines) -> Option<String> {
     let folder = case.folder.path();
     let is_elsewhere = ELSEWHERE
         .iter()
@@ -413,7 +413,7 @@ fn fault(case: &Case, key: &str, options: &[&'static Value], known: &mut Known) 
         let below: Vec<String> = more.clone().chain(base).collect();
         let before = known.entry(below).or_insert_with_key(|set| {
             let config = case.load(set).ok()?;
-            Some(Below { plan: plan(&config), config })
+            Some(Baseline { plan: plan(&config), config })
         });
         let Some(before) = before else { return None };
         if json!(before.config) == json!(config) {
@@ -457,12 +457,12 @@ fn every_key_has_effect_or_is_rejected() {
     for (known, _) in ELSEWHERE {
         assert!(keys.iter().any(|(key, _)| key.starts_with(known)), "{known} is not a key");
     }
-    let cases: Vec<(usize, Case)> = cases().into_iter().enumerate().collect();
+    let cases: Vec<(usize, PipelineCase)> = cases().into_iter().enumerate().collect();
     // Each case tries a third of the keys, a different third than the next case; the full test tries all.
     let part = if std::env::var_os("LTX2_TEST_FULL").is_some() { 1 } else { 3 };
-    let of_case = |(at, case): &(usize, Case)| -> Vec<String> {
+    let of_case = |(at, case): &(usize, PipelineCase)| -> Vec<String> {
         case.load(&[]).unwrap_or_else(|error| panic!("{}: {error}", case.name));
-        let mut known = Known::new();
+        let mut known = Baselines::new();
         let of_key = |(key, options): &(String, Vec<&'static Value>)| {
             fault(case, key, options, &mut known).map(|why| format!("{} {key}: {why}", case.name))
         };

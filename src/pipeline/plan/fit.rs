@@ -63,15 +63,15 @@ mod tests {
 
     const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
 
-    fn of(model: &str, overrides: Overrides) -> Result<()> {
+    fn check_model(model: &str, overrides: Overrides) -> Result<()> {
         let source = ModelSource::open(&format!("{MODELS}/{model}"), &overrides).expect("opens");
-        ModelConfigs::of(&Arc::new(source)).check_fit()
+        ModelConfigs::from_source(&Arc::new(source)).check_fit()
     }
 
     #[test]
     fn components_of_same_model_match() {
         for model in ["tiny_a", "tiny_b", "tiny_2_3", "tiny_2_5"] {
-            of(model, Overrides::default()).expect(model);
+            check_model(model, Overrides::default()).expect(model);
         }
         for preset in ["ltx2", "ltx2_3", "ltx2_5", "nano", "nano_2_3", "nano_2_5"] {
             let preset = Preset::named(preset).expect(preset);
@@ -82,14 +82,14 @@ mod tests {
     #[test]
     fn mismatched_latent_channels_are_rejected() {
         let vae = Overrides { vae: Some(format!("{MODELS}/tiny_2_3/vae")), ..Overrides::default() };
-        let error = of("tiny_a", vae).expect_err("2 channels").to_string();
+        let error = check_model("tiny_a", vae).expect_err("2 channels").to_string();
         assert!(error.contains("tiny_2_3/vae/config.json: the latents have 2 channels per token, but "), "{error}");
         assert!(
             error.ends_with("tiny_a/transformer/config.json has in_channels = 8; use the vae of the same model"),
             "{error}"
         );
         let audio = Overrides { audio_vae: Some(format!("{MODELS}/tiny_b/audio_vae")), ..Overrides::default() };
-        let error = of("tiny_a", audio).expect_err("8 channels").to_string();
+        let error = check_model("tiny_a", audio).expect_err("8 channels").to_string();
         assert!(error.contains("audio_in_channels = 4; use the audio_vae of the same model"), "{error}");
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::origin::Weights;
 use crate::config;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::weights::{Lora, LoraFile, MergeOrder, ModelSource};
+use crate::weights::{LoraFile, MergeOrder, ModelSource, ScaledLora};
 
 /// Opened LoRA files, with the strength of each and the passes (1 or 2) to which it applies.
 #[derive(Clone, Debug, Default)]
 pub struct Loras {
-    files: Vec<(Lora, Vec<u8>)>,
+    files: Vec<(ScaledLora, Vec<u8>)>,
     pub(in crate::pipeline) order: MergeOrder,
 }
 
@@ -36,14 +36,14 @@ impl Loras {
             if let Some(warning) = file.unused_alpha(order) {
                 tracing::warn!("{warning}");
             }
-            Ok((Lora { file, strength: entry.strength }, entry.stages.clone()))
+            Ok((ScaledLora { file, strength: entry.strength }, entry.stages.clone()))
         });
         Ok(Loras { files: each.collect::<Result<_>>()?, order })
     }
 
     /// Checks that the model has every tensor that the LoRAs of any pass update; see [`check`].
     pub(crate) fn check(&self, weights: &Weights) -> Result<()> {
-        let all: Vec<Lora> = self.files.iter().map(|(lora, _)| lora.clone()).collect();
+        let all: Vec<ScaledLora> = self.files.iter().map(|(lora, _)| lora.clone()).collect();
         check(&all, weights)
     }
 
@@ -58,7 +58,7 @@ impl Loras {
     }
 
     /// Returns the LoRAs that apply to a pass (1 or 2).
-    pub(crate) fn of_pass(&self, pass: u8) -> Vec<Lora> {
+    pub(crate) fn of_pass(&self, pass: u8) -> Vec<ScaledLora> {
         self.files.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
     }
 }
@@ -68,7 +68,7 @@ impl Loras {
 /// # Errors
 /// Returns an error if the weights are random, or if the model does not have a tensor or has it with another shape. The
 /// error quotes file, key and shapes.
-pub(in crate::pipeline) fn check(loras: &[Lora], weights: &Weights) -> Result<()> {
+pub(in crate::pipeline) fn check(loras: &[ScaledLora], weights: &Weights) -> Result<()> {
     let Some(first) = loras.first() else { return Ok(()) };
     match weights {
         Weights::Files(source) => Ok(loras.iter().try_for_each(|lora| lora.file.check(source))?),

@@ -18,7 +18,7 @@ use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
 use crate::pipeline::programs::executor::Executor;
 use crate::runtime::processes::Group;
-use crate::runtime::{During, RuntimeError, SpanKind, device_bytes};
+use crate::runtime::{MemoryPhase, RuntimeError, SpanKind, device_bytes};
 
 /// Fraction of the free memory that is kept in reserve, because allocators fragment and the results of a program stay
 /// in memory until the next program runs.
@@ -45,7 +45,7 @@ struct Need {
 
 impl Need {
     /// Creates the entry of a program that has not been compiled.
-    fn of(program: ProgramKind, network: &Network) -> Self {
+    fn for_program(program: ProgramKind, network: &Network) -> Self {
         let components = network.params.iter().map(|p| p.component).collect();
         Need { program, components, work: None, io: io(network) }
     }
@@ -59,7 +59,7 @@ impl Need {
 
 /// Memory that a run needs per device, by program and by component.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct MemoryPlan {
     config: Config,
     needs: Vec<Need>,
     /// Bytes of parameters per device, by component.
@@ -73,8 +73,8 @@ pub(crate) struct Plan {
 
 /// A plan that fits in memory, and which parameters stay on the devices.
 #[derive(Clone, Debug)]
-pub(crate) struct Planned {
-    plan: Rc<Plan>,
+pub(crate) struct FittedPlan {
+    plan: Rc<MemoryPlan>,
     pub(crate) keep: Keep,
 }
 
@@ -108,9 +108,9 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
     }
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Builds and compiles every program of a run, and starts to load their parameters.
-    pub(crate) fn of(
+    pub(crate) fn build(
         config: &Config,
         programs: &Programs,
         executor: &mut Executor,
@@ -138,8 +138,8 @@ impl Plan {
         let has_room = takes <= PRELOAD_FRACTION || takes <= PRELOAD_FRACTION_CACHED && are_cached();
         let has_room = has_room && config.runtime.residency != Residency::InTurn;
         executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
-        let needs = networks.iter().map(|(program, network)| Need::of(*program, network));
-        let mut plan = Plan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
+        let needs = networks.iter().map(|(program, network)| Need::for_program(*program, network));
+        let mut plan = MemoryPlan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
         if let Err(error) = plan.compile(&networks, executor) {
             // Compilation failed, so the plan only knows the arguments and results of the programs.
             return Err(plan.explain(error, None, executor, build));
@@ -259,7 +259,7 @@ impl Plan {
 /// Adds to an out-of-memory error how much memory is needed and what to change. Returns other errors unchanged.
 fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> PipelineError {
     let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
-    let what = if *during == During::Load { "parameters of " } else { "" };
+    let what = if *during == MemoryPhase::Load { "parameters of " } else { "" };
     let said = one_line(source);
     PipelineError::TooLarge(format!(
         "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
@@ -275,7 +275,7 @@ pub(in crate::pipeline) fn explain_single_run(
 ) -> PipelineError {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     let hash = network.program.hash();
-    let compiled = executor.made().iter().find(|program| program.hash() == hash);
+    let compiled = executor.new_programs().iter().find(|program| program.hash() == hash);
     let (least, work_bytes) = match compiled.and_then(|compiled| work(network, compiled)) {
         Some(work) => ("", work),
         None => ("at least ", io(network)),
@@ -311,16 +311,16 @@ pub(crate) fn plan(
     executor: &mut Executor,
     build: &Build,
     group: Option<&Arc<Group>>,
-) -> Result<Planned> {
-    let plan = Plan::of(config, programs, executor, build, group)?;
+) -> Result<FittedPlan> {
+    let plan = MemoryPlan::build(config, programs, executor, build, group)?;
     tracing::debug!("{}", plan.table());
     match plan.keep(config.runtime.residency) {
-        Some(keep) => Ok(Planned { plan: Rc::new(plan), keep }),
+        Some(keep) => Ok(FittedPlan { plan: Rc::new(plan), keep }),
         None => Err(PipelineError::TooLarge(plan.shortage(executor, build))),
     }
 }
 
-impl Planned {
+impl FittedPlan {
     /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
     /// aborts the process.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
@@ -357,7 +357,7 @@ const WOULD_FIT: &str = "would fit (estimated without compiling)";
 const NOTHING_FITS: &str =
     "smaller tiles, other shipped layouts and fewer frames would not fit either; use more devices";
 
-impl Plan {
+impl MemoryPlan {
     /// Describes why a run does not fit in memory: the bytes needed, the bytes usable, and the cheapest change that
     /// fits.
     fn shortage(&self, executor: &Executor, build: &Build) -> String {
@@ -398,7 +398,7 @@ impl Plan {
         if new.layout.mesh.devices() != build.layout.mesh.devices() {
             return None;
         }
-        let programs = Programs::of(config, None).ok()?;
+        let programs = Programs::from_config(config, None).ok()?;
         let each = self.needs.iter().map(|need| {
             let network = programs.network(need.program, &new).ok()?;
             let own: usize = parameters([&network]).values().sum();
@@ -463,7 +463,7 @@ mod tests {
         let program = b.finish(&[("y", &sum)]).expect("builds");
         let params = read.map(|(_, param)| param).into();
         let network = Network { program, params, placements: Vec::new(), notes: Vec::new() };
-        let need = Need::of(ProgramKind::TextEncoder, &network);
+        let need = Need::for_program(ProgramKind::TextEncoder, &network);
         assert_eq!(need.components.into_iter().collect::<Vec<_>>(), ["connectors", "text_encoder"]);
     }
 
@@ -480,7 +480,7 @@ mod tests {
             need(ProgramKind::Denoise, &["transformer"], 10),
         ];
         let components = [("text_encoder", 60), ("transformer", 100)].into();
-        let plan = |limit| Plan {
+        let plan = |limit| MemoryPlan {
             config: Config::default(),
             needs: needs.clone(),
             components: BTreeMap::clone(&components),

@@ -25,7 +25,7 @@ pub enum Origin {
 impl Origin {
     /// Finds the model of a configuration: its files if they are on this machine, otherwise the built-in preset of that
     /// name.
-    pub(crate) fn of(config: &Config) -> Result<Self> {
+    pub(crate) fn find(config: &Config) -> Result<Self> {
         match (files(config), Preset::named(&config.model.path)) {
             (Ok(source), _) => Ok(Origin::Files(source)),
             (Err(PipelineError::Weights(WeightsError::NotFound { .. })), Some(preset)) => Ok(Origin::Preset(preset)),
@@ -94,7 +94,7 @@ impl Origin {
 /// Returns the origin of the model's configurations and the origin of its parameters.
 pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
     match config.model.weights {
-        WeightSource::Random => Ok((Origin::of(config)?, Weights::Random(config.model.weights_seed))),
+        WeightSource::Random => Ok((Origin::find(config)?, Weights::Random(config.model.weights_seed))),
         WeightSource::File => {
             let source = files(config)?;
             Ok((Origin::Files(source.clone()), Weights::Files(source)))

@@ -12,7 +12,7 @@ use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{self, png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
-use crate::pipeline::output::recorded::{self, Existing};
+use crate::pipeline::output::recorded::{self, ExistingVideo};
 use crate::pipeline::output::writer::{dump_path, place_of};
 use crate::request::Request;
 
@@ -21,7 +21,7 @@ const MP4: [f64; 2] = [0.00003, 0.02];
 const PNG: [f64; 2] = [0.001, 0.5];
 
 /// A file that a run writes, or a folder for frames.
-struct Output {
+struct OutputPath {
     /// Config key or flag that requests the output.
     key: &'static str,
     path: PathBuf,
@@ -35,7 +35,7 @@ const CHECKPOINT: &str = "--checkpoint-every";
 /// Extensions that a folder for frames must not have.
 const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov", "mp4", "png", "tiff", "webm", "webp"];
 
-impl Output {
+impl OutputPath {
     fn is_frames(&self) -> bool {
         self.key == FRAMES
     }
@@ -47,7 +47,7 @@ impl Output {
 }
 
 /// Returns the outputs of the video `path`; none if `path` is empty, because this process writes nothing.
-fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
+fn of_video(config: &Config, path: &Path, several: bool) -> Vec<OutputPath> {
     if path.file_name().is_none() {
         return Vec::new();
     }
@@ -58,20 +58,20 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<Output> {
         (FRAMES, place(&config.output.save_frames, "")),
         ("output.save_audio", place(&config.output.save_audio, "wav")),
     ];
-    all.into_iter().filter_map(|(key, path)| Some(Output { key, path: path? })).collect()
+    all.into_iter().filter_map(|(key, path)| Some(OutputPath { key, path: path? })).collect()
 }
 
 /// Returns all outputs of a run; none for a process that writes nothing.
-fn of_run(config: &Config, options: &GenerateOptions) -> Vec<Output> {
+fn of_run(config: &Config, options: &GenerateOptions) -> Vec<OutputPath> {
     let several = options.has_several();
     let writes = options.outputs.iter().any(|path| path.file_name().is_some());
     let videos = options.outputs.iter().flat_map(|path| of_video(config, path, several));
     let dumps = options.dump.iter().flat_map(|dump| options.jobs.iter().map(|job| dump_path(dump, job, several)));
-    let dumps = dumps.map(|path| Output { key: "--dump", path });
-    let times = options.perf_json.iter().map(|path| Output { key: "--perf-json", path: path.clone() });
+    let dumps = dumps.map(|path| OutputPath { key: "--dump", path });
+    let times = options.perf_json.iter().map(|path| OutputPath { key: "--perf-json", path: path.clone() });
     let all = videos.chain(dumps.chain(times).filter(|_| writes));
     let steps = options.checkpoint_every.filter(|_| !options.resume).and(options.outputs.first());
-    let steps = steps.filter(|_| writes).map(|video| Output { key: CHECKPOINT, path: path_of(video) });
+    let steps = steps.filter(|_| writes).map(|video| OutputPath { key: CHECKPOINT, path: path_of(video) });
     all.chain(steps).collect()
 }
 
@@ -113,12 +113,12 @@ fn resolved(path: &Path) -> PathBuf {
 }
 
 /// Rejects a run if two of its outputs are the same file, or if one is inside another.
-fn check_distinct(outputs: &[Output]) -> Result<()> {
+fn check_distinct(outputs: &[OutputPath]) -> Result<()> {
     let resolved: Vec<PathBuf> = outputs.iter().map(|output| resolved(&output.path)).collect();
     for (at, (one, path)) in outputs.iter().zip(&resolved).enumerate() {
         for (other, its) in outputs.iter().zip(&resolved).skip(at + 1) {
             let is_inside =
-                |inner: &Path, outer: &Output, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
+                |inner: &Path, outer: &OutputPath, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
             let is_one = path == its || is_inside(path, other, its) || is_inside(its, one, path);
             if is_one && !is_device(path) {
                 let paths = if one.path == other.path {
@@ -138,7 +138,7 @@ fn check_distinct(outputs: &[Output]) -> Result<()> {
 }
 
 /// Rejects an output whose extension does not match the file format.
-fn check_format(Output { key, path }: &Output) -> Result<()> {
+fn check_format(OutputPath { key, path }: &OutputPath) -> Result<()> {
     let fail = |why: String| Err(PipelineError::Usage(format!("{key}: {why}")));
     let check = |written: &str, ending: &str| check_ending(path, written, &[ending]).or_else(fail);
     match *key {
@@ -184,7 +184,7 @@ pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Resul
     outputs.iter().try_for_each(check_format)?;
     // Check the path that the user passed; with several videos, `of_run` returns numbered paths.
     let dump = options.dump.iter().filter(|_| !outputs.is_empty());
-    dump.map(|path| Output { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
+    dump.map(|path| OutputPath { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
     check_streams(config, options)?;
     if options.force {
         return Ok(());
@@ -193,7 +193,7 @@ pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Resul
         options.outputs.iter().filter(|_| options.resume).flat_map(|path| recorded_outputs(path)).collect();
     let is_resumed = |path: &Path| !resumed.is_empty() && resumed.contains(&resolved(path));
     for output in &outputs {
-        let Output { key, path } = output;
+        let OutputPath { key, path } = output;
         let refuse = |what: &str, cure: &str| {
             Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or use another path", path.display())))
         };
@@ -244,10 +244,10 @@ pub(crate) fn unfinished(
                 Err(PipelineError::Usage(format!("{}: {why}; {cure}", path.display())))
             };
             match recorded::compare(&path, config, &job, &mut model)? {
-                Existing::Same => !is_kept(&path),
+                ExistingVideo::Same => !is_kept(&path),
                 _ if force => false,
-                Existing::Differs(why) => return refuse(format!("is the video of another request: {why}")),
-                Existing::NoSidecar => {
+                ExistingVideo::Differs(why) => return refuse(format!("is the video of another request: {why}")),
+                ExistingVideo::NoSidecar => {
                     let sidecar = sidecar_path(&path);
                     return refuse(format!("has no sidecar ({}) to compare with this request", sidecar.display()));
                 }
@@ -283,7 +283,7 @@ pub(in crate::pipeline) fn check_places(config: &Config, options: &GenerateOptio
 
 /// Bytes that a run needs on one file system.
 #[derive(Default)]
-struct Room {
+struct RequiredSpace {
     /// A folder on the file system. It need not exist yet.
     folder: PathBuf,
     /// The folder, or its nearest ancestor that exists.
@@ -301,7 +301,7 @@ pub(in crate::pipeline) fn check_room(
     requests: &[Request],
     sample_rate: usize,
 ) -> Result<()> {
-    let mut disks: BTreeMap<u64, Room> = BTreeMap::new();
+    let mut disks: BTreeMap<u64, RequiredSpace> = BTreeMap::new();
     let several = options.has_several();
     for ((path, request), job) in options.outputs.iter().zip(requests).zip(&options.jobs) {
         let frames = request.output_frames();
@@ -310,8 +310,8 @@ pub(in crate::pipeline) fn check_room(
         // Two channels with 16 bits per sample.
         let sound = 4.0 * sample_rate as f64 * frames as f64 / request.output_rate();
         let dump = options.dump.iter().filter(|_| path.file_name().is_some());
-        let dump = dump.map(|dump| Output { key: "--dump", path: dump_path(dump, job, several) });
-        for Output { key, path } in of_video(config, path, several).into_iter().chain(dump) {
+        let dump = dump.map(|dump| OutputPath { key: "--dump", path: dump_path(dump, job, several) });
+        for OutputPath { key, path } in of_video(config, path, several).into_iter().chain(dump) {
             let bytes = match key {
                 "output.path" => MP4.map(|part| part * raw),
                 FRAMES => PNG.map(|part| part * raw),
@@ -323,7 +323,8 @@ pub(in crate::pipeline) fn check_room(
             // This output is itself a folder.
             let folder = if key == FRAMES { path.clone() } else { folder(&path) };
             let Some((disk, existing)) = device(&folder) else { continue };
-            let room = disks.entry(disk).or_insert_with(|| Room { folder, existing, ..Room::default() });
+            let room =
+                disks.entry(disk).or_insert_with(|| RequiredSpace { folder, existing, ..RequiredSpace::default() });
             (room.least, room.likely) = (room.least + bytes[0], room.likely + bytes[1]);
             if !room.keys.contains(&key) {
                 room.keys.push(key);
@@ -333,7 +334,7 @@ pub(in crate::pipeline) fn check_room(
     disks.into_values().try_for_each(|room| room.check())
 }
 
-impl Room {
+impl RequiredSpace {
     fn check(&self) -> Result<()> {
         // Skip the check if the file system does not report its free space.
         let Ok(about) = rustix::fs::statvfs(&self.existing) else { return Ok(()) };

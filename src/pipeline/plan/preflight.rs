@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::layouts::{Devices, ranking};
+use super::layouts::{RankingDevices, ranking};
 use super::loras::Loras;
 use super::options::GenerateOptions;
 use super::outputs;
@@ -16,7 +16,7 @@ use crate::config::{
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::hashes;
 use crate::pipeline::output::recorded;
 use crate::pipeline::programs::build::Programs;
@@ -31,7 +31,7 @@ use crate::runtime::{Toolchain, platform};
 /// A verified run: its model, its requests, and the hashes of its input files.
 pub struct Preflight {
     /// The opened model. All components that the run reads have been verified, and their fingerprints computed.
-    pub model: Model,
+    pub model: OpenModel,
     /// The request of each job, with the input video and audio attached.
     pub requests: Vec<Request>,
     /// Hashes of the input files by path, for sidecars; null if no sidecar is written.
@@ -45,16 +45,16 @@ impl Preflight {
     ///
     /// # Errors
     /// Returns the first error that the run would report before it compiles a program.
-    pub fn of(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
+    pub fn check(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
         // Verify the largest number of frames that can be predicted. `asked` still has `auto`, so that the duration
         // head is among the components to verify.
         let (asked, config) = (config, &duration::longest(config, jobs)?);
         // Report unsupported requests and mismatched components before missing files.
-        let programs = match Programs::of(config, None) {
+        let programs = match Programs::from_config(config, None) {
             Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
             other => other,
         };
-        let model = Model::of(asked)?;
+        let model = OpenModel::from_config(asked)?;
         let requests = requests(config, jobs, &model)?;
         let programs = programs?;
         check_placement(config, &programs)?;
@@ -66,8 +66,8 @@ impl Preflight {
     }
 }
 
-/// Verifies a run of `generate`: everything that [`Preflight::of`] verifies, its output files, and the disk space for
-/// them.
+/// Verifies a run of `generate`: everything that [`Preflight::check`] verifies, its output files, and the disk space
+/// for them.
 ///
 /// # Errors
 /// Returns the first error that the run would report before it compiles a program.
@@ -77,7 +77,7 @@ pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight
         return Err(PipelineError::Usage(why.into()));
     }
     outputs::check_places(config, options)?;
-    let run = Preflight::of(config, &options.jobs, options.sidecar.as_ref())?;
+    let run = Preflight::check(config, &options.jobs, options.sidecar.as_ref())?;
     check_chain(&run.requests, options, config.output.audio)?;
     if config.request.num_frames.count().is_some() {
         outputs::check_room(config, options, &run.requests, run.model.sample_rate)?;
@@ -109,7 +109,7 @@ fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
     let count = config.virtual_devices()?;
     let config = match (config.layout == AUTO, count) {
         (true, 2..) => {
-            let devices = Devices { toolchain: &toolchain, count, capacity: None, chip: None };
+            let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip: None };
             return ranking(config, devices).map(drop);
         }
         (true, _) => &Config { layout: "replicated".into(), ..config.clone() },
@@ -140,7 +140,7 @@ fn on_one_device(config: &Config) -> Config {
 /// Returns an error for the first component that does not match, or if the model's version does not support a requested
 /// feature.
 pub fn check_components(config: &Config) -> Result<()> {
-    Programs::of(config, None)?.check(&setup::build(&on_one_device(config), 1, Platform::Cpu.name(), "")?)
+    Programs::from_config(config, None)?.check(&setup::build(&on_one_device(config), 1, Platform::Cpu.name(), "")?)
 }
 
 /// Returns which part of the input video the requests of a configuration need.
@@ -217,7 +217,7 @@ fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> 
 }
 
 /// Returns the requests of the jobs, with their input files attached and checked.
-fn requests(config: &Config, jobs: &[Job], model: &Model) -> Result<Vec<Request>> {
+fn requests(config: &Config, jobs: &[Job], model: &OpenModel) -> Result<Vec<Request>> {
     let mut requests = jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
     give(config, &mut requests)?;
     let warning = requests.first().and_then(|r| training_length_warning(config, r.output_frames(), r.output_rate()));

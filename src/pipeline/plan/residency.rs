@@ -1,7 +1,7 @@
 //! Residency policy: decides which loaded parameters stay on the devices.
 
 use crate::models::Network;
-use crate::runtime::{Executable, device_bytes};
+use crate::runtime::{CompiledProgram, device_bytes};
 
 /// Which loaded parameters stay on the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) enum Keep {
 
 /// Returns the bytes that a program needs on a device in addition to its parameters. `None`: the plugin does not report
 /// them.
-pub(crate) fn work(network: &Network, compiled: &Executable) -> Option<usize> {
+pub(crate) fn work(network: &Network, compiled: &CompiledProgram) -> Option<usize> {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     let memory = compiled.compiled().memory().ok()?;
     let all = memory.arguments + memory.outputs - memory.aliased + memory.temporaries + memory.generated_code;

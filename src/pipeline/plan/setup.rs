@@ -9,12 +9,12 @@ use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::media::RoundTrip;
-use crate::nn::{Build, Lowering, Numerics, Quantization};
+use crate::nn::{Build, Lowering, Quantization, RoundingPoints};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::last_words;
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::processes::Group;
-use crate::runtime::{EngineOptions, Toolchain, WaitLimit, Watchdog, platform, platforms};
+use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform, platforms};
 
 /// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
 /// `kind`: the device kind that the plugin reports.
@@ -32,8 +32,8 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
             Dtype::F32 => DType::F32,
         },
         numerics: match config.runtime.numerics {
-            config::Numerics::Default => Numerics::Default,
-            config::Numerics::Official => Numerics::Official,
+            config::Numerics::Default => RoundingPoints::Default,
+            config::Numerics::Official => RoundingPoints::Official,
         },
         layout: config.placement(devices)?,
         quantization: quantization(config, &lowering, platform)?,
@@ -80,13 +80,13 @@ pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<O
 const MEMORY_FRACTION: f32 = 0.9;
 
 /// Returns the platform options for this process, which may be one of several.
-pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::Options> {
+pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result<platform::PlatformOptions> {
     let fraction = Some(config.runtime.memory_fraction.unwrap_or(MEMORY_FRACTION));
     let each = config.runtime.distributed.devices_per_process.zip(group);
     let shared =
         each.map(|(n, group)| (group.local_rank() * n..(group.local_rank() + 1) * n).map(|i| i as i64).collect());
     let visible = config.runtime.visible_devices.clone().or(shared);
-    Ok(platform::Options {
+    Ok(platform::PlatformOptions {
         node: group.map(Group::node),
         trial: trial_limit(config),
         cpu_devices: Some(config.virtual_devices()?),
@@ -97,7 +97,7 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
 /// Rejects flags that environment variables set but the configured plugin does not know. Does not start the plugin.
 pub(crate) fn check_flags(config: &Config) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
-    let options = platform::Options { trial: trial_limit(config), ..platform::Options::default() };
+    let options = platform::PlatformOptions { trial: trial_limit(config), ..platform::PlatformOptions::default() };
     Ok(platform::check_flags(&choice, &options)?)
 }
 
@@ -155,9 +155,9 @@ pub(crate) fn engine_options(config: &Config) -> EngineOptions {
 }
 
 /// Returns the watchdog that limits the time of executions and transfers.
-fn watchdog(config: &Config) -> Watchdog {
+fn watchdog(config: &Config) -> DeviceWatchdog {
     let limit = match config.runtime.watchdog {
-        config::Watchdog::Word(WatchdogWord::Off) => return Watchdog::default(),
+        config::Watchdog::Word(WatchdogWord::Off) => return DeviceWatchdog::default(),
         config::Watchdog::Word(WatchdogWord::Auto) => WaitLimit::Auto,
         config::Watchdog::Seconds(seconds) => WaitLimit::Fixed(Duration::from_secs(seconds)),
     };
@@ -165,5 +165,5 @@ fn watchdog(config: &Config) -> Watchdog {
         going_on.iter().for_each(|line| tracing::info!("{line}"));
         last_words(message);
     };
-    Watchdog::new(limit, Box::new(say))
+    DeviceWatchdog::new(limit, Box::new(say))
 }

@@ -8,7 +8,7 @@ use crate::models::tokenizer::{Tokenizer, TokenizerError};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::programs::parameters::compare;
-use crate::sampling::latents::Statistics;
+use crate::sampling::latents::LatentStatistics;
 use crate::sampling::sigmas::FlowMatch;
 use crate::weights::{Component, ModelSource, TensorView, TokenizerFiles, ValidationReport, finite_tensor};
 
@@ -52,7 +52,7 @@ pub(in crate::pipeline) fn statistics(
     configs: &ModelConfigs,
     source: &ModelSource,
     part: Component,
-) -> Result<Statistics> {
+) -> Result<LatentStatistics> {
     let no_statistics = || PipelineError::Bug(format!("the {part} has no latent statistics"));
     let length = configs.statistics_length(part)?.ok_or_else(no_statistics)?;
     let checkpoint = source.checkpoint(part)?;
@@ -61,7 +61,7 @@ pub(in crate::pipeline) fn statistics(
         Ok(finite_tensor(&view)?.to_f32().into_iter().collect())
     };
     let scaling_factor = if part == Component::Vae { configs.video_vae()?.scaling_factor } else { 1.0 };
-    Ok(Statistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
+    Ok(LatentStatistics { mean: read("latents_mean")?, std: read("latents_std")?, scaling_factor })
 }
 
 /// Opens the model's tokenizer. Fails if the text encoder has no embedding for one of its token ids.

@@ -11,23 +11,23 @@ use super::files::Files;
 use crate::models::Network;
 use crate::nn::Param;
 use crate::pipeline::error::Result;
-use crate::runtime::{Engine, Parameters};
+use crate::runtime::{Engine, LoadedParameters};
 
 /// Progress callback; its arguments are the bytes loaded so far and the total bytes. The first call of a load reports 0
 /// bytes.
 pub type OnLoad = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Counts the loaded bytes and reports them to a callback.
-pub(in crate::pipeline) struct Progress {
+pub(in crate::pipeline) struct LoadProgress {
     done: AtomicU64,
     total: u64,
     on_load: Option<OnLoad>,
 }
 
-impl Progress {
+impl LoadProgress {
     /// Creates a counter for `total` bytes and reports 0 loaded bytes; reports nothing if `total` is 0.
     pub(in crate::pipeline) fn new(on_load: Option<OnLoad>, total: usize) -> Self {
-        let progress = Progress { done: AtomicU64::new(0), total: total as u64, on_load };
+        let progress = LoadProgress { done: AtomicU64::new(0), total: total as u64, on_load };
         if total > 0 {
             progress.add(0);
         }
@@ -44,7 +44,7 @@ impl Progress {
 
 /// Which parameters the load thread may load.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum LoadPermission {
     /// Parameters of the first program; whether all parameters fit in device memory is not known yet.
     Undecided,
     First,
@@ -54,75 +54,75 @@ enum Reach {
 }
 
 /// Gate at which the load thread waits for permission before it loads each program's parameters.
-struct Gate {
-    reach: Mutex<Reach>,
+struct LoadGate {
+    reach: Mutex<LoadPermission>,
     moved: Condvar,
 }
 
-impl Gate {
-    fn set(&self, reach: Reach) {
+impl LoadGate {
+    fn set(&self, reach: LoadPermission) {
         *self.reach.lock().unwrap_or_else(PoisonError::into_inner) = reach;
         self.moved.notify_all();
     }
 
     fn settle(&self) {
         let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
-        if *reach == Reach::Undecided {
-            *reach = Reach::First;
+        if *reach == LoadPermission::Undecided {
+            *reach = LoadPermission::First;
             self.moved.notify_all();
         }
     }
 
     fn is_closed(&self) -> bool {
-        *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == Reach::Nowhere
+        *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == LoadPermission::Nowhere
     }
 
     /// Returns whether the next program's parameters may be loaded. Unless this is the first program, blocks while the
     /// reach is undecided.
     fn may_load(&self, is_first: bool) -> bool {
         let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.moved.wait_while(reach, |reach| *reach == Reach::Undecided && !is_first);
+        let known = self.moved.wait_while(reach, |reach| *reach == LoadPermission::Undecided && !is_first);
         match *known.unwrap_or_else(PoisonError::into_inner) {
-            Reach::All => true,
-            Reach::Undecided | Reach::First => is_first,
-            Reach::Nowhere => false,
+            LoadPermission::All => true,
+            LoadPermission::Undecided | LoadPermission::First => is_first,
+            LoadPermission::Nowhere => false,
         }
     }
 }
 
 /// Parameters that a background thread loads program by program.
-pub(in crate::pipeline) struct Ahead {
-    arrivals: Receiver<Result<Parameters>>,
+pub(in crate::pipeline) struct BackgroundLoad {
+    arrivals: Receiver<Result<LoadedParameters>>,
     /// Names of the parameters that have not been received from the thread yet.
     coming: HashSet<String>,
-    gate: Arc<Gate>,
+    gate: Arc<LoadGate>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ahead {
+impl BackgroundLoad {
     /// Starts a thread that loads the parameters of the programs `orders`. Without `all`, the thread pauses after the
-    /// first program until [`Ahead::decide`] is called.
+    /// first program until [`BackgroundLoad::decide`] is called.
     pub(in crate::pipeline) fn start(
         engine: Engine,
         files: Files,
         orders: Vec<(Arc<Network>, Vec<Param>)>,
         all: bool,
-        progress: Progress,
+        progress: LoadProgress,
     ) -> Self {
         let coming = orders.iter().flat_map(|(_, params)| params.iter().map(|p| p.name.clone())).collect();
-        let reach = if all { Reach::All } else { Reach::Undecided };
-        let gate = Arc::new(Gate { reach: Mutex::new(reach), moved: Condvar::new() });
+        let reach = if all { LoadPermission::All } else { LoadPermission::Undecided };
+        let gate = Arc::new(LoadGate { reach: Mutex::new(reach), moved: Condvar::new() });
         // The channel has one slot per program, so the thread never blocks when it sends.
         let (sender, arrivals) = sync_channel(orders.len().max(1));
         let passes = gate.clone();
         let work = move || load(&engine, &files, &orders, &passes, &progress, &sender);
         let thread = std::thread::Builder::new().name("load".into()).spawn(work).ok();
-        Ahead { arrivals, coming, gate, thread }
+        BackgroundLoad { arrivals, coming, gate, thread }
     }
 
     /// Lets the thread load the parameters of all programs if `all` is set; otherwise stops it after the first program.
     pub(in crate::pipeline) fn decide(&self, all: bool) {
-        self.gate.set(if all { Reach::All } else { Reach::First });
+        self.gate.set(if all { LoadPermission::All } else { LoadPermission::First });
     }
 
     /// Moves loaded parameters into `into`. Waits for those of `wanted` that the thread is loading; the caller must
@@ -130,7 +130,7 @@ impl Ahead {
     ///
     /// # Errors
     /// Returns the first load error, once.
-    pub(in crate::pipeline) fn take(&mut self, wanted: &[Param], into: &mut Parameters) -> Result<()> {
+    pub(in crate::pipeline) fn take(&mut self, wanted: &[Param], into: &mut LoadedParameters) -> Result<()> {
         loop {
             let waits = wanted.iter().any(|param| self.coming.contains(&param.name));
             let arrived = if waits { self.arrivals.recv().ok() } else { self.arrivals.try_recv().ok() };
@@ -149,12 +149,12 @@ impl Ahead {
         }
     }
 
-    /// Waits for all parameters that the thread is loading and moves them into `into`. If [`Ahead::decide`] has not
-    /// been called, the thread stops after the first program's parameters.
+    /// Waits for all parameters that the thread is loading and moves them into `into`. If [`BackgroundLoad::decide`]
+    /// has not been called, the thread stops after the first program's parameters.
     ///
     /// # Errors
     /// Returns the first load error.
-    pub(in crate::pipeline) fn take_all(&mut self, into: &mut Parameters) -> Result<()> {
+    pub(in crate::pipeline) fn take_all(&mut self, into: &mut LoadedParameters) -> Result<()> {
         self.gate.settle();
         for parameters in &self.arrivals {
             into.put_back(parameters?);
@@ -164,10 +164,10 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for BackgroundLoad {
     /// Joins the thread, because it must not outlive the devices that it uploads to.
     fn drop(&mut self) {
-        self.gate.set(Reach::Nowhere);
+        self.gate.set(LoadPermission::Nowhere);
         if let Some(thread) = self.thread.take() {
             // The panic message has already been printed; the executor reports the missing parameters by name.
             let _ = thread.join();
@@ -179,15 +179,15 @@ fn load(
     engine: &Engine,
     files: &Files,
     orders: &[(Arc<Network>, Vec<Param>)],
-    gate: &Gate,
-    progress: &Progress,
-    arrived: &SyncSender<Result<Parameters>>,
+    gate: &LoadGate,
+    progress: &LoadProgress,
+    arrived: &SyncSender<Result<LoadedParameters>>,
 ) {
     for (i, (network, params)) in orders.iter().enumerate() {
         if !gate.may_load(i == 0) {
             return;
         }
-        let mut parameters = Parameters::default();
+        let mut parameters = LoadedParameters::default();
         let on_load = |bytes: usize| {
             progress.add(bytes);
             !gate.is_closed()

@@ -91,8 +91,8 @@ impl Programs {
     ///
     /// # Errors
     /// Returns an error if the model does not exist or does not support the sizes of the request.
-    pub fn of(config: &Config, layers: Option<usize>) -> Result<Self> {
-        let origin = Origin::of(config)?;
+    pub fn from_config(config: &Config, layers: Option<usize>) -> Result<Self> {
+        let origin = Origin::find(config)?;
         let (mut configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
         let mut sizes = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
@@ -256,10 +256,10 @@ impl Programs {
         let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
         let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
-        let of_pass = |request: &Request| Ok(draws(&Shapes::of(&self.sizes, request)?, &self.sizes));
+        let of_pass = |request: &Request| Ok(draws(&Shapes::from_request(&self.sizes, request)?, &self.sizes));
         let mut all = device.map(of_pass).collect::<Result<Vec<_>>>()?;
         if self.diffusion && !all.is_empty() {
-            let last = Shapes::of(&self.sizes, &self.output)?;
+            let last = Shapes::from_request(&self.sizes, &self.output)?;
             all.push(decoder_draws(&self.configs.diffusion_decoder()?, &last.video));
         }
         all.iter().map(|draws| Ok(noise::program(draws)?)).collect()
@@ -296,7 +296,7 @@ impl Programs {
         let program = kind.declaration();
         let request = (program.request)(self)
             .map_err(|needs| PipelineError::Usage(format!("program '{}' needs {needs}", program.name)))?;
-        let shapes = Shapes::of(&self.sizes, request)?;
+        let shapes = Shapes::from_request(&self.sizes, request)?;
         let at_once = videos_at_once(&build.layout);
         let of_sound = program.phase == Phase::AudioDecoder;
         let rows = if of_sound { at_once } else { at_once.max(self.rows) };
@@ -341,7 +341,7 @@ mod tests {
         let lines = |layout: &str| {
             let config = Config::load("ltx2", [&*format!("layout={layout}"), "mesh.context=4"]).unwrap();
             let build = crate::pipeline::plan::setup::build(&config, 4, "cpu", "").unwrap();
-            Programs::of(&config, None).unwrap().unmatched(&build).unwrap()
+            Programs::from_config(&config, None).unwrap().unmatched(&build).unwrap()
         };
         for layout in ["ulysses", "tensor", "fsdp-ffn"] {
             assert_eq!(lines(layout), Vec::<String>::new(), "{layout}");
@@ -362,7 +362,7 @@ mod tests {
         for (preset, _) in CONFIGS {
             for set in [&[][..], &["model.decoder=diffusion"], &["reference=diffusers"], &["dfr.temporal_rounds=2"]] {
                 let Ok(config) = Config::load(preset, set.iter().copied()) else { continue };
-                let Ok(programs) = Programs::of(&config, None) else { continue };
+                let Ok(programs) = Programs::from_config(&config, None) else { continue };
                 let verified = programs.configs.components(&config);
                 let read = programs.components();
                 assert!(read.is_subset(&verified), "{preset} {set:?}: {read:?} of {verified:?}");

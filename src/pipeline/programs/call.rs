@@ -5,12 +5,12 @@ use std::rc::Rc;
 use super::executor::{Executor, Inputs};
 use crate::models::Network;
 use crate::pipeline::error::Result;
-use crate::runtime::{Executable, Outputs, ShardedTensor};
+use crate::runtime::{CompiledProgram, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 
 /// A compiled program with all of its inputs on the devices; it can run any number of times.
 pub struct Call<'a> {
-    program: Rc<Executable>,
+    program: Rc<CompiledProgram>,
     inputs: Inputs<'a>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Call<'a> {
         Ok(Call { program, inputs })
     }
 
-    pub(crate) fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &CompiledProgram {
         &self.program
     }
 

@@ -1,7 +1,7 @@
 //! `ltx2 compile`: compiles a program of a configuration for devices that need not be present, and analyses the
 //! optimized module.
 
-use crate::pipeline::plan::layouts::{self, Devices, needed};
+use crate::pipeline::plan::layouts::{self, RankingDevices, needed};
 use crate::pipeline::plan::setup;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,12 +10,12 @@ use super::build::{ProgramKind, Programs, warn_once};
 use super::executor::warn_kernel_rejected;
 use crate::analysis::{self, Module, Predicted, Report};
 use crate::config::{Config, is_shipped_layout, shipped_layouts};
-use crate::hlo::Mesh;
+use crate::hlo::DeviceMesh;
 use crate::media::write_atomically;
 use crate::models::Network;
-use crate::nn::{Build, Placement};
+use crate::nn::{Build, ValuePlacement};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pjrt::{CompiledMemory, Error};
+use crate::pjrt::{CompiledMemory, PjrtError};
 use crate::runtime::platforms::spec;
 use crate::runtime::{
     CompileKey, CompileOutcome, Compiled, EngineOptions, ModuleStore, OpenTarget, RuntimeError, StoredModule, Target,
@@ -27,7 +27,7 @@ const REDUCED: usize = 2;
 
 /// Selects the program to compile, its target devices, and where the results are stored.
 #[derive(Clone, Debug)]
-pub struct CompileOptions<'a> {
+pub struct ProgramCompileOptions<'a> {
     pub target: Target,
     pub kind: ProgramKind,
     /// Number of transformer blocks. `None`: all.
@@ -60,7 +60,7 @@ pub struct Compilation {
     pub(crate) model: String,
     /// Name or file of the layout.
     pub(crate) layout: String,
-    pub(crate) mesh: Mesh,
+    pub(crate) mesh: DeviceMesh,
     /// Number of transformer blocks that were compiled.
     pub(crate) layers: usize,
     pub memory: Memory,
@@ -68,7 +68,7 @@ pub struct Compilation {
     pub(crate) whole: (i64, usize),
     /// Analysis of the module: collectives, operation counts, copies, predicted times.
     pub report: Report,
-    pub(crate) placements: Vec<Placement>,
+    pub(crate) placements: Vec<ValuePlacement>,
     /// Notes for the user: dimensions that the layout could not shard, and why the executable was not saved.
     pub(crate) notes: Vec<String>,
     /// Compilation time in seconds.
@@ -109,7 +109,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    fn of(m: CompiledMemory, capacity: Option<i64>) -> Self {
+    fn from_compiled(m: CompiledMemory, capacity: Option<i64>) -> Self {
         Memory {
             arguments: m.arguments,
             outputs: m.outputs,
@@ -154,21 +154,21 @@ impl std::fmt::Display for Shortage {
     }
 }
 
-/// Returns the paths of the three files that [`CompileOptions::dump`] requests: the program, its optimized module, and
-/// a text listing of that module.
+/// Returns the paths of the three files that [`ProgramCompileOptions::dump`] requests: the program, its optimized
+/// module, and a text listing of that module.
 pub(crate) fn dump_files(folder: &Path, kind: ProgramKind) -> [PathBuf; 3] {
     ["mlir", "optimized.pb", "optimized.txt"].map(|suffix| folder.join(format!("{}.{suffix}", kind.name())))
 }
 
-/// Compiles a program of a configuration, or reads its optimized module from [`CompileOptions::modules`], and analyses
-/// it. If the program does not fit in device memory, its executable is not saved.
+/// Compiles a program of a configuration, or reads its optimized module from [`ProgramCompileOptions::modules`], and
+/// analyses it. If the program does not fit in device memory, its executable is not saved.
 ///
 /// # Errors
 /// Returns an error if the configuration, the model or the layout is invalid, or if the compiler rejects the program,
 /// now or in an earlier compilation. A transformer program that does not fit in device memory is compiled with fewer
 /// blocks, and `Compilation::shortage` is set; any other program that does not fit is an error.
-pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation> {
-    let programs = Programs::of(config, options.layers)?;
+pub fn compile(config: &Config, options: &ProgramCompileOptions) -> Result<Compilation> {
+    let programs = Programs::from_config(config, options.layers)?;
     programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
@@ -176,7 +176,7 @@ pub fn compile(config: &Config, options: &CompileOptions) -> Result<Compilation>
     if tracing::enabled!(tracing::Level::WARN) {
         warn_once(unmatched_patterns(config, &machine)?);
     }
-    Job { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
+    CompileJob { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
 }
 
 /// Returns a warning for each tensor pattern of the configuration's layout that matches no tensor of its programs; none
@@ -186,16 +186,16 @@ pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Resul
         return Ok(Vec::new());
     }
     let build = setup::build_for(config, machine.devices.len(), &machine.toolchain())?;
-    Programs::of(config, None)?.unmatched(&build)
+    Programs::from_config(config, None)?.unmatched(&build)
 }
 
 /// Same as [`compile`], but only analyses a stored module and never compiles.
 ///
 /// # Errors
 /// Returns the errors of [`compile`], or [`PipelineError::NotCompiled`] if no module is stored.
-pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) -> Result<Compilation> {
-    let programs = Programs::of(config, options.layers)?;
-    Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
+pub fn analyse(config: &Config, options: &ProgramCompileOptions, machine: &OpenTarget) -> Result<Compilation> {
+    let programs = Programs::from_config(config, options.layers)?;
+    CompileJob { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
         .compilation(&programs)
 }
 
@@ -203,12 +203,12 @@ pub fn analyse(config: &Config, options: &CompileOptions, machine: &OpenTarget) 
 /// optimized module depends on.
 pub(crate) fn key(
     config: &Config,
-    options: &CompileOptions,
+    options: &ProgramCompileOptions,
     machine: &OpenTarget,
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
-    let job = Job { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false };
-    let network = job.network(&Programs::of(config, options.layers)?)?;
+    let job = CompileJob { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false };
+    let network = job.network(&Programs::from_config(config, options.layers)?)?;
     job.key(&network, modules)
 }
 
@@ -216,12 +216,15 @@ pub(crate) fn key(
 pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
     let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
     let count = machine.devices.len();
-    layouts::resolve(config, Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() })
+    layouts::resolve(
+        config,
+        RankingDevices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() },
+    )
 }
 
-struct Job<'a> {
+struct CompileJob<'a> {
     config: &'a Config,
-    options: &'a CompileOptions<'a>,
+    options: &'a ProgramCompileOptions<'a>,
     machine: &'a OpenTarget,
     /// Whether to compile the program if no optimized module is stored.
     compiles: bool,
@@ -229,13 +232,13 @@ struct Job<'a> {
     refused: bool,
 }
 
-struct Made {
+struct BuiltModule {
     module: StoredModule,
     key: Option<CompileKey>,
     executable: Option<Compiled>,
 }
 
-impl Job<'_> {
+impl CompileJob<'_> {
     fn compilation(&self, programs: &Programs) -> Result<Compilation> {
         let (options, machine) = (self.options, self.machine);
         let network = self.network(programs)?;
@@ -248,7 +251,7 @@ impl Job<'_> {
                     self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
                 }
                 Err(e) => match self.build(self.config)?.without_attention_kernel() {
-                    Some(_) if !self.refused => match (Job { refused: true, ..*self }).compilation(programs) {
+                    Some(_) if !self.refused => match (CompileJob { refused: true, ..*self }).compilation(programs) {
                         Ok(without) => {
                             warn_kernel_rejected(options.kind.name(), &e);
                             Ok(without)
@@ -311,11 +314,11 @@ impl Job<'_> {
     }
 
     /// Reads the optimized module of a program from the store, or compiles the program.
-    fn module(&self, network: &Network, save: Option<&Path>) -> Result<Made> {
+    fn module(&self, network: &Network, save: Option<&Path>) -> Result<BuiltModule> {
         let compiled = || self.compiled(network, save);
         let Some(modules) = self.options.modules else {
             let (module, executable) = compiled()?;
-            return Ok(Made { module, key: None, executable: Some(executable) });
+            return Ok(BuiltModule { module, key: None, executable: Some(executable) });
         };
         let key = self.key(network, modules)?;
         let path = modules.path(&key);
@@ -328,7 +331,7 @@ impl Job<'_> {
                         path.display()
                     );
                 }
-                return Ok(Made { module, key: Some(key), executable: None });
+                return Ok(BuiltModule { module, key: Some(key), executable: None });
             }
             Some(CompileOutcome::Failure(message)) => {
                 return Err(PipelineError::Refused { message, key: Box::new(key), path });
@@ -346,12 +349,12 @@ impl Job<'_> {
         };
         outcome.map_or(Ok(()), |outcome| modules.put(&key, &outcome)).map_err(RuntimeError::from)?;
         let (module, executable) = made?;
-        Ok(Made { module, key: Some(key), executable: Some(executable) })
+        Ok(BuiltModule { module, key: Some(key), executable: Some(executable) })
     }
 
     fn compiled(&self, network: &Network, save: Option<&Path>) -> Result<(StoredModule, Compiled)> {
         let started = Instant::now();
-        let fail = |e: Error| PipelineError::from(RuntimeError::from(e));
+        let fail = |e: PjrtError| PipelineError::from(RuntimeError::from(e));
         let compiled = self.machine.compile(&network.program, &self.engine_options(save))?;
         let seconds = started.elapsed().as_secs_f64();
         let (optimized, memory) = (compiled.optimized_program().map_err(fail)?, compiled.memory().map_err(fail)?);
@@ -368,9 +371,9 @@ impl Job<'_> {
         if let Some([text, ..]) = &dump {
             write(text, program.text.as_bytes())?;
         }
-        let Made { module: StoredModule { optimized, memory, seconds }, key, executable } =
+        let BuiltModule { module: StoredModule { optimized, memory, seconds }, key, executable } =
             self.module(network, save)?;
-        let memory = Memory::of(memory, self.machine.capacity);
+        let memory = Memory::from_compiled(memory, self.machine.capacity);
         let keep = |(folder, executable): (&Path, Compiled)| -> std::result::Result<Saved, RuntimeError> {
             let options = self.machine.known_options(program, &self.engine_options(save));
             let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
@@ -417,7 +420,7 @@ impl Job<'_> {
     /// Returns the bytes of arguments and results of the program with all blocks, and the number of all blocks. Builds
     /// that program but does not compile it.
     fn whole(&self, programs: &Programs, network: &Network) -> Result<(i64, usize)> {
-        let all = Programs::of(self.config, None)?;
+        let all = Programs::from_config(self.config, None)?;
         if all.layers() == programs.layers() {
             return Ok((needed(network), all.layers()));
         }
@@ -434,7 +437,7 @@ impl Job<'_> {
             return Err(PipelineError::TooLarge(shortage.to_string()));
         }
         let build = self.build(self.config)?;
-        let programs = Programs::of(self.config, Some(REDUCED))?;
+        let programs = Programs::from_config(self.config, Some(REDUCED))?;
         let network = programs.network(self.options.kind, &build)?;
         let done = self.run(&programs, &network, None)?;
         Ok(Compilation { shortage: Some(shortage), ..done })
@@ -444,7 +447,7 @@ impl Job<'_> {
     /// device.
     fn fitting(&self) -> Result<Vec<(String, i64)>> {
         let capacity = self.machine.capacity.unwrap_or(i64::MAX);
-        let programs = Programs::of(self.config, self.options.layers)?;
+        let programs = Programs::from_config(self.config, self.options.layers)?;
         let mut found = Vec::new();
         for layout in shipped_layouts() {
             let config = Config { layout: layout.into(), mesh: None, ..self.config.clone() };

@@ -18,10 +18,10 @@ use crate::tensor::Tensor;
 pub(crate) type Scalars = BTreeMap<String, serde_json::Value>;
 
 /// Inputs of a program, by name.
-pub(in crate::pipeline) type Named = Vec<(String, Tensor)>;
+pub(in crate::pipeline) type NamedInputs = Vec<(String, Tensor)>;
 
 /// A program with its inputs.
-pub(in crate::pipeline) type Ready = (Network, Named);
+pub(in crate::pipeline) type Ready = (Network, NamedInputs);
 
 /// How `ltx2 run` runs a single program with the arguments of the reference implementation.
 pub(crate) struct SingleRun {

@@ -17,10 +17,10 @@ use crate::models::transformer::TransformerConfig;
 use crate::models::upsampler::{UpsamplerConfig, Upsampling};
 use crate::models::video_vae::VideoVaeConfig;
 use crate::models::vocoder::VocoderConfig;
-use crate::models::{ConfigError, audio_vae, video_vae};
+use crate::models::{ComponentConfigError, audio_vae, video_vae};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Origin;
-use crate::request::{DiffusionTiles, ModelSizes, Tiling};
+use crate::request::{DiffusionTiles, ModelSizes, TileSizes};
 use crate::weights::{Component, ModelSource};
 
 /// Configurations of a model's components. Each configuration is read when it is needed, so that a model that lacks
@@ -59,7 +59,7 @@ impl From<Origin> for ModelConfigs {
 /// or not supported.
 impl ModelConfigs {
     /// Returns the configurations of a model whose files are on this machine.
-    pub fn of(source: &Arc<ModelSource>) -> Self {
+    pub fn from_source(source: &Arc<ModelSource>) -> Self {
         ModelConfigs::from(Origin::Files(source.clone()))
     }
 
@@ -75,13 +75,13 @@ impl ModelConfigs {
     pub(super) fn read<T>(
         &self,
         part: Component,
-        parse: impl Fn(&Value) -> std::result::Result<T, ConfigError>,
+        parse: impl Fn(&Value) -> std::result::Result<T, ComponentConfigError>,
     ) -> Result<T> {
         parse(&self.origin.json(part)?).map_err(|e| self.wrong(part, e))
     }
 
     /// Returns an error for a component's invalid configuration, with the file or preset that contains it.
-    pub(super) fn wrong(&self, part: Component, source: ConfigError) -> PipelineError {
+    pub(super) fn wrong(&self, part: Component, source: ComponentConfigError) -> PipelineError {
         let mut place = self.origin.config_place(part);
         if !place.ends_with(part.config_file()) {
             place = format!("{} ({})", place.display(), part.folder()).into();
@@ -280,7 +280,7 @@ impl ModelConfigs {
     /// # Errors
     /// Returns an error if the decoder has several steps (their noise covers the complete video), or if the overlap of
     /// the tiles is too small.
-    pub(crate) fn diffusion_tiles(&self, tiling: &Tiling, grid: &FeatureGrid) -> Result<DiffusionTiles> {
+    pub(crate) fn diffusion_tiles(&self, tiling: &TileSizes, grid: &FeatureGrid) -> Result<DiffusionTiles> {
         if !self.diffusion_decoder()?.is_one_step() {
             let place = self.origin.config_place(Component::DiffusionDecoder);
             return Err(PipelineError::Usage(format!(

@@ -9,7 +9,7 @@ use super::{
     Ready, ReferenceArguments, Result, SingleRun,
 };
 use crate::models::connectors::{self, Input};
-use crate::pipeline::runner::{Runner, Tables};
+use crate::pipeline::runner::{Runner, UploadedTables};
 use crate::tensor::Tensor;
 
 pub(super) const CONNECTORS: ProgramDeclaration = ProgramDeclaration {
@@ -98,7 +98,7 @@ impl Runner {
 
     /// Returns the connectors' tables on the devices. They are cached if all parameters stay on the devices, because
     /// computing and uploading the tables takes longer than the program itself.
-    fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<Tables>> {
+    fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<UploadedTables>> {
         let program = self.executor.prepare(ProgramKind::Connectors.name(), network)?;
         let made_for = (program.hash().to_string(), tokens);
         if let Some(tables) = self.tables.get(&made_for) {
@@ -110,7 +110,7 @@ impl Runner {
         };
         let is_read = |(name, _): &(String, Tensor)| program.arguments().iter().any(|a| a.name == *name);
         let tables = tables(&self.model.configs, tokens)?.into_iter().filter(is_read).map(upload);
-        let tables = Rc::new(tables.collect::<Result<Tables>>()?);
+        let tables = Rc::new(tables.collect::<Result<UploadedTables>>()?);
         if self.executor.keeps_all() {
             tables.iter().try_for_each(|(_, table)| table.wait())?;
             self.tables.insert(made_for, tables.clone());

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::background_load::{Ahead, OnLoad, Progress};
+use super::background_load::{BackgroundLoad, LoadProgress, OnLoad};
 use super::files::Files;
 use crate::hlo::Program;
 use crate::models::Network;
@@ -14,29 +14,29 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::loras::{self, Loras};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::residency::{Keep, work};
-use crate::runtime::{Engine, Executable, Outputs, Parameters, ShardedTensor};
+use crate::runtime::{CompiledProgram, Engine, LoadedParameters, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::threads;
-use crate::weights::{Component, Lora, MergeOrder, lora};
+use crate::weights::{Component, MergeOrder, ScaledLora, lora};
 
 /// An engine with its compiled programs and loaded parameters.
 pub struct Executor {
     engine: Engine,
     weights: Weights,
-    loras: Vec<Lora>,
+    loras: Vec<ScaledLora>,
     merge_order: MergeOrder,
     by_pass: Loras,
     /// Pass (1 or 2) whose weights are loaded.
     pass: u8,
     keep: Keep,
-    parameters: Parameters,
+    parameters: LoadedParameters,
     /// Parameters that a background thread is loading.
-    ahead: Option<Ahead>,
+    ahead: Option<BackgroundLoad>,
     /// Progress callback of every load.
     on_load: Option<OnLoad>,
     /// Weights on the devices that differ from those of the current pass, by the pass that uses them.
-    parked: BTreeMap<u8, Parameters>,
-    programs: HashMap<String, Rc<Executable>>,
+    parked: BTreeMap<u8, LoadedParameters>,
+    programs: HashMap<String, Rc<CompiledProgram>>,
     /// Hashes of the programs used since [`Executor::reset_set_up_time`].
     used: BTreeSet<String>,
     /// Hashes of the programs that the compiler rejected because of their attention kernel.
@@ -46,7 +46,7 @@ pub struct Executor {
     /// Time spent waiting for compiled programs, several of which may be compiled in parallel.
     pub(crate) compile_time: Duration,
     /// Programs compiled or read from the cache since [`Executor::reset_set_up_time`].
-    made: Vec<Rc<Executable>>,
+    made: Vec<Rc<CompiledProgram>>,
 }
 
 /// Input tensors of one execution, by argument name.
@@ -95,7 +95,7 @@ impl Executor {
             by_pass: Loras::default(),
             pass: 1,
             keep: Keep::All,
-            parameters: Parameters::default(),
+            parameters: LoadedParameters::default(),
             ahead: None,
             on_load: None,
             parked: BTreeMap::new(),
@@ -140,8 +140,8 @@ impl Executor {
             .filter(|(_, params)| !params.is_empty())
             .collect();
         let total = orders.iter().flat_map(|(_, params)| params).map(Param::bytes).sum();
-        let progress = Progress::new(self.on_load.clone(), total);
-        self.ahead = Some(Ahead::start(self.engine.clone(), files, orders, all, progress));
+        let progress = LoadProgress::new(self.on_load.clone(), total);
+        self.ahead = Some(BackgroundLoad::start(self.engine.clone(), files, orders, all, progress));
     }
 
     /// Returns the source of the parameters; `None` for random weights.
@@ -201,7 +201,7 @@ impl Executor {
     /// # Errors
     /// Returns an error if the weights are random, or if a LoRA updates a tensor that the model does not have or has
     /// with another shape. The error quotes file, key and shapes.
-    pub fn set_loras(&mut self, loras: &[Lora]) -> Result<()> {
+    pub fn set_loras(&mut self, loras: &[ScaledLora]) -> Result<()> {
         loras::check(loras, &self.weights)?;
         self.swap_loras(loras.to_vec())?;
         self.parked.clear();
@@ -209,7 +209,7 @@ impl Executor {
     }
 
     /// Sets the LoRAs. Removes from the executor the parameters for which the merged LoRAs change, and returns them.
-    fn swap_loras(&mut self, loras: Vec<Lora>) -> Result<Parameters> {
+    fn swap_loras(&mut self, loras: Vec<ScaledLora>) -> Result<LoadedParameters> {
         if let Some(mut ahead) = self.ahead.take() {
             ahead.take_all(&mut self.parameters)?;
         }
@@ -227,16 +227,16 @@ impl Executor {
 
     /// Returns the bytes of all loaded parameters on one device, from a running total.
     pub fn parameter_bytes(&self) -> usize {
-        self.parameters.bytes() + self.parked.values().map(Parameters::bytes).sum::<usize>()
+        self.parameters.bytes() + self.parked.values().map(LoadedParameters::bytes).sum::<usize>()
     }
 
     /// Returns the bytes of all loaded parameters on one device, summed over their tensors.
     pub(crate) fn parameter_bytes_of_device(&self) -> usize {
-        self.parameters.device_bytes() + self.parked.values().map(Parameters::device_bytes).sum::<usize>()
+        self.parameters.device_bytes() + self.parked.values().map(LoadedParameters::device_bytes).sum::<usize>()
     }
 
     /// Returns the bytes, on one device, of the parameters that a program reads.
-    pub(crate) fn parameter_bytes_of(&self, program: &Executable) -> usize {
+    pub(crate) fn parameter_bytes_of(&self, program: &CompiledProgram) -> usize {
         program.arguments().iter().filter_map(|a| self.parameters.get(&a.name)).map(ShardedTensor::device_bytes).sum()
     }
 
@@ -271,7 +271,7 @@ impl Executor {
     ///
     /// # Errors
     /// Returns an error if the program cannot be compiled, a file cannot be read, or the device fails.
-    pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+    pub fn prepare(&mut self, name: &str, network: &Network) -> Result<Rc<CompiledProgram>> {
         let compiled = self.compile(name, network)?;
         let start = Instant::now();
         if let Some(ahead) = &mut self.ahead {
@@ -295,7 +295,7 @@ impl Executor {
         }
         let Some(files) = files else { return Ok(()) };
         let total = parameters.missing(params).into_iter().map(Param::bytes).sum();
-        let progress = Progress::new(self.on_load.clone(), total);
+        let progress = LoadProgress::new(self.on_load.clone(), total);
         let on_load = |bytes: usize| {
             progress.add(bytes);
             true
@@ -332,7 +332,7 @@ impl Executor {
     }
 
     /// Compiles a network, or returns its program if it is already compiled.
-    pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<Executable>> {
+    pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<CompiledProgram>> {
         let made = self.made.len();
         let compiled = self.compile_program(name, &network.program)?;
         if self.made.len() > made {
@@ -342,7 +342,7 @@ impl Executor {
     }
 
     /// Compiles a program that has no parameters, or returns it if it is already compiled.
-    pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<Executable>> {
+    pub(crate) fn compile_program(&mut self, name: &str, program: &Program) -> Result<Rc<CompiledProgram>> {
         let hash = program.hash();
         self.used.insert(hash.clone());
         if let Some(known) = self.programs.get(&hash) {
@@ -383,7 +383,7 @@ impl Executor {
         Ok(())
     }
 
-    fn add(&mut self, compiled: Executable) -> Rc<Executable> {
+    fn add(&mut self, compiled: CompiledProgram) -> Rc<CompiledProgram> {
         let compiled = Rc::new(compiled);
         self.made.push(compiled.clone());
         self.programs.insert(compiled.hash().to_string(), compiled.clone());
@@ -392,7 +392,7 @@ impl Executor {
 
     /// Evicts parameters that `network` does not read, until there is room for those that it reads and for its other
     /// buffers.
-    fn make_room(&mut self, network: &Network, compiled: &Executable) {
+    fn make_room(&mut self, network: &Network, compiled: &CompiledProgram) {
         let own = |component: &str| network.params.iter().any(|p| p.component == component);
         let held = self.parameters.bytes_of_components();
         let mut others: Vec<_> = held.into_iter().filter(|(component, _)| !own(component)).collect();
@@ -420,7 +420,7 @@ impl Executor {
     ///
     /// # Errors
     /// Returns an error if an input is missing, or if the plugin cannot run the program.
-    pub fn run<'a>(&'a self, program: &Executable, inputs: &'a Inputs) -> Result<Outputs> {
+    pub fn run<'a>(&'a self, program: &CompiledProgram, inputs: &'a Inputs) -> Result<Outputs> {
         self.run_with(program, |name| inputs.get(name))
     }
 
@@ -431,14 +431,14 @@ impl Executor {
     /// Returns an error if an input is missing, or if the plugin cannot run the program.
     pub(crate) fn run_with<'a>(
         &'a self,
-        program: &Executable,
+        program: &CompiledProgram,
         find: impl Fn(&str) -> Option<&'a ShardedTensor>,
     ) -> Result<Outputs> {
         Ok(self.engine.run(program, |name| find(name).or_else(|| self.parameters.get(name)))?)
     }
 
     /// Returns the programs compiled or read from the cache since [`Executor::reset_set_up_time`].
-    pub(crate) fn made(&self) -> &[Rc<Executable>] {
+    pub(crate) fn new_programs(&self) -> &[Rc<CompiledProgram>] {
         &self.made
     }
 
@@ -456,7 +456,7 @@ impl Executor {
     }
 
     /// Uploads a host tensor as the program's argument `name`.
-    pub(crate) fn upload(&self, program: &Executable, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
+    pub(crate) fn upload(&self, program: &CompiledProgram, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
         Ok(self.engine.upload(program, name, tensor)?)
     }
 
@@ -467,7 +467,7 @@ impl Executor {
     /// Returns an error if an upload fails.
     pub fn give_all<'a>(
         &self,
-        program: &Executable,
+        program: &CompiledProgram,
         mut inputs: Inputs<'a>,
         tensors: impl IntoIterator<Item = (String, Tensor)>,
     ) -> Result<Inputs<'a>> {

@@ -5,30 +5,30 @@ use std::sync::Arc;
 use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{FileTensor, ParameterSource, StoredTensor};
-use crate::weights::{Component, Lora, MergeOrder, ModelSource, TensorView};
+use crate::weights::{Component, MergeOrder, ModelSource, ScaledLora, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
 /// Source of parameters: a model's files, and the LoRAs that are merged into their tensors.
 #[derive(Clone)]
 pub(in crate::pipeline) struct Files {
     pub(crate) source: Arc<ModelSource>,
-    pub(crate) loras: Vec<Lora>,
+    pub(crate) loras: Vec<ScaledLora>,
     pub(crate) order: MergeOrder,
 }
 
-type Found<T> = std::result::Result<T, String>;
+type FileResult<T> = std::result::Result<T, String>;
 
-fn part(component: &str) -> Found<Component> {
+fn part(component: &str) -> FileResult<Component> {
     Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))
 }
 
 impl Files {
-    fn view(&self, component: Component, key: &str) -> Found<TensorView> {
+    fn view(&self, component: Component, key: &str) -> FileResult<TensorView> {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
 
     /// Returns the scales that dequantize an FP8 tensor; `None` if the files have no scales for it.
-    fn scales(&self, component: Component, key: &str) -> Found<Option<Vec<f32>>> {
+    fn scales(&self, component: Component, key: &str) -> FileResult<Option<Vec<f32>>> {
         let view = self.source.checkpoint(component).and_then(|c| c.scales_of(key)).map_err(|e| e.to_string())?;
         let Some(view) = view else { return Ok(None) };
         Ok(Some(finite_tensor(&view).map_err(|e| e.to_string())?.to_f32().into_iter().collect()))
@@ -36,7 +36,7 @@ impl Files {
 }
 
 impl ParameterSource for Files {
-    fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> Found<Option<FileTensor>> {
+    fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> FileResult<Option<FileTensor>> {
         let component = part(component)?;
         if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
@@ -49,7 +49,7 @@ impl ParameterSource for Files {
         Ok(Some(FileTensor { dtype, shape, read: Box::new(read) }))
     }
 
-    fn tensor(&self, component: &'static str, key: &str) -> Found<StoredTensor> {
+    fn tensor(&self, component: &'static str, key: &str) -> FileResult<StoredTensor> {
         let component = part(component)?;
         let view = self.view(component, key)?;
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());

@@ -12,10 +12,10 @@ use crate::nn::Init;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::Component;
 use crate::runtime::{RuntimeError, fill_random};
-use crate::weights::{Provenance, SHARD_BYTES, TensorSpec, write_component, write_json};
+use crate::weights::{SHARD_BYTES, TensorSpec, VersionFields, write_component, write_json};
 
 /// Size of a model that was written.
-pub(crate) struct Written {
+pub(crate) struct WrittenModel {
     /// Number of parameters of all components.
     pub(crate) parameters: usize,
     /// Total size of the weight files in bytes.
@@ -27,21 +27,21 @@ pub(crate) struct Written {
 ///
 /// # Errors
 /// Returns an error if `dir` is not empty or a file cannot be written.
-pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<Written> {
+pub(crate) fn init(preset: &Preset, seed: u64, dir: &Path, dtype: DType) -> Result<WrittenModel> {
     let taken = std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
     if taken {
         let reason = "exists and is not empty; use another folder or remove this one".to_string();
         return Err(PipelineError::File { path: dir.to_path_buf(), reason });
     }
     let configs = ModelConfigs::of_preset(preset.clone());
-    let provenance = preset.config(Component::Transformer.folder()).and_then(Provenance::of);
+    let provenance = preset.config(Component::Transformer.folder()).and_then(VersionFields::for_transformer);
     let version = provenance.as_ref().map(|own| own.model_version);
-    let mut written = Written { parameters: 0, bytes: 0 };
+    let mut written = WrittenModel { parameters: 0, bytes: 0 };
     for part in Component::ALL.into_iter().filter(|part| part.weights_stem().is_some()) {
         let Some(config) = preset.config(part.folder()) else { continue };
         let mut config = config.clone();
         if let Some(own) = provenance.as_ref().filter(|_| part == Component::TextEncoder) {
-            config[Provenance::GEMMA] = own.gemma_version.into();
+            config[VersionFields::GEMMA] = own.gemma_version.into();
         }
         let tensors = random_parameters(&configs, part)?;
         let specs: Vec<TensorSpec> = tensors

@@ -33,7 +33,7 @@ use clap::builder::PossibleValue;
 
 use self::build::{ProgramSpec, Programs};
 use self::call::Call;
-use self::component::{Named, Ready, ReferenceArguments, SingleRun};
+use self::component::{NamedInputs, Ready, ReferenceArguments, SingleRun};
 use self::configs::ModelConfigs;
 use self::executor::Inputs;
 use super::error::{PipelineError, Result};

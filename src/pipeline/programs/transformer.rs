@@ -3,12 +3,12 @@
 use ndarray::{Array1, Array4, Axis as Dim, Ix4};
 
 use super::{
-    Build, Component, ModelConfigs, Named, Network, Phase, PipelineError, ProgramDeclaration, ProgramKind, Ready,
+    Build, Component, ModelConfigs, NamedInputs, Network, Phase, PipelineError, ProgramDeclaration, ProgramKind, Ready,
     ReferenceArguments, Result, SingleRun,
 };
 use crate::av::Av;
 use crate::hlo::DType;
-use crate::models::transformer::{self, CrossTimestep, ForwardShape, TransformerConfig, tables};
+use crate::models::transformer::{self, CrossModalTimestep, ForwardShape, TransformerConfig, tables};
 use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
@@ -28,7 +28,7 @@ pub(super) const TRANSFORMER: ProgramDeclaration = ProgramDeclaration {
             tokens: spec.shape.tokens,
             text: Av::both(spec.request.max_sequence_length),
             text_channels: spec.shape.text_channels,
-            cross: CrossTimestep::Own,
+            cross: CrossModalTimestep::Own,
             stg_blocks: spec.shape.stg_blocks.clone(),
             keyframes: spec.shape.keyframes,
             ..ForwardShape::default()
@@ -89,7 +89,7 @@ fn reference_inputs(given: &mut ReferenceArguments) -> Result<Ready> {
         isolate: given.scalar("isolate_modalities")?.unwrap_or(false),
         stg_blocks: Av::both(stg),
     };
-    let mut inputs: Named = hidden.into_iter().chain(text).chain(levels).collect();
+    let mut inputs: NamedInputs = hidden.into_iter().chain(text).chain(levels).collect();
     let others = [
         ("video_self_attention_mask", self_mask),
         ("video_keyframes_mask", keyframes),
@@ -128,20 +128,20 @@ fn keyframes(c: &TransformerConfig, given: &mut ReferenceArguments, batch: usize
     Ok(Some(marked.into_shape_with_order((batch, n)).map_err(wrong)?.into()))
 }
 
-fn cross_timestep(given: &ReferenceArguments) -> Result<CrossTimestep> {
+fn cross_timestep(given: &ReferenceArguments) -> Result<CrossModalTimestep> {
     match given.scalar::<String>("cross_timestep")?.as_deref() {
-        Some("own") => Ok(CrossTimestep::Own),
-        Some("cross") => Ok(CrossTimestep::Cross),
-        Some("gate_only") => Ok(CrossTimestep::GateOnly),
+        Some("own") => Ok(CrossModalTimestep::Own),
+        Some("cross") => Ok(CrossModalTimestep::Cross),
+        Some("gate_only") => Ok(CrossModalTimestep::GateOnly),
         Some(other) => Err(PipelineError::Input(format!("--set cross_timestep={other}: use own, cross or gate_only"))),
-        None if given.scalar("use_cross_timestep")?.unwrap_or(false) => Ok(CrossTimestep::Cross),
-        None => Ok(CrossTimestep::Own),
+        None if given.scalar("use_cross_timestep")?.unwrap_or(false) => Ok(CrossModalTimestep::Cross),
+        None => Ok(CrossModalTimestep::Own),
     }
 }
 
 /// Returns the timesteps and the scalar noise levels of both streams, and whether each stream has one timestep per
 /// token.
-fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(Named, Av<bool>)> {
+fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(NamedInputs, Av<bool>)> {
     let (video, per_token) = timesteps(given.required("timestep")?, batch, tokens.video, "timestep")?;
     let (audio, audio_per_token) = match given.optional("audio_timestep") {
         Some(t) => timesteps(t, batch, tokens.audio, "audio_timestep")?,

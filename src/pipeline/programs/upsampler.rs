@@ -51,7 +51,7 @@ pub(super) const KEYFRAME_UPSAMPLER: ProgramDeclaration = ProgramDeclaration {
     runs: |run| run.keyframes,
     request: |run| run.keyframes.then_some(&run.first).ok_or("the pipeline dfr"),
     network: |spec| {
-        let (from, to) = (&spec.shapes.video, Shapes::of(&spec.run.sizes, spec.run.last())?.video);
+        let (from, to) = (&spec.shapes.video, Shapes::from_request(&spec.run.sizes, spec.run.last())?.video);
         let keyframes = spec.shapes.generated(&spec.request.conditions.video).len();
         let step = keyframe_step(keyframes.max(1), from, &to);
         step_network(&spec.run.configs, &step, [spec.batch(), from.channels], spec.build)
@@ -67,7 +67,7 @@ fn network(configs: &ModelConfigs, [n, _, f, h, w]: [usize; 5], build: &Build) -
 
 /// Returns the program of the first upsampling step between two passes: in time if `in_time` is set, otherwise in space.
 fn network_of_run(spec: &ProgramSpec, in_time: bool) -> Result<Network> {
-    let (from, to) = (&spec.shapes.video, Shapes::of(&spec.run.sizes, spec.run.last())?.video);
+    let (from, to) = (&spec.shapes.video, Shapes::from_request(&spec.run.sizes, spec.run.last())?.video);
     let mut steps = upsampling_steps(&spec.run.upsample, from, &to).into_iter();
     let step = steps.find(|step| (step.upsampling == Upsampling::TemporalX2) == in_time);
     let step = step.ok_or_else(|| PipelineError::Bug("the request has no upsampling of this kind".into()))?;

@@ -14,13 +14,13 @@ use crate::nn::Param;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::setup;
-use crate::pipeline::session::Devices;
+use crate::pipeline::session::SessionDevices;
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, Executable, ExecutableOrigin, random_programs};
+use crate::runtime::{CompiledProgram, Engine, ExecutableOrigin, random_programs};
 
 /// A program in the compile cache.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Warmed {
+pub struct WarmedProgram {
     pub program: String,
     pub hash: String,
     /// Whether the program was compiled by this call; `false` if it was loaded from the cache.
@@ -37,13 +37,14 @@ pub struct Warmed {
 /// # Errors
 /// Returns an error if the compile cache is disabled or the plugin cannot serialize programs, if the configuration, the
 /// model or the layout is invalid, or if the compiler fails.
-pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> {
+pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<WarmedProgram>> {
     let Some(folder) = config.compile_cache() else {
         let message = "runtime.compile_cache is off: set it to a folder for the compiled programs";
         return Err(PipelineError::Usage(message.into()));
     };
-    let programs = Programs::of(config, None)?;
-    let Devices { config, engine, build, .. } = Devices::open(config, &programs, group, setup::engine_options(config))?;
+    let programs = Programs::from_config(config, None)?;
+    let SessionDevices { config, engine, build, .. } =
+        SessionDevices::open(config, &programs, group, setup::engine_options(config))?;
     // No weights are drawn here. The programs that draw them take the seed as an input, so its value does not matter.
     let mut executor = Executor::new(engine, Weights::Random(config.model.weights_seed));
     let write = |kind: ProgramKind| {
@@ -55,22 +56,22 @@ pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<Warmed>> 
     let mut warmed = Vec::new();
     for (name, network) in &networks {
         let compiled = executor.compile(name, network)?;
-        warmed.push(Warmed::of(executor.engine(), &network.program, &compiled, &folder)?);
+        warmed.push(WarmedProgram::find(executor.engine(), &network.program, &compiled, &folder)?);
     }
     let draws = if config.model.weights == WeightSource::Random { weights(&networks)? } else { Vec::new() };
     let noise = programs.noise()?.into_iter().map(|program| ("noise", program));
     for (name, program) in noise.chain(draws.into_iter().map(|program| ("random weights", program))) {
         let compiled = executor.compile_program(name, &program)?;
-        warmed.push(Warmed::of(executor.engine(), &program, &compiled, &folder)?);
+        warmed.push(WarmedProgram::find(executor.engine(), &program, &compiled, &folder)?);
     }
     // The two passes may use the same program.
     let mut seen = HashSet::new();
-    warmed.retain(|program: &Warmed| seen.insert(program.hash.clone()));
+    warmed.retain(|program: &WarmedProgram| seen.insert(program.hash.clone()));
     Ok(warmed)
 }
 
-impl Warmed {
-    fn of(engine: &Engine, program: &Program, compiled: &Executable, folder: &Path) -> Result<Self> {
+impl WarmedProgram {
+    fn find(engine: &Engine, program: &Program, compiled: &CompiledProgram, folder: &Path) -> Result<Self> {
         let name = compiled.name();
         let path = engine.cache_file(name, program).ok_or_else(|| {
             let folder = folder.display();
@@ -80,7 +81,7 @@ impl Warmed {
         })?;
         let (hash, seconds) = (compiled.hash().to_owned(), compiled.compile_time().as_secs_f64());
         let compiled = compiled.origin() == ExecutableOrigin::Compiled;
-        Ok(Warmed { program: name.into(), hash, compiled, seconds, path })
+        Ok(WarmedProgram { program: name.into(), hash, compiled, seconds, path })
     }
 }
 

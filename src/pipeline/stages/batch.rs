@@ -74,14 +74,14 @@ impl<'a> Batch<'a> {
     }
 
     /// Returns one noise generator per row, seeded with the seed of the row's request.
-    pub fn noise(&self) -> Noise {
+    pub fn noise(&self) -> BatchNoise {
         let seeds = self.rows().map(|request| request.seed);
         match self.shared().noise {
-            config::Noise::Torch => Noise::Torch(seeds.map(TorchRng::new).collect()),
+            config::Noise::Torch => BatchNoise::Torch(seeds.map(TorchRng::new).collect()),
             config::Noise::Device => {
                 let seeds: Vec<u64> = seeds.collect();
                 let steps = seeds.iter().map(|seed| TorchRng::new(*seed)).collect();
-                Noise::Device { seeds, pass: 0, steps }
+                BatchNoise::Device { seeds, pass: 0, steps }
             }
         }
     }
@@ -113,7 +113,7 @@ pub(in crate::pipeline) fn decoder_draws(
 
 /// Noise generators of a batch. Every pass draws from the same generators: a pass continues the random sequence where
 /// the previous pass stopped.
-pub enum Noise {
+pub enum BatchNoise {
     /// One host generator per row, identical to torch's CPU generator.
     Torch(Vec<TorchRng>),
     /// A program that generates the noise on a device.
@@ -149,14 +149,14 @@ impl DrawOrder {
     /// Returns the draw order for a pass. `refines`: whether the pass starts from the latents of the previous pass;
     /// `dtype`: the run's element type. In diffusers, noise has the element type of the latents to which it is added;
     /// the upsampler returns latents in `dtype`, so a refining pass draws video noise in `dtype`.
-    pub fn of(request: &Request, refines: bool, dtype: DType) -> Self {
+    pub fn for_pass(request: &Request, refines: bool, dtype: DType) -> Self {
         let narrow = refines && request.noise_order == NoiseOrder::Diffusers;
         DrawOrder { tokens: request.draws_tokens(refines), video: if narrow { dtype } else { DType::F32 } }
     }
 }
 
 /// Noise tensors drawn at the start of a pass.
-pub struct Drawn {
+pub struct NoiseTensors {
     /// Video noise in the shape of the latents, `[b, C, F, H, W]`. `None`: the video stream starts without noise.
     pub video: Option<ArrayD<f32>>,
     /// Audio noise in the shape of the latents, `[b, C, L, M]`. `None`: the audio stream starts without noise.
@@ -165,7 +165,7 @@ pub struct Drawn {
     pub appended: Option<ArrayD<f32>>,
 }
 
-impl Drawn {
+impl NoiseTensors {
     /// Packs the noise into tokens, without appended tokens. A stream without noise yields an empty array.
     pub(crate) fn tokens(self, sizes: &ModelSizes) -> Result<Av<Array3<f32>>> {
         let none = || Array3::zeros((0, 0, 0));
@@ -193,7 +193,7 @@ impl Drawn {
     }
 }
 
-impl Noise {
+impl BatchNoise {
     /// Draws the starting noise of a pass: first video, then audio, then appended tokens. Noise that is drawn on a
     /// device ignores `order` and has the shape of the latents.
     ///
@@ -205,24 +205,24 @@ impl Noise {
         shapes: &Shapes,
         sizes: &ModelSizes,
         order: DrawOrder,
-    ) -> Result<Drawn> {
-        if order != DrawOrder::default() && matches!(self, Noise::Torch(_)) {
+    ) -> Result<NoiseTensors> {
+        if order != DrawOrder::default() && matches!(self, BatchNoise::Torch(_)) {
             return self.draw_in(executor, shapes, sizes, order);
         }
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
         let Av { video, audio } = shapes.drawn.map(|drawn| drawn.then(&mut next));
-        Ok(Drawn { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
+        Ok(NoiseTensors { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
     }
 
-    /// Implements [`Noise::draw`] on the host for a `DrawOrder` other than the default.
+    /// Implements [`BatchNoise::draw`] on the host for a `DrawOrder` other than the default.
     fn draw_in(
         &mut self,
         executor: &mut Executor,
         shapes: &Shapes,
         sizes: &ModelSizes,
         DrawOrder { tokens, video: dtype }: DrawOrder,
-    ) -> Result<Drawn> {
+    ) -> Result<NoiseTensors> {
         let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
         let mut all = draws(shapes, sizes);
         if tokens.video {
@@ -251,7 +251,7 @@ impl Noise {
             let all = fixed::<_, Ix3>(tokens)?;
             audio = Some(unpack_audio(all.view(), &AudioShape { batch: all.shape()[0], ..shapes.audio })?.into_dyn());
         }
-        Ok(Drawn { video, audio, appended })
+        Ok(NoiseTensors { video, audio, appended })
     }
 
     /// Draws the diffusion decoder's noise, `[b, channels, frames, height, width]`, rounded to `dtype`. Must be called
@@ -270,20 +270,20 @@ impl Noise {
     /// generator.
     pub(crate) fn of_steps(&mut self) -> &mut [TorchRng] {
         match self {
-            Noise::Torch(generators) => generators,
-            Noise::Device { steps, .. } => steps,
+            BatchNoise::Torch(generators) => generators,
+            BatchNoise::Device { steps, .. } => steps,
         }
     }
 
-    /// Runs [`Noise::draw_decoder`] on a host thread, concurrently with the device. Moves torch's generators to the
-    /// thread, so nothing can be drawn afterwards. `None`: noise is drawn on a device.
+    /// Runs [`BatchNoise::draw_decoder`] on a host thread, concurrently with the device. Moves torch's generators to
+    /// the thread, so nothing can be drawn afterwards. `None`: noise is drawn on a device.
     pub(crate) fn draw_decoder_in_background(
         &mut self,
         c: &DiffusionDecoderConfig,
         video: &VideoShape,
         dtype: DType,
     ) -> Option<JoinHandle<Result<ArrayD<f32>>>> {
-        let Noise::Torch(generators) = self else { return None };
+        let BatchNoise::Torch(generators) = self else { return None };
         let (mut generators, draws) = (std::mem::take(generators), decoder_draws(c, video));
         let work = move || Ok(joined(drawn(&mut generators, &draws, dtype))?.remove(0));
         Some(std::thread::spawn(work))
@@ -304,8 +304,8 @@ impl Noise {
     ) -> Result<Vec<ArrayD<f32>>> {
         // Each row has its own generator, so its noise does not depend on the other rows.
         joined(match self {
-            Noise::Torch(generators) => drawn(generators, draws, dtype),
-            Noise::Device { seeds, pass, .. } => {
+            BatchNoise::Torch(generators) => drawn(generators, draws, dtype),
+            BatchNoise::Device { seeds, pass, .. } => {
                 let program = executor.compile_program("noise", &noise::program(draws)?)?;
                 let of_row = |seed: &u64| noise::draw(executor.engine(), &program, draws, *seed, *pass);
                 let rows = seeds.iter().map(|seed| Ok(of_row(seed)?.into_iter().map(Tensor::into_f32).collect()));

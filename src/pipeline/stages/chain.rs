@@ -8,12 +8,12 @@ use super::text_to_video::Generated;
 use crate::failpoint;
 use crate::media::Frames;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::denoise_checkpoint::{SavedClip, Saving};
 use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::runner::Runner;
-use crate::request::{Chain, Request};
+use crate::request::{ClipChain, Request};
 
 /// Duration of the crossfade between the audio of two clips, in seconds.
 const FADE: f64 = 0.02;
@@ -21,7 +21,7 @@ const FADE: f64 = 0.02;
 impl Runner {
     /// Generates the clips of chained videos, one clip after the other, for requests that differ only in prompt and
     /// seed. Reads the clips that an interrupted run has saved instead of generating them again. Calls `each` with
-    /// every clip of all videos (one [`Generated`] per video); [`Join`] combines the clips of a video.
+    /// every clip of all videos (one [`Generated`] per video); [`ClipJoiner`] combines the clips of a video.
     ///
     /// # Errors
     /// Returns the errors of [`Runner::generate`] and of `each`, or an error if a request has no [`Request::chain`].
@@ -93,7 +93,7 @@ impl Runner {
 }
 
 /// Frames and samples of a video that later clips do not change.
-pub struct Piece {
+pub struct ChainPiece {
     pub frames: Frames,
     /// Audio samples `[channels, n]`.
     pub sound: Array2<f32>,
@@ -101,8 +101,8 @@ pub struct Piece {
 
 /// Joins the clips of a video as they are generated. Holds back the frames and samples that the next clip may change:
 /// the frames that overlap it, and the remaining audio of the clip added last.
-pub struct Join {
-    chain: Chain,
+pub struct ClipJoiner {
+    chain: ClipChain,
     /// Index of each clip's first sample in the complete video.
     starts: Vec<usize>,
     /// Number of samples of the complete video.
@@ -110,22 +110,22 @@ pub struct Join {
     fade: usize,
     /// Number of clips added so far.
     clips: usize,
-    /// Number of frames that [`Join::add`] has returned so far.
+    /// Number of frames that [`ClipJoiner::add`] has returned so far.
     shown: usize,
     /// Frames of the clip added last that have not been returned yet.
     frames: Option<Frames>,
-    /// Number of samples that [`Join::add`] has returned so far.
+    /// Number of samples that [`ClipJoiner::add`] has returned so far.
     heard: usize,
     /// Samples of the clip added last that have not been returned yet.
     sound: Array2<f32>,
 }
 
-impl Join {
+impl ClipJoiner {
     /// Creates an empty join for the clips of `chain`.
-    pub fn new(chain: &Chain, model: &Model, frame_rate: f64) -> Self {
+    pub fn new(chain: &ClipChain, model: &OpenModel, frame_rate: f64) -> Self {
         let (grid, rate) = (&model.sizes.audio_grid, model.sample_rate as f64);
         let sample = |latent: usize| (latent as f64 / grid.per_second() * rate).round() as usize;
-        Join {
+        ClipJoiner {
             starts: (0..chain.clips()).map(|at| sample(chain.audio_start(at, grid, frame_rate))).collect(),
             samples: (chain.frames as f64 / frame_rate * rate).round_ties_even() as usize,
             fade: (FADE * rate) as usize,
@@ -140,7 +140,7 @@ impl Join {
 
     /// Adds the next clip. Returns the frames and samples that later clips do not change; after the last clip, all that
     /// remain.
-    pub fn add(&mut self, frames: Frames, sound: Array2<f32>) -> Piece {
+    pub fn add(&mut self, frames: Frames, sound: Array2<f32>) -> ChainPiece {
         let at = self.clips;
         self.clips += 1;
         let is_last = self.clips == self.chain.clips();
@@ -153,7 +153,7 @@ impl Join {
         if !is_last {
             self.frames = Some(frames.part(whole..frames.count()));
         }
-        Piece { frames: frames.part(0..whole), sound: self.add_sound(at, sound, is_last) }
+        ChainPiece { frames: frames.part(0..whole), sound: self.add_sound(at, sound, is_last) }
     }
 
     fn add_sound(&mut self, at: usize, sound: Array2<f32>, is_last: bool) -> Array2<f32> {
@@ -207,9 +207,9 @@ fn blended(before: &Frames, own: &Frames) -> Frames {
 mod tests {
     use super::*;
 
-    fn join(chain: Chain, starts: &[usize], samples: usize, fade: usize) -> Join {
+    fn join(chain: ClipChain, starts: &[usize], samples: usize, fade: usize) -> ClipJoiner {
         let (frames, sound) = (None, Array2::zeros((0, 0)));
-        Join { chain, starts: starts.into(), samples, fade, clips: 0, shown: 0, frames, heard: 0, sound }
+        ClipJoiner { chain, starts: starts.into(), samples, fade, clips: 0, shown: 0, frames, heard: 0, sound }
     }
 
     fn frames(range: std::ops::Range<usize>) -> Frames {
@@ -220,7 +220,7 @@ mod tests {
     /// for the next clip.
     #[test]
     fn joined_clips_equal_original_video() {
-        let chain = Chain { frames: 41, clip: 17, overlap: 9, prompts: Vec::new() };
+        let chain = ClipChain { frames: 41, clip: 17, overlap: 9, prompts: Vec::new() };
         assert_eq!((chain.clips(), chain.step()), (4, 8));
         // A clip has 400 samples, and its audio does not start exactly with its first frame.
         let whole = Array2::from_shape_fn((2, 1200), |(c, n)| ((n * 7 + c) as f32 * 0.1).sin());
@@ -250,7 +250,7 @@ mod tests {
     /// Different clips are crossfaded linearly: frames over the complete overlap, audio over the duration `FADE`.
     #[test]
     fn different_clips_are_crossfaded() {
-        let chain = Chain { frames: 25, clip: 17, overlap: 9, prompts: Vec::new() };
+        let chain = ClipChain { frames: 25, clip: 17, overlap: 9, prompts: Vec::new() };
         let mut join = join(chain, &[0, 200], 600, 20);
         let flat = |value: u8| Frames::new(Array4::from_elem((17, 1, 1, 3), value)).expect("frames");
         let first = join.add(flat(0), Array2::from_elem((1, 400), -1.0));

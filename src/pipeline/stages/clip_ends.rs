@@ -6,7 +6,7 @@ use crate::av::Av;
 use crate::pipeline::error::Result;
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
-use crate::request::{Chain, ModelSizes, Shapes};
+use crate::request::{ClipChain, ModelSizes, Shapes};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -22,7 +22,7 @@ pub(crate) struct ClipEnds {
 
 impl ClipEnds {
     /// Sets which latents of clip `at` are kept for the next clip.
-    pub(in crate::pipeline) fn enter(&mut self, chain: &Chain, at: usize, sizes: &ModelSizes, frame_rate: f64) {
+    pub(in crate::pipeline) fn enter(&mut self, chain: &ClipChain, at: usize, sizes: &ModelSizes, frame_rate: f64) {
         let [own, next] = [at, at + 1].map(|at| chain.audio_start(at, &sizes.audio_grid, frame_rate));
         let video = chain.step() / sizes.video_grid.temporal_compression;
         // The next clip does not contain the latent frame whose last frame is the next clip's first frame.

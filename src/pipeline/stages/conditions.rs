@@ -10,7 +10,7 @@ use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
 use crate::nn::MASK_VALUE;
-use crate::request::{Condition, ReferenceGrid, Shapes, Span, coordinate_grids};
+use crate::request::{Condition, PositionSpan, ReferenceGrid, Shapes, coordinate_grids};
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
@@ -165,9 +165,9 @@ pub(crate) fn appended_coords(
     let coords =
         |latents: &VideoShape, rate: f64| grid.coords(latents, c.vae_scale_factors, c.causal_offset as i64, rate);
     let one = coords(&VideoShape { frames: 1, ..shapes.video }, frame_rate);
-    let of_image = |(frame, span): (usize, Span)| {
+    let of_image = |(frame, span): (usize, PositionSpan)| {
         let mut coords = one.clone();
-        let frames = if span == Span::Frame { 1 } else { c.vae_scale_factors[0] };
+        let frames = if span == PositionSpan::Frame { 1 } else { c.vae_scale_factors[0] };
         let mut sides = coords.slice_mut(s![0, 0, .., ..]);
         for (bound, mut bounds) in [frame, frame + frames].into_iter().zip(sides.axis_iter_mut(Dim(1))) {
             bounds.fill(bound as f32 / frame_rate as f32);
@@ -231,7 +231,7 @@ mod tests {
         let (shapes, c) = (shapes(), TransformerConfig::default());
         let image = Condition {
             content: Content::Image { path: "a.png".into(), crf: 0 },
-            placement: Placement::Appended { frame: 8, span: Span::Frame },
+            placement: Placement::Appended { frame: 8, span: PositionSpan::Frame },
             strength: 0.5,
         };
         let by_token = [0.125, 0.5, 0.75];

@@ -12,10 +12,10 @@ use crate::failpoint;
 use crate::media::Frames;
 use crate::models::pixels::Pixels;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::output::frame_collector::{Decoded, Pieces};
+use crate::pipeline::output::frame_collector::{DecodedFrames, Pieces};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
-use crate::request::{Assembly, Request, Shapes, Tiling};
+use crate::request::{Assembly, Request, Shapes, TileSizes};
 use crate::tensor::Tensor;
 
 /// Thread that draws the diffusion decoder's noise.
@@ -30,7 +30,7 @@ impl Run<'_> {
         audio: Array4<f32>,
         shapes: &Shapes,
         decoder_noise: Option<DecoderNoise>,
-        videos: &mut Vec<Decoded>,
+        videos: &mut Vec<DecodedFrames>,
     ) -> Result<(Vec<Array3<f32>>, usize)> {
         let request = self.batch.shared();
         let is_asked = !self.options.warms;
@@ -42,7 +42,7 @@ impl Run<'_> {
             failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()))
         };
         *videos = match request.decodes_video() {
-            false => (0..self.batch.asked()).map(|_| Decoded::from(Frames::none())).collect(),
+            false => (0..self.batch.asked()).map(|_| DecodedFrames::from(Frames::none())).collect(),
             true => {
                 self.begins(Phase::VideoDecoder)?;
                 fail("video")?;
@@ -67,9 +67,9 @@ impl Run<'_> {
         shapes: &Shapes,
         request: &Request,
         noise: Option<DecoderNoise>,
-    ) -> Result<Vec<Decoded>> {
+    ) -> Result<Vec<DecodedFrames>> {
         let asked = self.batch.asked();
-        let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(Decoded::from).collect());
+        let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(DecodedFrames::from).collect());
         if let Some(tiling) = &request.tiling {
             if self.dump.is_wanted() {
                 let mut pieces = Vec::new();
@@ -112,7 +112,7 @@ impl Run<'_> {
     fn decode_tiles(
         &mut self,
         latents: Array5<f32>,
-        tiling: &Tiling,
+        tiling: &TileSizes,
         each: impl FnMut(Array5<f32>) -> Result<()>,
     ) -> Result<()> {
         match self.runner.model.diffusion {

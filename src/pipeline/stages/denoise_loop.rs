@@ -12,7 +12,7 @@ use crate::pipeline::programs::call::Call;
 use crate::pipeline::programs::executor::{Executor, Inputs};
 use crate::request::Request;
 use crate::runtime::watchdog::with_evaluations;
-use crate::runtime::{Executable, Outputs, ShardedTensor};
+use crate::runtime::{CompiledProgram, Outputs, ShardedTensor};
 use crate::sampling::MAX_STEPS;
 use crate::sampling::noise::step_noise;
 use crate::sampling::{Sampler, Schedule, TorchRng};
@@ -50,12 +50,12 @@ pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String,
 }
 
 /// A [`StepNoise`](crate::sampling::StepNoise) that can borrow its generator.
-type Draw<'a> = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>> + 'a>;
+type NoiseSource<'a> = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>> + 'a>;
 
 /// Generators of the noise that a sampler adds in each step of a pass, one per video; none if the sampler adds no
 /// noise.
 pub(crate) struct CallNoise<'a> {
-    generators: Vec<Draw<'a>>,
+    generators: Vec<NoiseSource<'a>>,
     tokens: Av<[usize; 2]>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> CallNoise<'a> {
     /// Creates one generator per seed. `tokens`: token count and channels `[n, c]` of each stream.
     pub(crate) fn new(sampler: &dyn Sampler, seeds: impl Iterator<Item = u64>, tokens: Av<[usize; 2]>) -> Self {
         let seeds = seeds.filter(|_| sampler.noises() > 0);
-        CallNoise { generators: seeds.map(|seed| sampler.generator(seed) as Draw).collect(), tokens }
+        CallNoise { generators: seeds.map(|seed| sampler.generator(seed) as NoiseSource).collect(), tokens }
     }
 
     /// Creates the generators of a pass. They are seeded with `seeds` or, if the sampler continues the request's noise,
@@ -79,7 +79,7 @@ impl<'a> CallNoise<'a> {
             return CallNoise::new(sampler, seeds, tokens);
         }
         let (noises, levels) = (sampler.noises(), sampler.schedule(&request.sigmas).levels);
-        let of_video = |rng: &'a mut TorchRng| -> Draw<'a> {
+        let of_video = |rng: &'a mut TorchRng| -> NoiseSource<'a> {
             let (levels, mut next) = (levels.clone(), 0);
             Box::new(move |tokens| {
                 next += noises;
@@ -121,7 +121,7 @@ impl DenoiseLoop {
         executor.prepare(name, &self.network).map(drop)
     }
 
-    pub(crate) fn program(&self) -> &Executable {
+    pub(crate) fn program(&self) -> &CompiledProgram {
         self.call.program()
     }
 

@@ -18,8 +18,8 @@ use super::prompts::branch_text;
 use super::run::Run;
 use crate::av::Av;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
-use crate::pipeline::output::denoise_checkpoint::{Saved, Saving};
+use crate::pipeline::model::OpenModel;
+use crate::pipeline::output::denoise_checkpoint::{DenoiseState, Saving};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::options::RunOptions;
@@ -34,7 +34,7 @@ use crate::tensor::Tensor;
 use crate::{failpoint, interrupts};
 
 /// Programs of a pass, the prefix of its dumped tensors, and its position in the progress of its phase.
-pub(crate) struct Names {
+pub(crate) struct PassNames {
     prepare: ProgramKind,
     denoise: ProgramKind,
     dump: Cow<'static, str>,
@@ -43,17 +43,17 @@ pub(crate) struct Names {
 }
 
 /// The only pass of a request, or the first of two.
-pub(crate) const FIRST: Names =
-    Names { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: Cow::Borrowed(""), around: [0; 2] };
+pub(crate) const FIRST: PassNames =
+    PassNames { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: Cow::Borrowed(""), around: [0; 2] };
 /// The second pass of a request.
-pub(crate) const SECOND: Names = Names {
+pub(crate) const SECOND: PassNames = PassNames {
     prepare: ProgramKind::RefinePrepare,
     denoise: ProgramKind::Refine,
     dump: Cow::Borrowed("stage_2."),
     around: [0; 2],
 };
 
-impl Names {
+impl PassNames {
     fn phase(&self) -> Phase {
         self.denoise.declaration().phase
     }
@@ -61,7 +61,7 @@ impl Names {
     /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all
     /// rounds.
     pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
-        Names {
+        PassNames {
             prepare: ProgramKind::RoundPrepare,
             denoise: ProgramKind::Round,
             dump: format!("round_{round}.tile_{tile}.").into(),
@@ -71,7 +71,7 @@ impl Names {
 }
 
 /// Normalised tokens of the previous pass, from which a pass starts.
-pub(crate) struct Before {
+pub(crate) struct InitialTokens {
     /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`. A stream that is not denoised keeps its
     /// tokens.
     pub(crate) tokens: Av<Array3<f32>>,
@@ -82,7 +82,7 @@ pub(crate) struct Before {
 }
 
 /// Normalised tokens that a pass returns.
-pub(crate) struct Denoised {
+pub(crate) struct DenoisedTokens {
     /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`.
     pub(crate) tokens: Av<Array3<f32>>,
     /// Tokens of the generated keyframes, `[b, k·n, c]`.
@@ -97,14 +97,19 @@ pub(crate) struct Pass<'a> {
     steps_loop: Rc<DenoiseLoop>,
     conditions: Option<ConditionTokens>,
     start: Av<Tensor>,
-    names: Names,
+    names: PassNames,
 }
 
 impl Run<'_> {
     /// Prepares a pass. It starts from noise, or from the tokens `before` of the previous pass, noised to the first
     /// noise level of this pass. The noise continues the random sequence of the previous pass.
-    pub(crate) fn begin<'r>(&mut self, request: &'r Request, before: Option<Before>, names: Names) -> Result<Pass<'r>> {
-        let shapes = Shapes::of(&self.runner.model.sizes, request)?;
+    pub(crate) fn begin<'r>(
+        &mut self,
+        request: &'r Request,
+        before: Option<InitialTokens>,
+        names: PassNames,
+    ) -> Result<Pass<'r>> {
+        let shapes = Shapes::from_request(&self.runner.model.sizes, request)?;
         let given = PassTokens {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
@@ -113,7 +118,7 @@ impl Run<'_> {
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
         let sizes = &self.runner.model.sizes;
         let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
-        let order = DrawOrder::of(request, names.phase() == Phase::Refine, self.runner.build.dtype);
+        let order = DrawOrder::for_pass(request, names.phase() == Phase::Refine, self.runner.build.dtype);
         let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
             if let Some(noise) = noise {
@@ -124,7 +129,7 @@ impl Run<'_> {
         if let Some(conditions) = &conditions {
             conditions.give(start.as_mut(), self.batch.size());
         }
-        if let Some(Before { tokens, generated, .. }) = before {
+        if let Some(InitialTokens { tokens, generated, .. }) = before {
             for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
                 if !denoised {
                     start.clone_from(own);
@@ -166,8 +171,13 @@ impl Run<'_> {
     /// # Errors
     /// Returns [`PipelineError::Interrupted`] if the progress callback stops the run, [`PipelineError::NotFinite`] with
     /// stream and step if latents are not finite, or an error of the plugin.
-    pub(crate) fn denoise(&mut self, pass: Pass, text: &Outputs, sound: Option<&Array3<f32>>) -> Result<Denoised> {
-        let text_contexts = Av::NAMES.zip(pass.request.given());
+    pub(crate) fn denoise(
+        &mut self,
+        pass: Pass,
+        text: &Outputs,
+        sound: Option<&Array3<f32>>,
+    ) -> Result<DenoisedTokens> {
+        let text_contexts = Av::NAMES.zip(pass.request.input_streams());
         let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
@@ -191,7 +201,7 @@ impl Run<'_> {
         if let Some(ends) = &mut self.clip_ends {
             ends.keep(pass.names.phase(), tokens.as_ref(), &pass.shapes);
         }
-        Ok(Denoised { tokens, generated })
+        Ok(DenoisedTokens { tokens, generated })
     }
 
     /// Runs all transformer evaluations, `options.chunk` steps per call.
@@ -286,7 +296,14 @@ impl Run<'_> {
 
 impl Pass<'_> {
     /// Dumps the latents after call `step` of the loop. Number 0 is the state before the first call.
-    fn keep_step(&self, step: usize, latents: &Av<Tensor>, model: &Model, batch: usize, dump: &mut Dump) -> Result<()> {
+    fn keep_step(
+        &self,
+        step: usize,
+        latents: &Av<Tensor>,
+        model: &OpenModel,
+        batch: usize,
+        dump: &mut Dump,
+    ) -> Result<()> {
         let mut tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
         tokens.video = tokens.video.slice(s![.., ..self.shapes.own_tokens(), ..]).to_owned();
         let (video, audio) = unpack(model, &self.shapes, batch, tokens)?;
@@ -347,9 +364,9 @@ fn saved(
     carried: &[ShardedTensor],
     sound: Option<&Array3<f32>>,
     ends: Option<&ClipEnds>,
-) -> Result<Saved> {
+) -> Result<DenoiseState> {
     let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
-    Ok(Saved { phase, done, carried, sound: sound.cloned(), ends: ends.cloned().unwrap_or_default() })
+    Ok(DenoiseState { phase, done, carried, sound: sound.cloned(), ends: ends.cloned().unwrap_or_default() })
 }
 
 fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {

@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use ndarray::{Array3, Array5, ArrayView5, Axis as Dim, s};
 
-use super::denoising::{Before, Denoised, Names};
+use super::denoising::{DenoisedTokens, InitialTokens, PassNames};
 use super::run::Run;
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
-use crate::request::{Dfr, KeyframeSource, Request, Round, Shapes};
+use crate::request::{DfrPlan, KeyframeSource, Request, Round, Shapes};
 use crate::runtime::Outputs;
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
@@ -23,11 +23,11 @@ impl Run<'_> {
     /// `shapes`. Trims the canvas to the frames of the requested video, and updates `shapes` accordingly.
     pub(crate) fn run_temporal_rounds(
         &mut self,
-        dfr: &Dfr,
+        dfr: &DfrPlan,
         request: &Request,
         second: &Request,
         shapes: &mut Shapes,
-        made: Denoised,
+        made: DenoisedTokens,
         text: &Outputs,
     ) -> Result<Av<Array3<f32>>> {
         let kept = [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)];
@@ -56,10 +56,10 @@ impl Run<'_> {
     /// normalised video tokens of the last round's canvas; the audio does not change.
     fn rounds(
         &mut self,
-        dfr: &Dfr,
+        dfr: &DfrPlan,
         second: &Request,
         shape: VideoShape,
-        before: Denoised,
+        before: DenoisedTokens,
         text: &Outputs,
     ) -> Result<Array3<f32>> {
         let shape = VideoShape { batch: self.batch.size(), ..shape };
@@ -76,7 +76,7 @@ impl Run<'_> {
                 let request = dfr.tile(second, round, at);
                 let own = frames(&video, tile.latents.clone());
                 let seeds = tile.seeds();
-                let start = Before {
+                let start = InitialTokens {
                     tokens: Av {
                         video: self.packed(own)?,
                         audio: self.tile_sound(dfr, second, &request, round, at, &before.tokens.audio)?,
@@ -85,7 +85,7 @@ impl Run<'_> {
                     carried: Some(self.packed(frames(&keyframes, tile.anchors.clone()))?),
                 };
                 ahead -= of_tile;
-                let names = Names::of_tile(round.number, at, [behind, ahead]);
+                let names = PassNames::of_tile(round.number, at, [behind, ahead]);
                 behind += of_tile;
                 let pass = self.begin(&request, Some(start), names)?;
                 let made = self.denoise(pass, text, None)?;
@@ -120,14 +120,14 @@ impl Run<'_> {
     /// needs; zeros if the tile has no audio stream.
     fn tile_sound(
         &self,
-        dfr: &Dfr,
+        dfr: &DfrPlan,
         second: &Request,
         request: &Request,
         round: &Round,
         at: usize,
         sound: &Array3<f32>,
     ) -> Result<Array3<f32>> {
-        let count = Shapes::of(&self.runner.model.sizes, request)?.audio.length;
+        let count = Shapes::from_request(&self.runner.model.sizes, request)?.audio.length;
         if request.roles.audio == StreamRole::Absent {
             let TransformerConfig { audio_in_channels, .. } = self.runner.model.sizes.transformer;
             return Ok(Array3::zeros((self.batch.size(), count, audio_in_channels)));

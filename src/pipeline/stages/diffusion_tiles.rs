@@ -8,7 +8,7 @@ use super::tiles::blended_pieces;
 use crate::models::diffusion_decoder::{FeatureGrid, feature_grid, tile_shape};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
-use crate::request::{Blend, DiffusionTiles, Tile, Tiling};
+use crate::request::{Blend, DiffusionTiles, Tile, TileSizes};
 
 impl Run<'_> {
     /// Decodes un-normalised latents `[b, c, f, h, w]` to frames `[b, 3, frames, height, width]` in -1..1. Passes
@@ -17,7 +17,7 @@ impl Run<'_> {
     pub(crate) fn decode_diffusion_tiles(
         &mut self,
         latents: Array5<f32>,
-        tiling: &Tiling,
+        tiling: &TileSizes,
         mut each: impl FnMut(Array5<f32>) -> Result<()>,
     ) -> Result<()> {
         let (batch, _, f, h, w) = latents.dim();

@@ -10,9 +10,9 @@ use super::batch::Batch;
 use super::prompts::tokens;
 use crate::av::Av;
 use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
-use crate::models::duration_head::{Grid, frames};
+use crate::models::duration_head::{FrameRounding, frames};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::origin;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::runner::Runner;
@@ -26,13 +26,13 @@ use crate::weights::Component;
 const WITHOUT_HEAD: usize = 121;
 
 /// How the number of frames is determined.
-enum Frames {
+enum FrameCountRule {
     /// The configuration sets the number of frames.
     Given,
     /// Default number of frames of diffusers' pipeline; the model has no duration head.
     Fixed(usize),
     /// The duration head predicts the number of frames: `least` to `most`, in steps of `step`.
-    Predicted { grid: Grid, step: usize, least: usize, most: usize },
+    Predicted { grid: FrameRounding, step: usize, least: usize, most: usize },
 }
 
 /// Determines how the number of frames of a run is found.
@@ -40,9 +40,9 @@ enum Frames {
 /// # Errors
 /// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the
 /// reference is not diffusers.
-fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
+fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
     if config.request.num_frames.count().is_some() {
-        return Ok(Frames::Given);
+        return Ok(FrameCountRule::Given);
     }
     if jobs.windows(2).any(|pair| pair[0].prompt != pair[1].prompt) {
         let why = "request.num_frames: auto is for one prompt, because each prompt has its own duration; run the \
@@ -53,13 +53,14 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
     if origin.has(Component::DurationHead) {
         let configs = ModelConfigs::from(origin).for_run(config);
         configs.check_duration_head()?;
-        let grid = if config.reference == Reference::Diffusers { Grid::Diffusers } else { Grid::Official };
+        let grid =
+            if config.reference == Reference::Diffusers { FrameRounding::Diffusers } else { FrameRounding::Official };
         let step = configs.sizes()?.video_grid.temporal_compression * if config.doubles_frames() { 2 } else { 1 };
         let [least, most] = [0.0, f64::MAX].map(|seconds| frames(seconds, config.request.frame_rate, step, grid));
-        return Ok(Frames::Predicted { grid, step, least, most });
+        return Ok(FrameCountRule::Predicted { grid, step, least, most });
     }
     if config.reference == Reference::Diffusers {
-        return Ok(Frames::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
+        return Ok(FrameCountRule::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
     }
     Err(PipelineError::Usage(format!(
         "request.num_frames: auto needs a duration head, which {} lacks; use an LTX-2.5 model that has one, or set a \
@@ -76,8 +77,8 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<Frames> {
 /// is not diffusers, or if an image is after the last frame.
 pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
     match frames_of(config, jobs)? {
-        Frames::Given => Ok(config.clone()),
-        Frames::Fixed(count) | Frames::Predicted { most: count, .. } => {
+        FrameCountRule::Given => Ok(config.clone()),
+        FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => {
             config.with_frames(count).map_err(PipelineError::Usage)
         }
     }
@@ -86,7 +87,7 @@ pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Conf
 /// Returns the smallest number of frames that can be predicted and is valid for the images and the generated keyframes
 /// of a run. `None`: all numbers that can be predicted are valid, or nothing is predicted.
 pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
-    let Frames::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
+    let FrameCountRule::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
     let (Some(job), (origin, _)) = (jobs.first(), origin::of_run(config)?) else { return Ok(None) };
     let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
     let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| resolve_job(&own, &sizes, job).is_ok());
@@ -100,7 +101,7 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
 /// Returns the errors of [`longest`], of the model and of the device.
 pub(in crate::pipeline) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
     resolve_with(config, jobs, |short, job| {
-        predict(&mut Session::start(short, Model::of(short)?, group)?.runner, short, job)
+        predict(&mut Session::start(short, OpenModel::from_config(short)?, group)?.runner, short, job)
     })
 }
 
@@ -115,14 +116,14 @@ pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> 
 fn resolve_with(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
     let Some(job) = jobs.first() else { return Ok(config.clone()) };
     let count = match frames_of(config, jobs)? {
-        Frames::Given => return Ok(config.clone()),
-        Frames::Fixed(count) => {
+        FrameCountRule::Given => return Ok(config.clone()),
+        FrameCountRule::Fixed(count) => {
             tracing::warn!(
                 "the model has no duration head; generating {count} frames, the default of diffusers' pipeline"
             );
             count
         }
-        Frames::Predicted { grid, step, least, .. } => {
+        FrameCountRule::Predicted { grid, step, least, .. } => {
             let seconds = predict(&shortest(config, least)?, job)?;
             let rate = config.request.frame_rate;
             let count = frames(seconds, rate, step, grid);

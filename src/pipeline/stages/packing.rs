@@ -4,7 +4,7 @@ use ndarray::{Array3, Array4, Array5};
 
 use crate::av::Av;
 use crate::pipeline::error::Result;
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::request::{ModelSizes, Shapes};
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio, unpack_audio};
 
@@ -18,7 +18,7 @@ pub fn pack(sizes: &ModelSizes, video: &Array5<f32>, audio: &Array4<f32>) -> Res
 
 /// Unpacks the tokens of `batch` videos to un-normalised latents: video `[b, C, F, H, W]` and audio `[b, C, L, M]`.
 pub(crate) fn unpack(
-    model: &Model,
+    model: &OpenModel,
     shapes: &Shapes,
     batch: usize,
     Av { video, mut audio }: Av<Array3<f32>>,

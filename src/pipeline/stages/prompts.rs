@@ -4,7 +4,7 @@ use ndarray::{Array2, ArrayView1, Axis as Dim};
 
 use super::batch::Batch;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::runtime::Outputs;
 use crate::sampling::denoise::DenoiseShape;
 use crate::sampling::guidance::Branch;
@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 /// Tokenizes the prompts of a batch. `kinds`: number of prompts per video, 1 (prompt) or 2 (prompt and negative
 /// prompt). Returns token ids and mask, both `[prompts, tokens]`, and the number of truncated tokens of each requested
 /// video.
-pub(crate) fn tokens(model: &Model, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
+pub(crate) fn tokens(model: &OpenModel, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
     let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
     let mut mask = ids.clone();

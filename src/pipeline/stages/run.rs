@@ -1,10 +1,10 @@
 //! State of a batch of requests while it runs.
 
-use super::batch::{Batch, Dump, Noise};
+use super::batch::{Batch, BatchNoise, Dump};
 use super::clip_ends::ClipEnds;
 use super::clock::Clock;
 use super::sound_encoder::GivenSound;
-use crate::interrupts::Guard;
+use crate::interrupts::InterruptGuard;
 use crate::pipeline::phase::Watch;
 use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::runner::Runner;
@@ -14,7 +14,7 @@ pub(crate) struct Run<'a> {
     pub(crate) runner: &'a mut Runner,
     pub(crate) batch: Batch<'a>,
     /// Generators of the noise that has not been drawn yet.
-    pub(crate) noise: Noise,
+    pub(crate) noise: BatchNoise,
     /// Input audio. `None`: the request has no input audio.
     pub(crate) sound: Option<GivenSound>,
     /// For chained videos: the final tokens of the previous clip. The run replaces them with the final tokens of this
@@ -28,5 +28,5 @@ pub(crate) struct Run<'a> {
     pub(crate) done: usize,
     /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an
     /// interrupt until the files are written.
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<InterruptGuard>,
 }

@@ -76,13 +76,13 @@ const FALLBACK_RATE: u32 = 48000;
 
 impl Runner {
     /// Reads and encodes the input audio of a request. `None`: the request has no input audio.
-    pub(crate) fn given(&mut self, request: &Request) -> Result<Option<GivenSound>> {
+    pub(crate) fn input_sound(&mut self, request: &Request) -> Result<Option<GivenSound>> {
         let sound = match &request.sound {
             Some(sound) => Some((**sound).clone()),
             None => read_input_audio(request)?,
         };
         let Some(sound) = sound else { return Ok(None) };
-        let count = Shapes::of(&self.model.sizes, request)?.audio.length;
+        let count = Shapes::from_request(&self.model.sizes, request)?.audio.length;
         let tokens = self.encode_audio(&sound, count)?;
         let stereo = sound.with_channels(2);
         let sound = match media::AAC_RATES.contains(&sound.rate()) {

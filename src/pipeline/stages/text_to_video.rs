@@ -13,17 +13,17 @@ use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
-use super::denoising::{Before, Denoised, FIRST, SECOND};
+use super::denoising::{DenoisedTokens, FIRST, InitialTokens, SECOND};
 use super::packing::unpack;
 use super::prompts::tokens;
 use super::run::Run;
 use crate::av::Av;
-use crate::interrupts::Guard;
+use crate::interrupts::InterruptGuard;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::upsampler::{self, Upsampling};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::assembly::assemble;
-use crate::pipeline::output::partial_results::{self, Named};
+use crate::pipeline::output::partial_results::{self, NamedTensors};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
@@ -60,10 +60,10 @@ pub struct Generated {
     /// Intermediate tensors by dump name; empty if no dump was requested.
     pub dump: Vec<(String, Tensor)>,
     /// Un-normalised latents by dump name, which are saved if the output files cannot be written.
-    pub(crate) latents: Named,
+    pub(crate) latents: NamedTensors,
     /// Saves the denoising state if the command is interrupted before the output files are written. In a server, delays
     /// an interrupt until the files are written.
-    pub(crate) guard: Option<Arc<Guard>>,
+    pub(crate) guard: Option<Arc<InterruptGuard>>,
 }
 
 impl Generated {
@@ -150,7 +150,7 @@ impl Runner {
         let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
         let dump = Dump::new(batch.asked(), options.dump);
         self.executor.enter(1)?;
-        let sound = self.given(batch.shared())?;
+        let sound = self.input_sound(batch.shared())?;
         let noise = batch.noise();
         Run { noise, sound, runner: self, batch, clip_ends, clock, dump, options, watch, done: 0, guard: None }.finish()
     }
@@ -179,13 +179,13 @@ impl Run<'_> {
         self.clock.wait(&text)?;
         self.ends(Phase::Connectors);
 
-        let mut shapes = Shapes::of(&self.runner.model.sizes, &first)?;
+        let mut shapes = Shapes::from_request(&self.runner.model.sizes, &first)?;
         let mut decoder_noise = None;
         let mut made = match &saved {
             Some(sound) => {
                 self.skip_noise(&first, &shapes)?;
                 let video = Array3::default((0, 0, 0));
-                Denoised { tokens: Av { video: video.clone(), audio: sound.clone() }, generated: video }
+                DenoisedTokens { tokens: Av { video: video.clone(), audio: sound.clone() }, generated: video }
             }
             None => {
                 let pass = match early {
@@ -202,7 +202,7 @@ impl Run<'_> {
         self.done = first.sigmas.len() - 1;
 
         if let (Some(second), Some(refine)) = (&second, &request.refine) {
-            let to = Shapes::of(&self.runner.model.sizes, second)?;
+            let to = Shapes::from_request(&self.runner.model.sizes, second)?;
             let sound = made.tokens.audio.clone();
             self.begins(Phase::Upsampler)?;
             let before = match saved {
@@ -284,7 +284,7 @@ impl Run<'_> {
     /// Draws and discards the noise of the first pass, including that of its steps. The second pass of a resumed run
     /// then draws the same noise as without an interrupt.
     fn skip_noise(&mut self, first: &Request, shapes: &Shapes) -> Result<()> {
-        let (order, sizes) = (DrawOrder::of(first, false, self.runner.build.dtype), &self.runner.model.sizes);
+        let (order, sizes) = (DrawOrder::for_pass(first, false, self.runner.build.dtype), &self.runner.model.sizes);
         self.noise.draw(&mut self.runner.executor, shapes, sizes, order)?;
         if first.sampler.continues_request() {
             let mut noise = CallNoise::of_pass(first, empty(), self.noise.of_steps(), shapes.step_tokens(sizes));
@@ -328,10 +328,10 @@ impl Run<'_> {
         &mut self,
         from: &Shapes,
         to: &Shapes,
-        made: Denoised,
+        made: DenoisedTokens,
         refine: &RefinePass,
         keyframes: bool,
-    ) -> Result<Before> {
+    ) -> Result<InitialTokens> {
         let sound = made.tokens.audio.clone();
         let generated = if keyframes { Some(self.upsample_keyframes(from, to, &made.generated)?) } else { None };
         let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), made.tokens)?;
@@ -355,7 +355,7 @@ impl Run<'_> {
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut upsampled, 1)?;
         let video = model.sizes.video_grid.pack(upsampled.view())?;
-        Ok(Before { tokens: Av { video, audio: sound }, generated, carried: None })
+        Ok(InitialTokens { tokens: Av { video, audio: sound }, generated, carried: None })
     }
 
     /// Upsamples normalised tokens of keyframes to the size of the second pass.

@@ -7,7 +7,7 @@ use crate::models::pixels::Pixels;
 use crate::pipeline::error::Result;
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::runner::Runner;
-use crate::request::{Tile, Tiling};
+use crate::request::{Tile, TileSizes};
 
 /// Decodes un-normalised latents `[b, c, f, h, w]` tile by tile to frames `[b, 3, frames, height, width]` in -1..1.
 /// Passes the frames to `each` in consecutive pieces, as soon as no later tile overlaps them, so that memory holds the
@@ -18,7 +18,7 @@ use crate::request::{Tile, Tiling};
 pub fn decode(
     runner: &mut Runner,
     latents: &Array5<f32>,
-    tiling: &Tiling,
+    tiling: &TileSizes,
     clock: &mut Clock,
     each: impl FnMut(Array5<f32>) -> Result<()>,
 ) -> Result<()> {

@@ -5,10 +5,10 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 #[derive(Deserialize)]
-struct Fixture {
+struct LatentsFixture {
     seed: u64,
-    video: Vec<Video>,
-    audio: Vec<Audio>,
+    video: Vec<VideoCase>,
+    audio: Vec<AudioCase>,
     statistics: Vec<Normalised>,
     video_coords: Vec<VideoCoords>,
     audio_coords: Vec<AudioCoords>,
@@ -23,7 +23,7 @@ struct Digest {
 }
 
 #[derive(Deserialize)]
-struct Video {
+struct VideoCase {
     shape: [usize; 5],
     patch_size: usize,
     patch_size_t: usize,
@@ -31,7 +31,7 @@ struct Video {
 }
 
 #[derive(Deserialize)]
-struct Audio {
+struct AudioCase {
     shape: [usize; 4],
     tokens: Digest,
 }
@@ -90,7 +90,7 @@ impl Digest {
     }
 }
 
-fn fixture() -> Fixture {
+fn fixture() -> LatentsFixture {
     serde_json::from_str(include_str!("../../../tests/fixtures/latents/latents.json")).expect("the fixture parses")
 }
 
@@ -135,7 +135,7 @@ fn normalization_matches_diffusers() {
     for case in fixture.statistics {
         let latents: ArrayD<f32> = randn(fixture.seed, &case.shape);
         let rows = randn::<ndarray::Ix2>(fixture.seed, &[2, case.shape[case.axis]]);
-        let statistics = Statistics {
+        let statistics = LatentStatistics {
             mean: rows.row(0).to_vec(),
             std: rows.row(1).iter().map(|v| v.abs() + 0.5).collect(),
             scaling_factor: case.scaling_factor,

@@ -139,7 +139,7 @@ mod tests {
 
     /// Result of a reference loop on the latents of both streams, with velocity = 0.3 * latents.
     #[derive(Deserialize)]
-    struct Loop {
+    struct ReferenceLoop {
         draws: String,
         eta: f64,
         seed: u64,
@@ -152,7 +152,7 @@ mod tests {
     /// Fixture written by `scripts/oracle/ancestral.py`.
     #[test]
     fn ancestral_loops_match_references() {
-        let loops: Vec<Loop> =
+        let loops: Vec<ReferenceLoop> =
             serde_json::from_str(include_str!("../../../tests/fixtures/samplers/ancestral_loops.json"))
                 .expect("the fixture parses");
         assert_eq!(loops.len(), 5);

@@ -51,7 +51,7 @@ fn schedule(sigmas: &[f32]) -> Schedule {
         // midpoint.
         let r = h * C2 * phi1(-h * C2);
         let middle = (sigma * next).sqrt();
-        let Noised { alpha, g, up } = Noised::new(sigma, middle);
+        let NoisedLatents { alpha, g, up } = NoisedLatents::new(sigma, middle);
         let anchor = if h < LARGEST_STEP && sigma > SMALLEST_SIGMA {
             // e ← clean - x' + r e, starting with e = clean - x; anchor = x' - r e after ROUNDS - 1 rounds.
             let (last, sum) = (r.powi(ROUNDS), (1.0 - r.powi(ROUNDS - 1)) / (1.0 - r));
@@ -62,7 +62,7 @@ fn schedule(sigmas: &[f32]) -> Schedule {
         levels.push(sigma as f32);
         all.push([alpha + g * r, 0.0, 0.0, -g * r, up, 1.0, anchor[0], anchor[1], anchor[2]]);
         // Second evaluation, from the anchor with both predictions: y = a + h (b1 (first - a) + b2 (clean - a)).
-        let Noised { alpha, g, up } = Noised::new(sigma, next);
+        let NoisedLatents { alpha, g, up } = NoisedLatents::new(sigma, next);
         levels.push(middle as f32);
         all.push([0.0, alpha + g * h * (b1 + b2), -g * h * b1, -g * h * b2, up, 1.0, 1.0, 0.0, 0.0]);
     }
@@ -74,19 +74,19 @@ fn schedule(sigmas: &[f32]) -> Schedule {
 
 /// Noise injection for a step from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` with anchor `a` and next point
 /// `y`.
-struct Noised {
+struct NoisedLatents {
     alpha: f64,
     g: f64,
     up: f64,
 }
 
-impl Noised {
+impl NoisedLatents {
     fn new(sigma: f64, t: f64) -> Self {
         let up = ETA * t;
         let kept = (t * t - up * up).sqrt();
         let alpha = (1.0 - t) + kept;
         let down = kept / alpha;
-        Noised { alpha, g: alpha * (down - sigma) / (sigma - t), up }
+        NoisedLatents { alpha, g: alpha * (down - sigma) / (sigma - t), up }
     }
 }
 

@@ -11,13 +11,13 @@ use crate::config::Pipeline;
 
 /// Pipelines, sizes, defaults and limits of a server. Clients and the web page build their input forms from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Card {
+pub struct ServerCard {
     pub pipelines: Vec<Pipeline>,
     /// Shapes that are compiled before the server is ready.
     pub shapes: Vec<Shape>,
     /// Default values of request fields, by field name.
     pub defaults: Map<String, Value>,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     /// Names of the available LoRAs.
     pub loras: Vec<String>,
     pub size_aliases: BTreeMap<String, String>,
@@ -25,7 +25,7 @@ pub struct Card {
 
 /// Limits of a request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Limits {
+pub struct RequestLimits {
     pub max_tokens: usize,
     pub max_frames: usize,
     pub max_steps: usize,
@@ -44,13 +44,13 @@ pub struct Limits {
 
 impl Fields {
     /// Returns the description of the server's model and limits.
-    pub fn card(&self) -> Card {
+    pub fn card(&self) -> ServerCard {
         let (config, serve) = (&self.loaded.config, self.serve());
-        Card {
+        ServerCard {
             pipelines: self.pipelines(),
             shapes: self.warm_shapes().expect("validated at start"),
             defaults: self.defaults(),
-            limits: Limits {
+            limits: RequestLimits {
                 max_tokens: serve.max_tokens,
                 max_frames: serve.max_frames,
                 max_steps: serve.max_steps,

@@ -1,13 +1,14 @@
 //! Converts errors of configurations, requests and input files into errors about request fields.
 
 use super::request_fields::{RequestFields, plain};
-use super::table::{FIELDS, Place};
+use super::table::{FIELDS, FieldEffect};
 use crate::config::{ConfigError, Location, Setting, ValueOrigin};
 use crate::media;
 use crate::request::{RequestError, key_fault};
 use crate::serve::error::ApiError;
 
-/// Configuration keys that fields with [`Place::Own`] set, each with the field to which errors about the key refer.
+/// Configuration keys that fields with [`FieldEffect::Own`] set, each with the field to which errors about the key
+/// refer.
 const OWN: [(&str, &str); 14] = [
     ("request.width", "size"),
     ("request.height", "size"),
@@ -56,7 +57,7 @@ fn field_of(key: &str, given: &RequestFields) -> Option<String> {
     if let Some(side) = sides.iter().find(|side| given.get(side).is_some()) {
         return Some(given.name(side));
     }
-    let by_row = FIELDS.iter().find(|spec| matches!(spec.place, Place::Keys(keys) if keys.contains(&key)));
+    let by_row = FIELDS.iter().find(|spec| matches!(spec.place, FieldEffect::Keys(keys) if keys.contains(&key)));
     let own = || OWN.iter().find(|(own, _)| *own == key).map(|(_, field)| *field);
     by_row.map(|spec| spec.name).or_else(own).map(|field| given.name(field))
 }
@@ -114,10 +115,10 @@ pub(super) fn config_error(error: ConfigError, given: &RequestFields) -> ApiErro
 }
 
 /// Converts an error about an input file, without revealing the file's path.
-pub(super) fn media_error(error: &media::Error, field: &str) -> ApiError {
+pub(super) fn media_error(error: &media::MediaError, field: &str) -> ApiError {
     let why = match error {
-        media::Error::Clip { reason, .. } | media::Error::Sound { reason, .. } => reason.clone(),
-        media::Error::FrameRate(rate) => {
+        media::MediaError::Clip { reason, .. } | media::MediaError::Sound { reason, .. } => reason.clone(),
+        media::MediaError::FrameRate(rate) => {
             format!("the frame rate {rate} is not between 0.01 and 1000 frames per second")
         }
         _ => "the file cannot be read".into(),

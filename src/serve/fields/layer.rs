@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use super::errors::config_error;
 use super::read::invalid;
 use super::request_fields::{ENDS, RequestFields};
-use super::table::{FIELDS, Place};
+use super::table::{FIELDS, FieldEffect};
 use super::{Endpoint, Fields, tree};
-use crate::config::{Loaded, Pipeline, RequestLayer, Support, VideoUse, pipeline_names};
+use crate::config::{LoadedConfig, Pipeline, RequestLayer, Support, VideoUse, pipeline_names};
 use crate::serve::error::ApiError;
 
 const PIPELINE: &str = "pipeline";
@@ -20,7 +20,7 @@ impl Fields {
         given: &RequestFields,
         endpoint: Endpoint,
         warnings: &mut Vec<String>,
-    ) -> Result<Loaded, ApiError> {
+    ) -> Result<LoadedConfig, ApiError> {
         let fault = |error| config_error(error, given);
         let mut layer = RequestLayer::default();
         if let Some(tree) = given.get("ltx2") {
@@ -31,7 +31,7 @@ impl Fields {
         let pipeline = self.pipeline(given, endpoint)?;
         layer.set(&given.name(PIPELINE), PIPELINE, pipeline.name().into()).map_err(fault)?;
         for spec in &FIELDS {
-            let (Some(value), Place::Keys(keys)) = (given.get(spec.name), spec.place) else { continue };
+            let (Some(value), FieldEffect::Keys(keys)) = (given.get(spec.name), spec.place) else { continue };
             for key in keys {
                 layer.set(&given.name(spec.name), key, value.clone()).map_err(fault)?;
             }
@@ -104,7 +104,7 @@ impl Fields {
             layer.set(&given.name("input_audio"), "request.audio", own).map_err(fault)?;
         }
         if let Some(video) = given.get("input_video") {
-            let path = self.stored(video, "stored")?;
+            let path = self.input_path(video, "stored")?;
             layer.set(&given.name("input_video"), "request.video", path.into()).map_err(fault)?;
         }
         if let Some(videos) = given.get("reference_videos").and_then(Value::as_array) {
@@ -142,7 +142,7 @@ impl Fields {
     }
 
     /// Returns the path of a stored input file. Fails with 410 if the file was removed.
-    fn stored(&self, item: &Value, key: &str) -> Result<String, ApiError> {
+    fn input_path(&self, item: &Value, key: &str) -> Result<String, ApiError> {
         let path = self.inputs.path(item[key].as_str().unwrap_or_default());
         match path.is_file() {
             true => Ok(path.to_string_lossy().into_owned()),
@@ -155,7 +155,7 @@ impl Fields {
     /// Replaces the member `key`, which contains the name of a stored file, by the member `to` with the file's path.
     fn place(&self, item: &mut Value, key: &str, to: &str) -> Result<(), ApiError> {
         if item[key].is_string() {
-            let path = self.stored(item, key)?;
+            let path = self.input_path(item, key)?;
             if let Value::Object(map) = item {
                 map.shift_remove(key);
                 map.insert(to.into(), path.into());

@@ -4,12 +4,12 @@ use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::table::MAX_PROMPT;
 use super::{Endpoint, Fields, layer};
-use crate::config::{Config, Loaded, NumFrames, Pipeline, ValueOrigin, VideoUse};
+use crate::config::{Config, LoadedConfig, NumFrames, Pipeline, ValueOrigin, VideoUse};
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::generator::Generator;
 use crate::serve::id::Ids;
-use crate::serve::job::Accepted;
+use crate::serve::job::AcceptedJob;
 use crate::serve::jobs::Caller;
 
 /// Minimum number of frames of an extension: an overlap of 9 frames and 8 new frames.
@@ -50,7 +50,7 @@ impl Shape {
 
     /// Returns the width, height, number of frames and pipeline that a configuration sets; `None` if the model predicts
     /// the number of frames.
-    pub fn of(config: &Config) -> Option<Self> {
+    pub fn from_config(config: &Config) -> Option<Self> {
         let r = &config.request;
         let num_frames = r.num_frames.count()?;
         Some(Shape { width: r.width, height: r.height, num_frames, pipeline: config.pipeline })
@@ -71,7 +71,7 @@ impl Fields {
     pub fn warm_shapes(&self) -> Result<Vec<Shape>, String> {
         let (config, warm) = (&self.loaded.config, &self.serve().warm);
         match &warm[..] {
-            [] => Ok(Shape::of(config).into_iter().collect()),
+            [] => Ok(Shape::from_config(config).into_iter().collect()),
             [one] if one == "none" => Ok(Vec::new()),
             all => all.iter().map(|text| Shape::parse(text, config.pipeline)).collect(),
         }
@@ -82,7 +82,7 @@ impl Fields {
     ///
     /// # Errors
     /// Returns an error if no request can have this shape, or if an input file cannot be written.
-    pub fn warm(&self, shape: &Shape, ids: &Ids) -> Result<Accepted, ApiError> {
+    pub fn warm(&self, shape: &Shape, ids: &Ids) -> Result<AcceptedJob, ApiError> {
         let made_up = |error| ApiError::new(500, "internal", format!("cannot create a warm-up file: {error}"));
         let mut fields = self.warm_fields(shape).map_err(made_up)?;
         fields.insert("seed".into(), 0.into());
@@ -93,7 +93,7 @@ impl Fields {
     }
 
     /// Rejects a request without a prompt, or one that exceeds the server's limits.
-    pub(super) fn check(&self, loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
+    pub(super) fn check(&self, loaded: &LoadedConfig, given: &RequestFields) -> Result<(), ApiError> {
         let config = &loaded.config;
         check_prompt(loaded, given)?;
         if loaded.has_sigmas_below() && given.get("num_inference_steps").is_some() && given.get("sigmas").is_none() {
@@ -114,7 +114,7 @@ impl Fields {
 
     /// Rejects a request that sets more steps in a denoising pass than `serve.max_steps`. The server's own
     /// configuration may set more.
-    fn check_steps(&self, loaded: &Loaded) -> Result<(), ApiError> {
+    fn check_steps(&self, loaded: &LoadedConfig) -> Result<(), ApiError> {
         let (config, most) = (&loaded.config, self.serve().max_steps);
         let levels = |sigmas: &[f64]| sigmas.iter().filter(|level| **level != 0.0).count();
         let first = config.sampler.sigmas.as_deref().map_or(config.sampler.steps, levels);
@@ -141,7 +141,7 @@ impl Fields {
             return Ok(());
         }
         let warm = self.warm_shapes().expect("validated at start");
-        if Shape::of(config).is_some_and(|own| warm.contains(&own)) {
+        if Shape::from_config(config).is_some_and(|own| warm.contains(&own)) {
             return Ok(());
         }
         let names: Vec<String> = warm.iter().map(Shape::to_string).collect();
@@ -161,7 +161,7 @@ impl Fields {
 }
 
 /// Returns the field that set a key of the effective configuration, or `or` if no field of the request set it.
-fn written(loaded: &Loaded, key: &str, or: &str) -> String {
+fn written(loaded: &LoadedConfig, key: &str, or: &str) -> String {
     match loaded.origin(key) {
         ValueOrigin::Field(name) if name == "ltx2" => format!("ltx2.{key}"),
         ValueOrigin::Field(name) => name,
@@ -169,7 +169,7 @@ fn written(loaded: &Loaded, key: &str, or: &str) -> String {
     }
 }
 
-fn check_prompt(loaded: &Loaded, given: &RequestFields) -> Result<(), ApiError> {
+fn check_prompt(loaded: &LoadedConfig, given: &RequestFields) -> Result<(), ApiError> {
     let r = &loaded.config.request;
     // The request must contain the prompt; a prompt in the server's configuration is not used.
     let own = matches!(loaded.origin("request.prompt"), ValueOrigin::Field(_));

@@ -57,7 +57,7 @@ struct FormFiles {
 
 impl FormFiles {
     /// Returns the indices of the unused parts that have one of a field's names, and marks these parts as used.
-    fn of(&mut self, spec: &table::Spec) -> Vec<usize> {
+    fn take_parts(&mut self, spec: &table::Spec) -> Vec<usize> {
         let is_own = |part: &FilePart| table::find(&part.field).is_some_and(|own| own.name == spec.name);
         let found: Vec<usize> = (0..self.all.len()).filter(|at| !self.used[*at] && is_own(&self.all[*at])).collect();
         found.iter().for_each(|at| self.used[*at] = true);
@@ -118,7 +118,7 @@ impl Fields {
         }
         // Add the image parts to which no list refers.
         for field in ["input_reference", "images"] {
-            let own = table::find(field).map_or_else(Vec::new, |spec| parts.of(spec));
+            let own = table::find(field).map_or_else(Vec::new, |spec| parts.take_parts(spec));
             let Some(name) = own.first().map(|at| parts.all[*at].field.clone()) else { continue };
             self.check_count(&name, found.len() + own.len())?;
             if own.len() > 1 {
@@ -215,7 +215,7 @@ impl Fields {
             };
             found.push(self.keep_reference(&name, item, &contents, parts)?);
         }
-        let own = parts.of(spec);
+        let own = parts.take_parts(spec);
         if found.len() + own.len() > MAX_REFERENCES {
             return Err(too_many(found.len() + own.len()));
         }
@@ -263,7 +263,7 @@ impl Fields {
     fn keep_audio(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
         let Some(spec) = table::find("input_audio") else { return Ok(()) };
         let taken = given.take(spec.name);
-        let own = parts.of(spec);
+        let own = parts.take_parts(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
             return Err(invalid(&name, "set twice; remove one of the two"));
@@ -299,7 +299,7 @@ impl Fields {
     fn keep_video(&self, given: &mut RequestFields, parts: &mut FormFiles, endpoint: Endpoint) -> Result<(), ApiError> {
         let Some(spec) = table::find("input_video") else { return Ok(()) };
         let taken = given.take(spec.name);
-        let own = parts.of(spec);
+        let own = parts.take_parts(spec);
         let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
         if own.len() + usize::from(taken.is_some()) > 1 {
             return Err(invalid(&name, "set twice; remove one of the two"));

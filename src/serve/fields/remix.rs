@@ -4,9 +4,9 @@
 use serde_json::{Map, Value, json};
 
 use super::request_fields::{ENDS, RequestFields};
-use super::table::{FIELDS, Place};
+use super::table::{FIELDS, FieldEffect};
 use crate::config::BY_REFERENCE;
-use crate::serve::job::Accepted;
+use crate::serve::job::AcceptedJob;
 
 /// Groups of names for the same setting. Setting one name removes all others of its group. The prefix `ltx2.` denotes
 /// YAML keys.
@@ -31,8 +31,8 @@ const SIZE: [&str; 5] = ["size", "width", "height", "ltx2.request.width", "ltx2.
 
 impl RequestFields {
     /// Merges these fields over those of the finished job `source`.
-    pub(super) fn over(mut self, source: &Accepted) -> Self {
-        let mut below = Below::of(source);
+    pub(super) fn over(mut self, source: &AcceptedJob) -> Self {
+        let mut below = SourceFields::from_job(source);
         for group in SAME.iter().filter(|group| group.iter().any(|name| self.says(name))) {
             group.iter().for_each(|name| below.cut(name));
         }
@@ -45,7 +45,7 @@ impl RequestFields {
         self.apply_size(&mut below, source);
         self.apply_span(&mut below);
         self.apply_keys(&mut below);
-        let Below { mut fields, tree } = below;
+        let SourceFields { mut fields, tree } = below;
         let mut tree = tree;
         if let Some(own) = self.values.shift_remove("ltx2") {
             merge(&mut tree, own);
@@ -68,7 +68,7 @@ impl RequestFields {
 
     /// If the remix sets only the width, keeps the height of the source, and vice versa, regardless of which field set
     /// the size.
-    fn apply_size(&self, below: &mut Below, source: &Accepted) {
+    fn apply_size(&self, below: &mut SourceFields, source: &AcceptedJob) {
         if !SIZE.iter().any(|name| self.says(name)) {
             return;
         }
@@ -83,7 +83,7 @@ impl RequestFields {
 
     /// If the remix sets only one end of a retake's time span, keeps the other end of the source, regardless of which
     /// field set it. The field `retake` replaces the entire span.
-    fn apply_span(&self, below: &mut Below) {
+    fn apply_span(&self, below: &mut SourceFields) {
         let tree = self.values.get("ltx2").and_then(|tree| at(tree, "request.retake"));
         if tree.is_none() && !["start", "end", "retake"].iter().any(|name| self.says(name)) {
             return;
@@ -117,8 +117,9 @@ impl RequestFields {
 
     /// Removes the source's settings for the keys that the remix sets. A field of the source may set several keys and
     /// would override the remix's keys, so it is first converted into keys.
-    fn apply_keys(&self, below: &mut Below) {
-        let keys = |spec: &'static super::table::Spec| if let Place::Keys(keys) = spec.place { keys } else { &[] };
+    fn apply_keys(&self, below: &mut SourceFields) {
+        let keys =
+            |spec: &'static super::table::Spec| if let FieldEffect::Keys(keys) = spec.place { keys } else { &[] };
         let own: Vec<&str> =
             FIELDS.iter().filter(|spec| self.values.contains_key(spec.name)).flat_map(keys).copied().collect();
         let is_said = |key: &&str| own.contains(key) || self.says(&format!("ltx2.{key}"));
@@ -135,16 +136,16 @@ impl RequestFields {
 }
 
 /// Fields of the source; `tree` contains the YAML keys from its field `ltx2`.
-struct Below {
+struct SourceFields {
     fields: Map<String, Value>,
     tree: Value,
 }
 
-impl Below {
-    fn of(source: &Accepted) -> Self {
+impl SourceFields {
+    fn from_job(source: &AcceptedJob) -> Self {
         let mut fields = source.fields.clone();
         let tree = fields.shift_remove("ltx2").unwrap_or_else(|| json!({}));
-        Below { fields, tree }
+        SourceFields { fields, tree }
     }
 
     /// Removes a field or, with the prefix `ltx2.`, a YAML key.

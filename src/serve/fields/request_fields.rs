@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::read::{invalid, shown, structure, value};
-use super::table::{self, FieldKind, PATHS, Place, Spec, WRAPPERS};
+use super::table::{self, FieldEffect, FieldKind, PATHS, Spec, WRAPPERS};
 use crate::serve::error::ApiError;
 
 /// YAML key and field name of each end of a retake's time span.
@@ -46,7 +46,7 @@ impl RequestFields {
     fn add(&mut self, name: &str, shown_as: String, field: Value) -> Result<(), ApiError> {
         let spec = known(name, &shown_as)?;
         let read = match spec.place {
-            Place::Neutral(values) => return neutral(values, &shown_as, &field),
+            FieldEffect::Neutral(values) => return neutral(values, &shown_as, &field),
             _ => value(&shown_as, spec.kind, field)?,
         };
         if let Some(other) = self.values.get(spec.name) {

@@ -13,7 +13,7 @@ use crate::pipeline::programs::configs::ModelConfigs;
 use crate::request::{self, ModelSizes, Request, coordinate_grids};
 use crate::sampling::latents::VideoGrid;
 use crate::serve::error::ApiError;
-use crate::serve::job::Expected;
+use crate::serve::job::ExpectedVideo;
 use crate::weights::Component;
 
 /// Properties of the server's model that determine which requests it can run.
@@ -30,7 +30,7 @@ pub(super) struct Resolver {
 
 impl Resolver {
     /// Reads the model's properties from its files. Falls back to its built-in preset, then to the default transformer.
-    pub(super) fn of(config: &Config) -> Self {
+    pub(super) fn from_config(config: &Config) -> Self {
         let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
         let found = origin::of_run(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
         let configs = found.or_else(carried);
@@ -50,7 +50,7 @@ impl Resolver {
         config: &Config,
         serve: &Serve,
         given: &RequestFields,
-    ) -> Result<Option<Expected>, ApiError> {
+    ) -> Result<Option<ExpectedVideo>, ApiError> {
         let fault = |error| request_error(&error, given);
         if given.get("use_diffusion_decoder").is_some_and(|on| *on == true) && !self.has_diffusion_decoder {
             let name = given.name("use_diffusion_decoder");
@@ -122,21 +122,21 @@ fn expected(
     resolved: Option<&Request>,
     frames: usize,
     given: &RequestFields,
-) -> Result<Expected, ApiError> {
+) -> Result<ExpectedVideo, ApiError> {
     let r = &config.request;
     let made = resolved.map_or(doubled(config, frames), Request::output_frames);
     let fps = resolved.map_or(r.frame_rate * f64::from(1 << rounds(config)), Request::output_rate);
-    let own = Expected { width: r.width, height: r.height, num_frames: made, fps };
+    let own = ExpectedVideo { width: r.width, height: r.height, num_frames: made, fps };
     let video = r.video.as_deref().map(Path::new);
     Ok(match (config.pipeline.spec().video, &r.extend, video) {
         (Some(VideoUse::Overlap), Some(extend), Some(video)) => {
             let added = frames.saturating_sub(extend.overlap);
-            Expected { num_frames: probed(video, given)?.frames + added, ..own }
+            ExpectedVideo { num_frames: probed(video, given)?.frames + added, ..own }
         }
         (Some(VideoUse::Whole), _, Some(video)) => {
             let info = probed(video, given)?;
             let num_frames = if frames >= whole_frames(info.frames) { info.frames } else { frames };
-            Expected { width: info.width, height: info.height, num_frames, ..own }
+            ExpectedVideo { width: info.width, height: info.height, num_frames, ..own }
         }
         _ => own,
     })

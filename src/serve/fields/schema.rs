@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::table::{FIELDS, FieldKind, Place, Spec, WRAPPERS};
+use super::table::{FIELDS, FieldEffect, FieldKind, Spec, WRAPPERS};
 
 impl Spec {
     /// Returns the schema of the field's value. The schema does not mention that values are also accepted as text.
@@ -11,7 +11,7 @@ impl Spec {
             json!({"type": "string", "description": "A data URL or base64; in a multipart form also a file part."});
         let item = |more: Value| json!({"anyOf": [contents, more]});
         let list = |items: Value| json!({"type": "array", "items": items});
-        if let Place::Neutral(values) = self.place {
+        if let FieldEffect::Neutral(values) = self.place {
             return if values.is_empty() { json!({"type": "null"}) } else { json!({"enum": values}) };
         }
         match self.kind {

@@ -1,11 +1,11 @@
 //! Table of the request fields, from which the parser, the documentation and the suggestions for misspelled names are
 //! derived.
 
+use FieldEffect::{Keys, Neutral, Own};
 use FieldKind::{
     Flag, Frames, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed, Size,
     Sound, Text, Tree, Video, Videos, Word,
 };
-use Place::{Keys, Neutral, Own};
 
 /// Type of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,7 +45,7 @@ pub enum FieldKind {
 
 /// What a field does.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Place {
+pub enum FieldEffect {
     /// Sets these configuration keys to the field's value.
     Keys(&'static [&'static str]),
     /// Handled by code that is specific to the field.
@@ -62,7 +62,7 @@ pub struct Spec {
     /// Other names of the field.
     pub aliases: &'static [&'static str],
     pub kind: FieldKind,
-    pub place: Place,
+    pub place: FieldEffect,
     pub description: &'static str,
 }
 
@@ -70,7 +70,7 @@ const fn row(
     name: &'static str,
     aliases: &'static [&'static str],
     kind: FieldKind,
-    place: Place,
+    place: FieldEffect,
     description: &'static str,
 ) -> Spec {
     Spec { name, aliases, kind, place, description }

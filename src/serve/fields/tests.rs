@@ -17,41 +17,41 @@ use crate::serve::descriptors::Descriptors;
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::id::Ids;
-use crate::serve::inputs::Inputs;
-use crate::serve::job::Accepted;
+use crate::serve::inputs::InputStore;
+use crate::serve::job::AcceptedJob;
 use crate::serve::jobs::Caller;
 
 /// A form part: the text after `form-data; ` in its header, and its contents.
 type FormPart<'a> = (&'a str, &'a [u8]);
 
 /// Converter for a server's configuration, with a temporary folder for input files.
-struct Server {
+struct TestConverter {
     fields: Fields,
     ids: Ids,
     folder: tempfile::TempDir,
 }
 
-impl Server {
+impl TestConverter {
     fn new(file: &str, set: &[&str]) -> Self {
         let set = set.iter().map(|pair| (*pair).to_string()).collect();
         let given = CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() };
         let folder = tempfile::tempdir().expect("a folder");
-        let inputs = Inputs::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
+        let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
         let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
-        Server { fields, ids: Ids::behind(None), folder }
+        TestConverter { fields, ids: Ids::after(None), folder }
     }
 
-    pub(super) fn accept(&self, form: Form, endpoint: Endpoint) -> Result<Accepted, ApiError> {
+    pub(super) fn accept(&self, form: Form, endpoint: Endpoint) -> Result<AcceptedJob, ApiError> {
         self.fields.accept(form, endpoint, &Caller { name: "me".into(), sees_all: false }, &self.ids)
     }
 
     /// Converts a request, sent as JSON, into a job.
-    fn json(&self, body: &Value) -> Result<Accepted, ApiError> {
+    fn json(&self, body: &Value) -> Result<AcceptedJob, ApiError> {
         self.accept(Form::json(body.to_string().as_bytes())?, Endpoint::Create)
     }
 
     /// Converts a request into a job, after encoding it as a multipart form.
-    fn form(&self, body: &Value) -> Result<Accepted, ApiError> {
+    fn form(&self, body: &Value) -> Result<AcceptedJob, ApiError> {
         let mut fields = Vec::new();
         body.as_object().expect("an object").iter().for_each(|(name, value)| flat(name, value, &mut fields));
         let heads: Vec<String> = fields.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
@@ -80,7 +80,7 @@ impl Server {
     }
 
     /// Converts a request into a job and checks that JSON and a multipart form give the same job.
-    fn good(&self, body: &Value) -> Accepted {
+    fn good(&self, body: &Value) -> AcceptedJob {
         let mut body = body.clone();
         if let Some(body) = body.as_object_mut() {
             body.entry("prompt").or_insert("a".into());
@@ -119,7 +119,7 @@ trait ParsedConfig {
     fn config(&self) -> Config;
 }
 
-impl ParsedConfig for Accepted {
+impl ParsedConfig for AcceptedJob {
     fn config(&self) -> Config {
         self.config.parse().expect("a configuration")
     }
@@ -141,14 +141,14 @@ fn flat(name: &str, value: &Value, fields: &mut Vec<(String, String)>) {
 }
 
 /// Returns the value of a key in a job's configuration.
-fn at(accepted: &Accepted, key: &str) -> Value {
+fn at(accepted: &AcceptedJob, key: &str) -> Value {
     let config = serde_json::to_value(&accepted.config).expect("a tree");
     key.split('.').fold(config, |tree, key| tree.get(key).cloned().unwrap_or(Value::Null))
 }
 
 #[test]
 fn fields_set_their_configuration_keys() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     for (body, want) in [
         (
             json!({"seed": 7}),
@@ -216,7 +216,7 @@ fn fields_set_their_configuration_keys() {
 
 #[test]
 fn missing_seed_is_random_unless_fixed() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let seed = |body: &Value| server.good(body).config().request.seed;
     let drawn: Vec<u64> =
         (0..4).map(|_| seed(&json!({}))).chain([seed(&json!({"seed": -1})), seed(&json!({"seed": "-1"}))]).collect();
@@ -228,7 +228,7 @@ fn missing_seed_is_random_unless_fixed() {
     assert_eq!(accepted.warnings, ["seed overrides ltx2.request.seed"]);
     let accepted = server.good(&json!({}));
     assert_eq!(accepted.fields["seed"], accepted.config().request.seed);
-    let fixed = Server::new("nano", &["serve.seed=fixed", "request.seed=99"]);
+    let fixed = TestConverter::new("nano", &["serve.seed=fixed", "request.seed=99"]);
     assert_eq!(fixed.good(&json!({})).config().request.seed, 99);
     assert_eq!(server.good(&json!({"ltx2": {"request": {"seed": 5}}})).config().request.seed, 5);
 }

@@ -7,7 +7,7 @@ use crate::runtime::RuntimeError;
 
 /// Classifies an error as a failure of the job or of the device. The paths of saved results and the output of other
 /// programs are logged but not sent to clients.
-pub(super) fn of(error: &PipelineError) -> RunError {
+pub(super) fn classify(error: &PipelineError) -> RunError {
     let is_shortened = media_error(error).is_some_and(|error| replacement_message(error).is_some());
     if matches!(error, PipelineError::Kept { .. }) || is_shortened {
         tracing::error!("{}", one_line(error));
@@ -65,7 +65,7 @@ fn without_places(error: &PipelineError) -> String {
 /// Returns the error message about an input file. It refers to the file by its request field, which is all that the
 /// client knows.
 fn of_given(error: &PipelineError, field: &str) -> String {
-    use media::Error::{Clip, Image, Png, Sound, Wav};
+    use media::MediaError::{Clip, Image, Png, Sound, Wav};
     let why = match media_error(error) {
         Some(
             Clip { reason, .. }
@@ -82,7 +82,7 @@ fn of_given(error: &PipelineError, field: &str) -> String {
 }
 
 /// Returns the media error that an error contains; `None` if it contains none.
-fn media_error(error: &PipelineError) -> Option<&media::Error> {
+fn media_error(error: &PipelineError) -> Option<&media::MediaError> {
     match error {
         PipelineError::Media(error) | PipelineError::Output { source: error, .. } => Some(error),
         PipelineError::Given { source, .. } | PipelineError::Kept { source, .. } => media_error(source),
@@ -92,12 +92,12 @@ fn media_error(error: &PipelineError) -> Option<&media::Error> {
 
 /// Returns a fixed message for an error of another program, because the program's output may contain anything; `None`
 /// for other errors.
-fn replacement_message(error: &media::Error) -> Option<&'static str> {
+fn replacement_message(error: &media::MediaError) -> Option<&'static str> {
     match error {
-        media::Error::Ffmpeg { .. } => Some("ffmpeg failed to decode or encode the file"),
-        media::Error::FfmpegMissing { .. } | media::Error::NoDecoder { .. } | media::Error::ImageH264 { .. } => {
-            Some("the server has no decoder or encoder for this file")
-        }
+        media::MediaError::Ffmpeg { .. } => Some("ffmpeg failed to decode or encode the file"),
+        media::MediaError::FfmpegMissing { .. }
+        | media::MediaError::NoDecoder { .. }
+        | media::MediaError::ImageH264 { .. } => Some("the server has no decoder or encoder for this file"),
         _ => None,
     }
 }
@@ -180,12 +180,12 @@ mod tests {
             ("needs 90.1 GiB of 80 GiB, 9/10 of it", "needs 90.1 GiB of 80 GiB, 9/10 of it"),
         ] {
             for error in [PipelineError::Usage(text.into()), PipelineError::TooLarge(text.into())] {
-                let RunError::Job(failure) = of(&error) else { panic!("{text}") };
+                let RunError::Job(failure) = classify(&error) else { panic!("{text}") };
                 assert_eq!(failure.message, wanted, "{text}");
             }
         }
         let error = PipelineError::Usage("a".into());
-        assert!(matches!(of(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
+        assert!(matches!(classify(&error), RunError::Job(Failure { code, .. }) if code == "internal"));
     }
 
     /// The message refers to an input file by its field and contains neither output of ffmpeg nor the file's name in
@@ -195,16 +195,16 @@ mod tests {
         let hash = "0123456789abcdef".repeat(4);
         let file = std::path::PathBuf::from(format!("/srv/state/inputs/{hash}.mp4"));
         let given = |error| PipelineError::Given { key: "request.video", source: Box::new(error) };
-        let message = |error: PipelineError| match of(&error) {
+        let message = |error: PipelineError| match classify(&error) {
             RunError::Job(failure) => failure.message,
             other => panic!("{other:?}"),
         };
         let tail = format!("[mov,mp4 @ 0x55] moov atom not found | {}: Invalid data", file.display());
         let ffmpeg =
-            || media::Error::Ffmpeg { path: file.clone(), status: "exit status: 1".into(), tail: tail.clone() };
+            || media::MediaError::Ffmpeg { path: file.clone(), status: "exit status: 1".into(), tail: tail.clone() };
         assert_eq!(message(given(ffmpeg().into())), "input_video: ffmpeg failed to decode or encode the file");
         assert_eq!(message(ffmpeg().into()), "ffmpeg failed to decode or encode the file");
-        let cut = media::Error::Clip { path: file.clone(), reason: "it is cut off\nat frame 3".into() };
+        let cut = media::MediaError::Clip { path: file.clone(), reason: "it is cut off\nat frame 3".into() };
         assert_eq!(message(given(cut.into())), "input_video: it is cut off at frame 3");
         let usage = format!("{}: it is cut off. See {hash}.", file.display());
         assert_eq!(message(given(PipelineError::Usage(usage.clone()))), "input_video: it is cut off. See it.");
@@ -218,10 +218,13 @@ mod tests {
         let file = std::path::Path::new("/srv/a.png");
         let given = PipelineError::Given {
             key: "request.images",
-            source: Box::new(media::Error::io("read", file)(error()).into()),
+            source: Box::new(media::MediaError::io("read", file)(error()).into()),
         };
         for error in [given, PipelineError::Usage(format!("a.safetensors: {}", error()))] {
-            assert!(matches!(of(&error), RunError::Job(failure) if failure == Failure::out_of_files()), "{error}");
+            assert!(
+                matches!(classify(&error), RunError::Job(failure) if failure == Failure::out_of_files()),
+                "{error}"
+            );
         }
     }
 
@@ -230,14 +233,14 @@ mod tests {
         let kept =
             |source| PipelineError::Kept { source: Box::new(source), what: "the latents are".into(), kept: "a".into() };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
-        let RunError::Job(failure) = of(&error) else { panic!("{error}") };
+        let RunError::Job(failure) = classify(&error) else { panic!("{error}") };
         let client_message = (failure.code.as_str(), failure.message.as_str());
         assert_eq!(client_message, ("not_finite", "the decoded samples contain NaN or infinite values"));
     }
 
     #[test]
     fn job_errors_do_not_fail_the_device() {
-        let code = |error: PipelineError| match of(&error) {
+        let code = |error: PipelineError| match classify(&error) {
             RunError::Job(failure) => failure.code,
             other => format!("{other:?}"),
         };
@@ -250,7 +253,7 @@ mod tests {
             ("request.num_frames", "too_large", "num_frames"),
         ] {
             let given = PipelineError::Given { key, source: Box::new(PipelineError::Usage("cut off".into())) };
-            let RunError::Job(failure) = of(&given) else { panic!("{key}") };
+            let RunError::Job(failure) = classify(&given) else { panic!("{key}") };
             assert_eq!((failure.code.as_str(), failure.param.as_deref()), (wanted, Some(field)));
             // A client that waits for the job receives the same error with status 400.
             let error = failure.to_error();

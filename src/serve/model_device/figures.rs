@@ -23,7 +23,7 @@ impl Counts {
     /// Counts the programs that the executor has compiled or loaded, and resets its set-up time. Called before each
     /// batch.
     pub(super) fn begin(&mut self, executor: &mut Executor) {
-        for program in executor.made() {
+        for program in executor.new_programs() {
             match program.origin() {
                 ExecutableOrigin::Compiled => self.compiled += 1,
                 ExecutableOrigin::CacheHit => self.cached += 1,

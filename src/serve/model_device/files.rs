@@ -2,23 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::job::Accepted;
+use super::super::job::AcceptedJob;
 use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
 use crate::config::{Model, Output, Pipeline, Runtime, Support};
 
 /// The folder `inputs` in the state folder, which contains the input files of jobs.
-pub(super) struct Inputs(PathBuf);
+pub(super) struct InputFolder(PathBuf);
 
-impl Inputs {
-    pub(super) fn of(config: &Config) -> Result<Self, PipelineError> {
+impl InputFolder {
+    pub(super) fn from_config(config: &Config) -> Result<Self, PipelineError> {
         let none = || PipelineError::Usage("serve.state is not set; set it to the server's state folder".into());
         let state = config.serve.state.as_ref().ok_or_else(none)?;
-        Ok(Inputs(std::path::absolute(state).map_err(|e| PipelineError::Input(e.to_string()))?.join("inputs")))
+        Ok(InputFolder(std::path::absolute(state).map_err(|e| PipelineError::Input(e.to_string()))?.join("inputs")))
     }
 
     /// Returns the path of a job's MP4.
-    pub(super) fn job_video_path(&self, job: &Accepted) -> PathBuf {
+    pub(super) fn job_video_path(&self, job: &AcceptedJob) -> PathBuf {
         let state = self.0.parent().unwrap_or(&self.0);
         job_folder(state, &job.id).join(Variant::Video.file())
     }
@@ -44,7 +44,7 @@ impl Inputs {
     }
 
     /// Returns the configuration of a job with the full paths of its input files.
-    pub(super) fn named(&self, job: &Accepted) -> Result<Config, PipelineError> {
+    pub(super) fn named(&self, job: &AcceptedJob) -> Result<Config, PipelineError> {
         let invalid = |error| PipelineError::Input(format!("the configuration of {}: {error}", job.id));
         let mut config: Config = job.config.parse().map_err(invalid)?;
         let request = &mut config.request;

@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
+use super::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use super::error::Failure;
-use super::job::{Accepted, JobPhase};
+use super::job::{AcceptedJob, JobPhase};
 use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::generate::sidecar;
-use crate::pipeline::model::Model;
+use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::denoise_checkpoint::{Every, Saving};
 use crate::pipeline::output::report::RunReport;
-use crate::pipeline::output::writer::Made as Written;
+use crate::pipeline::output::writer::UnwrittenVideo;
 use crate::pipeline::plan::loras::Loras;
 use crate::pipeline::plan::options::{KeepPlace, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
@@ -40,17 +40,17 @@ use crate::request::Request;
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
 use figures::Counts;
-use files::Inputs;
-use shapes::Shapes;
+use files::InputFolder;
+use shapes::PreparedShapes;
 pub use together::follow;
-use together::{Call, Sent, Together};
+use together::{DeviceCall, SentBatch, ServerProcesses};
 use video_output::ModelVideo;
 
 /// Target duration of a device call. It is short, so that a cancelled job stops soon.
 const CALL: Duration = Duration::from_millis(50);
 
 /// Returns a function that opens a device. Call it on the thread that will own the device. `serve.state` must be set.
-pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
+pub fn factory(config: Config) -> impl FnOnce() -> Result<Box<dyn JobDevice>, String> + Send {
     factory_together(config, None, None)
 }
 
@@ -60,40 +60,40 @@ pub fn factory_together(
     config: Config,
     sidecar: Option<Sidecar>,
     group: Option<Arc<Group>>,
-) -> impl FnOnce() -> Result<Box<dyn Device>, String> + Send {
+) -> impl FnOnce() -> Result<Box<dyn JobDevice>, String> + Send {
     move || {
         let device = ModelDevice::open(&config, sidecar.as_ref(), group.as_ref()).map_err(|error| one_line(&error))?;
-        Ok(Box::new(device) as Box<dyn Device>)
+        Ok(Box::new(device) as Box<dyn JobDevice>)
     }
 }
 
-/// Settings that affect how a model is read. Configurations with different settings need separate [`Model`]s.
-type Reading = (bool, BosRule, bool, Decoder);
+/// Settings that affect how a model is read. Configurations with different settings need separate [`OpenModel`]s.
+type ModelReadSettings = (bool, BosRule, bool, Decoder);
 
-fn reading(config: &Config) -> Reading {
+fn reading(config: &Config) -> ModelReadSettings {
     let official = config.reference != Reference::Diffusers;
     (official, bos_rule(config), config.vocoder.stage1_clamp != Reference::Diffusers, config.model.decoder)
 }
 
 struct ModelDevice {
     session: Session,
-    together: Together,
-    inputs: Inputs,
+    together: ServerProcesses,
+    inputs: InputFolder,
     every: Duration,
     rows: usize,
     /// Maximum number of frames of a video. Predicted numbers of frames are checked against it.
     max_frames: usize,
-    shapes: Shapes,
+    shapes: PreparedShapes,
     /// LoRAs that are currently merged into the weights, and the order in which they were merged.
     loras: (Vec<Lora>, MergeOrder),
-    reading: Reading,
+    reading: ModelReadSettings,
     /// Models that were read with other settings, kept for later jobs.
-    others: Vec<(Reading, Model)>,
+    others: Vec<(ModelReadSettings, OpenModel)>,
     counts: Counts,
 }
 
 /// A batch that is ready to run.
-struct Prepared {
+struct PreparedBatch {
     configs: Vec<Config>,
     jobs: Vec<Job>,
     requests: Vec<Request>,
@@ -111,8 +111,8 @@ struct Prepared {
 impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
-        let together = Together::meet(group, &plain)?;
-        let model = Preflight::of(&plain, &[], sidecar)?.model;
+        let together = ServerProcesses::meet(group, &plain)?;
+        let model = Preflight::check(&plain, &[], sidecar)?.model;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
@@ -120,11 +120,11 @@ impl ModelDevice {
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
-            inputs: Inputs::of(config)?,
+            inputs: InputFolder::from_config(config)?,
             every: config.serve.checkpoint.duration(),
             rows: config.serve.max_batch.unwrap_or(1),
             max_frames: config.serve.max_frames,
-            shapes: Shapes::default(),
+            shapes: PreparedShapes::default(),
             loras: (plain.model.loras.clone(), plain.model.lora_merge),
             reading: reading(&plain),
             others: Vec::new(),
@@ -138,11 +138,11 @@ impl ModelDevice {
     /// needs.
     fn prepare(
         &mut self,
-        order: &Order,
+        order: &JobBatch,
         tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
-    ) -> Result<Prepared, PipelineError> {
+    ) -> Result<PreparedBatch, PipelineError> {
         let started = Instant::now();
-        let own = |accepted: &Accepted| {
+        let own = |accepted: &AcceptedJob| {
             let mut config = self.inputs.named(accepted)?;
             if self.together.are_several() {
                 files::local(&mut config, &self.session.config);
@@ -209,7 +209,7 @@ impl ModelDevice {
         // Read these files before the device runs, so that an error wastes no computation.
         let recorded = [self.session.runner.model.identity(&configs[0])?, inputs(&configs[0])?];
         self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(Prepared { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
+        Ok(PreparedBatch { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
     }
 
     /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
@@ -222,7 +222,7 @@ impl ModelDevice {
         let known = self.others.iter().position(|(reading, _)| *reading == wanted);
         let model = match known {
             Some(at) => self.others.swap_remove(at).1,
-            None => Model::of(config)?,
+            None => OpenModel::from_config(config)?,
         };
         let before = std::mem::replace(&mut self.session.runner.model, model);
         self.others.push((self.reading, before));
@@ -233,7 +233,7 @@ impl ModelDevice {
 
     /// Returns where to write step checkpoints, and the checkpoint from which to resume; `None` if no checkpoints are
     /// written. If the checkpoint is unusable, the run starts over.
-    fn saving(&mut self, order: &Order, work: &mut Prepared) -> Result<Option<Saving>, PipelineError> {
+    fn saving(&mut self, order: &JobBatch, work: &mut PreparedBatch) -> Result<Option<Saving>, PipelineError> {
         // If there are several processes, no checkpoints are written.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
@@ -258,7 +258,13 @@ impl ModelDevice {
     }
 
     #[allow(clippy::result_large_err)] // One error per batch.
-    fn make(&mut self, order: &Order, work: &mut Prepared, warms: bool, watch: Watch) -> Result<Vec<Generated>, Ended> {
+    fn make(
+        &mut self,
+        order: &JobBatch,
+        work: &mut PreparedBatch,
+        warms: bool,
+        watch: BatchWatch,
+    ) -> Result<Vec<Generated>, BatchFailure> {
         let saving = self.saving(order, work)?;
         let writes = self.session.first && !warms;
         let run = RunOptions {
@@ -278,7 +284,7 @@ impl ModelDevice {
         let mut stopped = None;
         let mut client_message = |phase: Phase, step: usize, steps: usize| {
             let stage = job_phase(phase);
-            match self.together.decide(watch(Moment { stage, step, steps })) {
+            match self.together.decide(watch(StepProgress { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
                 // After the denoising steps, finishing the video takes less time than repeating these steps would.
                 ControlFlow::Break(Stop::Draining) if is_after_denoising(stage) => ControlFlow::Continue(()),
@@ -292,38 +298,48 @@ impl ModelDevice {
         if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
             saving.finish();
         }
-        made.map_err(|error| Ended { error, stopped })
+        made.map_err(|error| BatchFailure { error, stopped })
     }
 
     /// Adds everything to the generated videos that the finisher thread needs to write them.
-    fn finish(&mut self, order: &Order, work: Prepared, videos: Vec<Generated>) -> Vec<Box<dyn Made>> {
+    fn finish(
+        &mut self,
+        order: &JobBatch,
+        work: PreparedBatch,
+        videos: Vec<Generated>,
+    ) -> Vec<Box<dyn GeneratedVideo>> {
         let Session { runner, versions, .. } = &self.session;
         let [model, hashes] = &work.recorded;
         let took = work.started.elapsed();
-        let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<Accepted>)| {
+        let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<AcceptedJob>)| {
             let mut sidecar = sidecar(&config, &job, model, hashes, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }
-            let written = Written {
+            let written = UnwrittenVideo {
                 path: std::path::PathBuf::new(),
                 replaceable: Replaceable::everything(),
                 keep: None,
-                report: RunReport::of(&generated, &runner.executor, took),
+                report: RunReport::new(&generated, &runner.executor, took),
                 sidecar: Some(sidecar),
                 job,
                 generated,
             };
-            Box::new(ModelVideo::new(written, config, work.warnings.clone())) as Box<dyn Made>
+            Box::new(ModelVideo::new(written, config, work.warnings.clone())) as Box<dyn GeneratedVideo>
         };
         work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
     }
 
     #[allow(clippy::result_large_err)] // One error per batch.
-    fn run_order(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, Ended> {
+    fn run_order(
+        &mut self,
+        order: &JobBatch,
+        chunk: usize,
+        watch: BatchWatch,
+    ) -> Result<Vec<Box<dyn GeneratedVideo>>, BatchFailure> {
         self.counts.begin(&mut self.session.runner.executor);
         let (mut stopped, together) = (None, self.together.clone());
-        let mut tell = |stage: JobPhase| match together.decide(watch(Moment { stage, step: 0, steps: 1 })) {
+        let mut tell = |stage: JobPhase| match together.decide(watch(StepProgress { stage, step: 0, steps: 1 })) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(stop) => {
                 stopped = Some(stop);
@@ -331,7 +347,7 @@ impl ModelDevice {
             }
         };
         let prepared = self.prepare(order, &mut tell);
-        let mut work = prepared.map_err(|error| Ended { error, stopped })?;
+        let mut work = prepared.map_err(|error| BatchFailure { error, stopped })?;
         work.chunk = chunk;
         let videos = self.make(order, &mut work, false, watch);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
@@ -341,7 +357,12 @@ impl ModelDevice {
     }
 
     /// Runs a batch with `chunk` steps per device call. All processes of the group do the same.
-    fn run_chunks(&mut self, order: &Order, chunk: usize, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run_chunks(
+        &mut self,
+        order: &JobBatch,
+        chunk: usize,
+        watch: BatchWatch,
+    ) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let made = self.run_order(order, chunk, watch).map_err(RunError::from);
         self.agree(made)
     }
@@ -377,51 +398,55 @@ fn is_after_denoising(stage: JobPhase) -> bool {
 }
 
 /// Why a batch ended without videos.
-struct Ended {
+struct BatchFailure {
     error: PipelineError,
     stopped: Option<Stop>,
 }
 
-impl From<PipelineError> for Ended {
+impl From<PipelineError> for BatchFailure {
     fn from(error: PipelineError) -> Self {
-        Ended { error, stopped: None }
+        BatchFailure { error, stopped: None }
     }
 }
 
-impl From<Ended> for RunError {
-    fn from(Ended { error, stopped }: Ended) -> Self {
+impl From<BatchFailure> for RunError {
+    fn from(BatchFailure { error, stopped }: BatchFailure) -> Self {
         match (stopped, error) {
             (Some(stop), PipelineError::Interrupted(..)) => RunError::Stopped(stop),
-            (_, error) => failures::of(&error),
+            (_, error) => failures::classify(&error),
         }
     }
 }
 
-impl Device for ModelDevice {
-    fn warm(&mut self, order: &Order) -> Result<(), RunError> {
+impl JobDevice for ModelDevice {
+    fn warm(&mut self, order: &JobBatch) -> Result<(), RunError> {
         let mut sizes = BTreeSet::from([order.jobs.len(), 1]);
         if order.jobs.len() == 1 && self.rows > 1 {
             sizes.insert(self.rows);
         }
         let Some(first) = order.jobs.first() else { return Ok(()) };
         for size in sizes {
-            let one = Order { jobs: vec![first.clone()], steps: None, resume: false };
-            self.together.publish(|| Ok(Call::Warm(Sent::of(&one, 1, &self.inputs)?, size))).map_err(Ended::from)?;
+            let one = JobBatch { jobs: vec![first.clone()], steps: None, resume: false };
+            self.together
+                .publish(|| Ok(DeviceCall::Warm(SentBatch::from_batch(&one, 1, &self.inputs)?, size)))
+                .map_err(BatchFailure::from)?;
             self.warm_one(&one, size)?;
         }
         Ok(())
     }
 
-    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let Some(first) = order.jobs.first() else { return Ok(Vec::new()) };
         let chunk = self.shapes.chunk(&first.shape, self.rows_of(order), CALL);
-        self.together.publish(|| Ok(Call::Run(Sent::of(order, chunk, &self.inputs)?))).map_err(Ended::from)?;
+        self.together
+            .publish(|| Ok(DeviceCall::Run(SentBatch::from_batch(order, chunk, &self.inputs)?)))
+            .map_err(BatchFailure::from)?;
         self.run_chunks(order, chunk, watch)
     }
 
     fn evict(&mut self, shape: &str) {
         // If the other processes cannot be reached, they exit on their own.
-        if self.together.publish(|| Ok(Call::Evict(shape.into()))).is_ok() {
+        if self.together.publish(|| Ok(DeviceCall::Evict(shape.into()))).is_ok() {
             self.forget(shape);
         }
     }
@@ -440,7 +465,7 @@ impl Drop for ModelDevice {
 impl ModelDevice {
     /// Returns the batch size of the programs that run a batch: 1 for a single job, otherwise the maximum; rounded up
     /// to a multiple that the layout allows.
-    fn rows_of(&self, order: &Order) -> usize {
+    fn rows_of(&self, order: &JobBatch) -> usize {
         let least = if order.jobs.len() > 1 { self.rows.max(order.jobs.len()) } else { 1 };
         least.next_multiple_of(videos_at_once(&self.session.runner.build.layout))
     }
@@ -451,21 +476,21 @@ impl ModelDevice {
 
     /// Runs a batch of `size` copies of the first job in `order`, with one step per denoising pass, as
     /// often as the platform needs for full speed.
-    fn warm_one(&mut self, order: &Order, size: usize) -> Result<(), RunError> {
+    fn warm_one(&mut self, order: &JobBatch, size: usize) -> Result<(), RunError> {
         let Some(first) = order.jobs.first() else { return Ok(()) };
-        let order = Order { jobs: vec![first.clone(); size], steps: None, resume: false };
+        let order = JobBatch { jobs: vec![first.clone(); size], steps: None, resume: false };
         let runs = self.session.runner.executor.engine().spec().warm_up_runs;
         let made = (0..runs).try_for_each(|_| self.run_once(&order));
         self.agree(made)
     }
 
     /// Runs a batch with one step per denoising pass and discards the results.
-    fn run_once(&mut self, order: &Order) -> Result<(), RunError> {
+    fn run_once(&mut self, order: &JobBatch) -> Result<(), RunError> {
         self.counts.begin(&mut self.session.runner.executor);
-        let mut work = self.prepare(order, &mut |_| Ok(())).map_err(Ended::from)?;
+        let mut work = self.prepare(order, &mut |_| Ok(())).map_err(BatchFailure::from)?;
         match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // After a single step, the values may contain NaN or infinity.
-            Ok(_) | Err(Ended { error: PipelineError::NotFinite(_), .. }) => {}
+            Ok(_) | Err(BatchFailure { error: PipelineError::NotFinite(_), .. }) => {}
             Err(ended) => return Err(ended.into()),
         }
         self.shapes.used(&work.shape, self.session.runner.executor.used());

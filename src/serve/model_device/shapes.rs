@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
-use crate::pipeline::plan::memory::{self, Planned};
+use crate::pipeline::plan::memory::{self, FittedPlan};
 use crate::pipeline::programs::build::Programs;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
@@ -16,12 +16,12 @@ const MAX_PLANS: usize = 16;
 
 /// The shapes that have plans or loaded programs.
 #[derive(Default)]
-pub(super) struct Shapes(BTreeMap<String, Shape>);
+pub(super) struct PreparedShapes(BTreeMap<String, ShapePlans>);
 
 #[derive(Default)]
-struct Shape {
+struct ShapePlans {
     /// Memory plans by the key that [`plan_key`] returns.
-    plans: BTreeMap<String, Planned>,
+    plans: BTreeMap<String, FittedPlan>,
     /// Hashes of the programs that runs of the shape have used.
     programs: BTreeSet<String>,
     /// Seconds per denoising step, by batch size.
@@ -35,7 +35,7 @@ fn plan_key(config: &Config, rows: usize) -> String {
     format!("{rows} {:?} {loras:?}", config.request.num_frames)
 }
 
-impl Shapes {
+impl PreparedShapes {
     /// Returns whether there is a memory plan for a configuration of the shape.
     pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize) -> bool {
         self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(config, rows)))
@@ -59,7 +59,7 @@ impl Shapes {
                 if self.0.get(shape).is_some_and(|known| known.plans.len() >= MAX_PLANS) {
                     self.evict(shape, runner);
                 }
-                let programs = Programs::of(config, None)?.of_rows(rows);
+                let programs = Programs::from_config(config, None)?.of_rows(rows);
                 programs.check(&runner.build)?;
                 let planned = memory::plan(config, &programs, &mut runner.executor, &runner.build, group);
                 planned.inspect_err(|_| self.drop_unknown(runner))?

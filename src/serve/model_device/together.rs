@@ -7,9 +7,9 @@ use std::sync::Arc;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde::{Deserialize, Serialize};
 
-use super::super::job::Accepted;
-use super::files::Inputs;
-use super::{Config, ModelDevice, Order, PipelineError, RunError, Stop, one_line};
+use super::super::job::AcceptedJob;
+use super::files::InputFolder;
+use super::{Config, JobBatch, ModelDevice, PipelineError, RunError, Stop, one_line};
 use crate::config::Serve;
 use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::processes::{compare, wait_for_all};
@@ -17,31 +17,31 @@ use crate::runtime::processes::Group;
 
 /// A device call that process 0 broadcasts to the other processes.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Call {
+pub(super) enum DeviceCall {
     /// Warms up a shape with the given batch size, and one step per denoising pass.
-    Warm(Sent, usize),
-    Run(Sent),
+    Warm(SentBatch, usize),
+    Run(SentBatch),
     Evict(String),
     End,
 }
 
 /// A batch in the form in which process 0 sends it to the other processes.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Sent {
-    jobs: Vec<Accepted>,
+pub(super) struct SentBatch {
+    jobs: Vec<AcceptedJob>,
     /// Number of denoising steps per device call.
     chunk: usize,
     /// Contents of the input files in base64, by file name. They are sent because only process 0 has the store.
     files: BTreeMap<String, String>,
 }
 
-impl Sent {
-    pub(super) fn of(order: &Order, chunk: usize, inputs: &Inputs) -> Result<Self, PipelineError> {
+impl SentBatch {
+    pub(super) fn from_batch(order: &JobBatch, chunk: usize, inputs: &InputFolder) -> Result<Self, PipelineError> {
         let mut files = BTreeMap::new();
         for name in order.jobs.iter().flat_map(|job| &job.inputs) {
             files.insert(name.clone(), BASE64_STANDARD.encode(inputs.read(name)?));
         }
-        Ok(Sent { jobs: order.jobs.iter().map(|job| Accepted::clone(job)).collect(), chunk, files })
+        Ok(SentBatch { jobs: order.jobs.iter().map(|job| AcceptedJob::clone(job)).collect(), chunk, files })
     }
 
     /// Writes the input files to the folder that `inputs` returns, passes the batch and its number of steps per device
@@ -49,15 +49,15 @@ impl Sent {
     fn with_files<D>(
         self,
         device: &mut D,
-        inputs: impl Fn(&D) -> &Inputs,
-        call: impl FnOnce(&mut D, &Order, usize) -> Result<(), PipelineError>,
+        inputs: impl Fn(&D) -> &InputFolder,
+        call: impl FnOnce(&mut D, &JobBatch, usize) -> Result<(), PipelineError>,
     ) -> Result<(), PipelineError> {
         for (name, text) in &self.files {
             let bytes = BASE64_STANDARD.decode(text).map_err(|e| PipelineError::Input(format!("{name}: {e}")))?;
             inputs(device).write(name, &bytes)?;
         }
         let jobs = self.jobs.into_iter().map(Arc::new).collect();
-        let called = call(device, &Order { jobs, steps: None, resume: false }, self.chunk);
+        let called = call(device, &JobBatch { jobs, steps: None, resume: false }, self.chunk);
         let removed = self.files.keys().try_for_each(|name| inputs(device).remove(name));
         called.and(removed)
     }
@@ -65,9 +65,9 @@ impl Sent {
 
 /// The processes of a server; `None` if there is only one.
 #[derive(Clone, Default)]
-pub(super) struct Together(Option<Arc<Group>>);
+pub(super) struct ServerProcesses(Option<Arc<Group>>);
 
-impl Together {
+impl ServerProcesses {
     /// Returns the processes of `group`. Fails if their configurations differ; the error describes the first difference.
     pub(super) fn meet(group: Option<&Arc<Group>>, config: &Config) -> Result<Self, PipelineError> {
         if let Some(group) = group {
@@ -76,7 +76,7 @@ impl Together {
             let same = Config { serve: Serve { max_batch, max_frames, ..Serve::default() }, ..config.clone() };
             compare(group, &same, &GenerateOptions::default())?;
         }
-        Ok(Together(group.cloned()))
+        Ok(ServerProcesses(group.cloned()))
     }
 
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
@@ -93,15 +93,18 @@ impl Together {
     }
 
     /// Broadcasts a call to the other processes. Does nothing if there are none, or if this is not process 0.
-    pub(super) fn publish(&self, call: impl FnOnce() -> Result<Call, PipelineError>) -> Result<(), PipelineError> {
+    pub(super) fn publish(
+        &self,
+        call: impl FnOnce() -> Result<DeviceCall, PipelineError>,
+    ) -> Result<(), PipelineError> {
         let Some(group) = self.0.as_ref().filter(|_| self.is_first()) else { return Ok(()) };
         let text = serde_json::to_string(&call()?).map_err(|e| PipelineError::Bug(e.to_string()))?;
         group.all_gather(&text)?;
         Ok(())
     }
 
-    fn next(&self) -> Result<Call, PipelineError> {
-        let Some(group) = &self.0 else { return Ok(Call::End) };
+    fn next(&self) -> Result<DeviceCall, PipelineError> {
+        let Some(group) = &self.0 else { return Ok(DeviceCall::End) };
         let texts = group.all_gather("")?;
         serde_json::from_str(&texts[0]).map_err(|e| PipelineError::Bug(format!("invalid call from process 0: {e}")))
     }
@@ -138,7 +141,7 @@ impl Together {
         if !self.is_first() {
             return;
         }
-        let ended = self.publish(|| Ok(Call::End)).and_then(|()| self.wait());
+        let ended = self.publish(|| Ok(DeviceCall::End)).and_then(|()| self.wait());
         if let Err(error) = ended {
             tracing::warn!("{}", one_line(&error));
         }
@@ -157,7 +160,7 @@ pub fn follow(config: &Config, group: &Arc<Group>) -> Result<(), String> {
     follow_all(config, group).map_err(|error| one_line(&error))
 }
 
-fn inputs_of(device: &ModelDevice) -> &Inputs {
+fn inputs_of(device: &ModelDevice) -> &InputFolder {
     &device.inputs
 }
 
@@ -175,15 +178,15 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
     };
     loop {
         match device.together.next()? {
-            Call::Run(sent) => sent.with_files(&mut device, inputs_of, |device, order, chunk| {
+            DeviceCall::Run(sent) => sent.with_files(&mut device, inputs_of, |device, order, chunk| {
                 let made = device.run_chunks(order, chunk, &mut |_| ControlFlow::Continue(()));
                 ended(made.map(drop))
             })?,
-            Call::Warm(sent, size) => {
+            DeviceCall::Warm(sent, size) => {
                 sent.with_files(&mut device, inputs_of, |device, order, _| ended(device.warm_one(order, size)))?;
             }
-            Call::Evict(shape) => device.forget(&shape),
-            Call::End => return device.together.wait(),
+            DeviceCall::Evict(shape) => device.forget(&shape),
+            DeviceCall::End => return device.together.wait(),
         }
     }
 }
@@ -199,11 +202,11 @@ mod tests {
         std::fs::create_dir(folder.path().join("inputs")).expect("a folder");
         let mut config = Config::default();
         config.serve.state = Some(folder.path().to_string_lossy().into_owned());
-        let mut inputs = Inputs::of(&config).expect("a folder");
+        let mut inputs = InputFolder::from_config(&config).expect("a folder");
         let kept = || std::fs::read_dir(folder.path().join("inputs")).expect("a folder").count();
         for refused in [false, true] {
             let files = ["a.png", "b.sound"].map(|name| (name.to_string(), BASE64_STANDARD.encode(name)));
-            let sent = Sent { jobs: Vec::new(), chunk: 3, files: files.into() };
+            let sent = SentBatch { jobs: Vec::new(), chunk: 3, files: files.into() };
             let called = sent.with_files(
                 &mut inputs,
                 |inputs| inputs,

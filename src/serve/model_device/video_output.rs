@@ -5,28 +5,28 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::super::descriptors::is_caused_by_exhaustion;
-use super::super::device::Made;
+use super::super::device::GeneratedVideo;
 use super::super::error::Failure;
-use super::super::job::Produced;
+use super::super::job::VideoProperties;
 use super::super::store;
 use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::media::{self, WavFormat, write_atomically};
-use crate::pipeline::output::writer::{Made as Written, Written as Finished};
+use crate::pipeline::output::writer::{UnwrittenVideo, WrittenVideo};
 use crate::pipeline::plan::options::GenerateOptions;
 
 /// A generated video with everything that is needed to write its files.
 pub(super) struct ModelVideo {
-    written: Written,
+    written: UnwrittenVideo,
     config: Config,
     warnings: Vec<String>,
     /// Set once the MP4 is written. Later attempts then write only the other files.
-    finished: Option<Finished>,
+    finished: Option<WrittenVideo>,
 }
 
 type WriteFile<'a> = &'a dyn Fn() -> Result<(), PipelineError>;
 
 impl ModelVideo {
-    pub(super) fn new(mut written: Written, config: Config, mut warnings: Vec<String>) -> Self {
+    pub(super) fn new(mut written: UnwrittenVideo, config: Config, mut warnings: Vec<String>) -> Self {
         let cut = written.generated.cut_tokens;
         if cut > 0 {
             warnings.push(format!("the prompt is too long; {cut} tokens were dropped"));
@@ -40,7 +40,7 @@ impl ModelVideo {
     /// Writes the MP4 with its sidecar, and then the files that are derived from the video. Fails if the disk is full
     /// or the process is out of file descriptors. Once the MP4 is written, any other error is logged, and only the file
     /// that it concerns is missing.
-    fn write_all(&mut self, folder: &Path) -> Result<&Finished, PipelineError> {
+    fn write_all(&mut self, folder: &Path) -> Result<&WrittenVideo, PipelineError> {
         self.written.path = folder.join("video.mp4");
         let finished = match self.finished.take() {
             Some(finished) => finished,
@@ -81,21 +81,21 @@ impl ModelVideo {
     }
 }
 
-impl Made for ModelVideo {
+impl GeneratedVideo for ModelVideo {
     fn keep(&mut self, folder: &Path) {
         self.written.path = folder.join("video.mp4");
         self.written.keep_beside();
     }
 
-    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
-        let Finished { video, figures, .. } = self.write_all(folder).map_err(|error| failure(&error))?;
+    fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure> {
+        let WrittenVideo { video, figures, .. } = self.write_all(folder).map_err(|error| failure(&error))?;
         let (frames_sha256, samples_sha256) = (video.frames_sha256.clone(), video.samples_sha256.clone());
         let timings = without_timeline(figures.clone());
         let generated = &self.written.generated;
         let frames = &generated.frames;
         let bytes = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
         let bytes = bytes.iter().filter_map(|name| Some(folder.join(name).metadata().ok()?.len())).sum();
-        Ok(Produced {
+        Ok(VideoProperties {
             width: frames.width(),
             height: frames.height(),
             num_frames: frames.count(),
@@ -124,9 +124,9 @@ fn is_transient(error: &PipelineError) -> bool {
 
 fn is_full(error: &PipelineError) -> bool {
     match error {
-        PipelineError::Media(media::Error::Io { source, .. }) => store::is_full(source),
+        PipelineError::Media(media::MediaError::Io { source, .. }) => store::is_full(source),
         // ffmpeg reports a full disk only in its text output.
-        PipelineError::Media(media::Error::Ffmpeg { tail, .. }) => {
+        PipelineError::Media(media::MediaError::Ffmpeg { tail, .. }) => {
             ["No space left", "Disk quota exceeded", "File too large"].iter().any(|words| tail.contains(words))
         }
         _ => false,
@@ -158,14 +158,15 @@ mod tests {
             (io::ErrorKind::QuotaExceeded, "Disk quota exceeded"),
             (io::ErrorKind::FileTooLarge, "File too large"),
         ] {
-            let write = media::Error::io("write", &path())(kind.into());
-            let ffmpeg = media::Error::Ffmpeg { path: path(), status: "exit status: 1".into(), tail: words.into() };
+            let write = media::MediaError::io("write", &path())(kind.into());
+            let ffmpeg =
+                media::MediaError::Ffmpeg { path: path(), status: "exit status: 1".into(), tail: words.into() };
             for error in [write, ffmpeg] {
                 let failure = failure(&error.into());
                 assert_eq!((failure.code.as_str(), failure.is_transient()), ("storage_full", true), "{words}");
             }
         }
-        let other = media::Error::io("write", &path())(io::ErrorKind::PermissionDenied.into());
+        let other = media::MediaError::io("write", &path())(io::ErrorKind::PermissionDenied.into());
         assert_eq!(failure(&other.into()).code, "internal");
     }
 }

@@ -1,14 +1,14 @@
 //! Creates the compile report of a compilation.
 
 use super::{Block, ChipRates, CollectiveEntry, Collectives, CompileReport, Needed, TensorPlacement, VERSION};
-use crate::nn::{Axis, Placement};
+use crate::nn::{Axis, ValuePlacement};
 use crate::pipeline::programs::compile::Compilation;
 use crate::runtime::Target;
 use crate::tune::cause::cause;
 use crate::tune::reason::reason;
 
 impl CompileReport {
-    pub(crate) fn of(done: Compilation, target: &Target) -> CompileReport {
+    pub(crate) fn from_compilation(done: Compilation, target: &Target) -> CompileReport {
         let r = &done.report;
         let (layer, step) = (r.per_layer(), r.per_step());
         CompileReport {
@@ -82,7 +82,7 @@ fn list(done: &Compilation) -> Vec<CollectiveEntry> {
 }
 
 /// Describes the placement of a tensor, with its bytes per device.
-fn placement(p: &Placement, done: &Compilation) -> TensorPlacement {
+fn placement(p: &ValuePlacement, done: &Compilation) -> TensorPlacement {
     let parts: usize = p.sharding.0.iter().flatten().filter_map(|a| done.mesh.size(a)).product();
     TensorPlacement {
         tensor: p.tensor.clone(),

@@ -7,16 +7,16 @@ use serde::Serialize;
 use crate::analysis::{CollectiveKind, Predicted};
 use crate::nn::Role;
 use crate::tune::agreement::agreement;
-use crate::tune::case_result::{CaseResult, Group, GroupDiagnosis};
+use crate::tune::case_result::{CaseGroup, CaseResult, GroupDiagnosis};
 use crate::tune::compile_report::{ChipRates, CollectiveEntry, CompileReport, CostUnit, TensorPlacement};
 use crate::tune::diagnose::{Diagnosis, MIN_GAIN, Suggestion};
 
 #[derive(Serialize)]
-pub(super) struct Data<'a> {
+pub(super) struct ReportData<'a> {
     groups: Vec<GroupData<'a>>,
     /// Distinct placements and collectives. Cases refer to them by index, because many cases share them.
-    tensors: Vec<Placement<'a>>,
-    collectives: Vec<Moved<'a>>,
+    tensors: Vec<PlacementRow<'a>>,
+    collectives: Vec<CollectiveRow<'a>>,
 }
 
 #[derive(Serialize)]
@@ -36,12 +36,12 @@ struct CaseData<'a> {
     /// How much slower a step of this case is than a step of the fastest case, as a fraction.
     behind: Option<f64>,
     measured_ms: Option<f64>,
-    compiled: Option<Compiled>,
+    compiled: Option<CompiledMetrics>,
 }
 
 /// Metrics of a compiled case. Bytes are per device.
 #[derive(Serialize)]
-struct Compiled {
+struct CompiledMetrics {
     layers: usize,
     fits: bool,
     /// Milliseconds per step with all blocks.
@@ -61,7 +61,7 @@ struct Compiled {
 }
 
 #[derive(Serialize)]
-struct Placement<'a> {
+struct PlacementRow<'a> {
     tensor: &'a str,
     role: Role,
     /// Element type, and dimensions with the mesh axes that shard them.
@@ -71,16 +71,16 @@ struct Placement<'a> {
     rules: String,
 }
 
-impl<'a> Placement<'a> {
-    fn of(t: &'a TensorPlacement) -> Self {
+impl<'a> PlacementRow<'a> {
+    fn from_placement(t: &'a TensorPlacement) -> Self {
         let (axes, rules) = (t.axes.join(", "), t.rules.join("; "));
-        Placement { tensor: &t.tensor, role: t.role, sharding: t.text(), axes, bytes: t.bytes, rules }
+        PlacementRow { tensor: &t.tensor, role: t.role, sharding: t.text(), axes, bytes: t.bytes, rules }
     }
 }
 
 /// Sum over equal collectives per step, with only the compiled blocks.
 #[derive(Serialize)]
-struct Moved<'a> {
+struct CollectiveRow<'a> {
     kind: CollectiveKind,
     /// Tensor, or the name scope if the tensor is unknown.
     what: &'a str,
@@ -92,9 +92,9 @@ struct Moved<'a> {
     reason: &'a str,
 }
 
-impl<'a> Moved<'a> {
-    fn of(e: &'a CollectiveEntry) -> Self {
-        Moved {
+impl<'a> CollectiveRow<'a> {
+    fn from_entry(e: &'a CollectiveEntry) -> Self {
+        CollectiveRow {
             kind: e.kind,
             what: e.tensor.as_deref().unwrap_or(&e.scope),
             axes: e.axes.join(", "),
@@ -122,16 +122,16 @@ struct Changes<'a> {
     /// Number of transformer blocks that the costs refer to.
     layers: usize,
     min_gain: f64,
-    suggestions: Vec<Ranked<'a>>,
+    suggestions: Vec<RankedSuggestion<'a>>,
     no_gain: Vec<NoGain<'a>>,
-    rejected: Vec<Rejected<'a>>,
+    rejected: Vec<RejectedSuggestion<'a>>,
     not_compiled: &'a [String],
     /// Findings from the cost estimates of shipped layouts.
     shipped: &'a [String],
 }
 
 #[derive(Serialize)]
-struct Ranked<'a> {
+struct RankedSuggestion<'a> {
     /// Cost saved, as a fraction of the step.
     gain: f64,
     #[serde(flatten)]
@@ -145,20 +145,20 @@ struct NoGain<'a> {
 }
 
 #[derive(Serialize)]
-struct Rejected<'a> {
+struct RejectedSuggestion<'a> {
     change: &'a str,
     reason: &'a str,
 }
 
 impl<'a> Changes<'a> {
-    fn of(d: &'a Diagnosis) -> Self {
+    fn from_diagnosis(d: &'a Diagnosis) -> Self {
         Changes {
             unit: d.base.cost_unit(),
             layers: d.base.needed.layers,
             min_gain: MIN_GAIN,
-            suggestions: d.suggestions.iter().map(|s| Ranked { gain: s.gain(), suggestion: s }).collect(),
+            suggestions: d.suggestions.iter().map(|s| RankedSuggestion { gain: s.gain(), suggestion: s }).collect(),
             no_gain: d.no_gain.iter().map(|(change, gain)| NoGain { change, gain: *gain }).collect(),
-            rejected: d.rejected.iter().map(|(change, reason)| Rejected { change, reason }).collect(),
+            rejected: d.rejected.iter().map(|(change, reason)| RejectedSuggestion { change, reason }).collect(),
             not_compiled: &d.not_compiled,
             shipped: d.shipped.as_ref().map_or(&[], |shipped| &shipped.lines),
         }
@@ -185,12 +185,12 @@ impl<T: Serialize> Distinct<T> {
     }
 }
 
-impl<'a> Data<'a> {
-    pub(super) fn of(groups: &'a [Group]) -> Self {
+impl<'a> ReportData<'a> {
+    pub(super) fn from_groups(groups: &'a [CaseGroup]) -> Self {
         let (mut tensors, mut collectives) = (Distinct::new(), Distinct::new());
         let mut compiled = |f: &'a CompileReport| {
             let (flops, bytes_accessed) = f.work();
-            Compiled {
+            CompiledMetrics {
                 layers: f.layers,
                 fits: f.fits(),
                 predicted_ms: f.all_blocks(),
@@ -202,8 +202,13 @@ impl<'a> Data<'a> {
                 flops,
                 bytes_accessed,
                 compile_seconds: f.compile_seconds,
-                tensors: f.tensors.iter().map(|t| tensors.place(Placement::of(t))).collect(),
-                collectives: f.collectives.list.iter().map(|e| collectives.place(Moved::of(e))).collect(),
+                tensors: f.tensors.iter().map(|t| tensors.place(PlacementRow::from_placement(t))).collect(),
+                collectives: f
+                    .collectives
+                    .list
+                    .iter()
+                    .map(|e| collectives.place(CollectiveRow::from_entry(e)))
+                    .collect(),
             }
         };
         let mut case = |row: &'a CaseResult, behind: Option<f64>| CaseData {
@@ -219,14 +224,14 @@ impl<'a> Data<'a> {
             chip: group.rows.iter().find_map(|row| row.report.as_ref()?.chip.as_ref()),
             agreement: agreement(&group.rows).map(|agreement| agreement.text()),
             diagnosis: group.diagnosis.as_ref().map(diagnosis),
-            cases: group.rows.iter().zip(group.behind()).map(|(row, behind)| case(row, behind)).collect(),
+            cases: group.rows.iter().zip(group.slowdowns()).map(|(row, behind)| case(row, behind)).collect(),
         });
         let groups = groups.collect();
-        Data { groups, tensors: tensors.values, collectives: collectives.values }
+        ReportData { groups, tensors: tensors.values, collectives: collectives.values }
     }
 }
 
 fn diagnosis(of: &GroupDiagnosis) -> DiagnosisData<'_> {
-    let found = of.result.as_ref().ok().map(Changes::of);
+    let found = of.result.as_ref().ok().map(Changes::from_diagnosis);
     DiagnosisData { case: &of.label, failure: of.result.as_ref().err().map(String::as_str), found }
 }

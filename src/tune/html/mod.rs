@@ -7,9 +7,9 @@ mod synthetic;
 
 use std::fmt::{Display, Write};
 
-use data::Data;
+use data::ReportData;
 
-use super::case_result::Group;
+use super::case_result::CaseGroup;
 
 const STYLE: &str = include_str!("page.css");
 /// Parts of the page's script. Each may use the parts that precede it.
@@ -32,7 +32,7 @@ const HEAD: &str = "<meta charset=\"utf-8\"><meta name=\"viewport\" content=\"wi
 const BELOW: &str = include_str!("below.html");
 
 /// Returns the HTML page of ranked groups. The page works offline when it is opened as a file.
-pub(crate) fn page(title: &str, groups: &[Group]) -> String {
+pub(crate) fn page(title: &str, groups: &[CaseGroup]) -> String {
     let title = escaped(title);
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head>{HEAD}<meta http-equiv=\"Content-Security-Policy\" \
@@ -54,7 +54,8 @@ pub(crate) fn page(title: &str, groups: &[Group]) -> String {
         add(&mut out, format_args!("<section class=\"group\" id=\"group-{n}\"><h2>{name}</h2></section>\n"));
     }
     out.push_str(BELOW);
-    let data = serde_json::to_string(&Data::of(groups)).expect("structs of strings and numbers serialize to JSON");
+    let data = serde_json::to_string(&ReportData::from_groups(groups))
+        .expect("structs of strings and numbers serialize to JSON");
     let data = data.replace('<', "\\u003c");
     add(&mut out, format_args!("</main>\n<script type=\"application/json\" id=\"data\">{data}</script>\n"));
     add(&mut out, format_args!("<script type=\"text/plain\" id=\"licenses\">{LICENSES}</script>\n"));

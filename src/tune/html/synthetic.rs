@@ -4,7 +4,7 @@
 use crate::analysis::Predicted;
 use crate::config::Case;
 use crate::nn::Role;
-use crate::tune::case_result::{CaseResult, Group, GroupDiagnosis, ranked};
+use crate::tune::case_result::{CaseGroup, CaseResult, GroupDiagnosis, ranked};
 use crate::tune::compile_report::tests::{gather, placed, report};
 use crate::tune::compile_report::{ChipRates, CompileReport, GIB};
 use crate::tune::diagnose::{Diagnosis, Suggestion, TradeOff};
@@ -168,7 +168,7 @@ fn diagnosis(row: &CaseResult) -> GroupDiagnosis {
 }
 
 /// Returns groups with `count` results: most on TPUs, a tenth on CPUs without predicted times, and some failures.
-pub(super) fn groups(count: usize) -> Vec<Group> {
+pub(super) fn groups(count: usize) -> Vec<CaseGroup> {
     let mut numbers = Numbers(7);
     let rows = (0..count).map(|n| match n % 20 {
         13 => row(n, "tpu:v5p:2x2x2", None, None, Some("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")),

@@ -40,7 +40,7 @@ fn case_text_never_becomes_markup() {
     report.tensors = vec![TensorPlacement { rules, ..placed(evil, Role::Parameter, ["embed", "mlp"]) }];
     let rows = vec![row(evil, Some(report)), row("failed", None)];
     let diagnosis = Some(GroupDiagnosis { label: evil.into(), result: Err(evil.into()) });
-    let groups = [Group { parts: [evil.into(), String::new(), String::new()], rows, diagnosis }];
+    let groups = [CaseGroup { parts: [evil.into(), String::new(), String::new()], rows, diagnosis }];
     let page = page(evil, &groups);
     assert!(!page.contains("<img"));
     // Besides the libraries, three elements end with this tag: the data, the licenses and the page's own script.

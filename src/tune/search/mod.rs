@@ -22,21 +22,21 @@ use sha2::{Digest, Sha256};
 use super::candidates::candidates;
 use super::case_result::CaseResult;
 use super::compile_report::GIB;
-use super::compiler::{CompileTask, Compiled, Compiler, write_layout};
+use super::compiler::{CaseCompiler, CompileResult, CompileTask, write_layout};
 use super::diagnose::MIN_GAIN;
 use super::error::{Result, TuneError};
-use super::options::Options;
+use super::options::TuneOptions;
 use crate::config::presets::LAYOUTS;
 use crate::config::{Case, CliOverrides, LayoutSource, read_layout_source};
 use crate::pipeline::PipelineError;
-use crate::pipeline::plan::layouts::{Devices, Point, composed, mesh_name, meshes, placed};
+use crate::pipeline::plan::layouts::{Point, RankingDevices, composed, mesh_name, meshes, placed};
 use crate::pipeline::programs::build::ProgramKind;
 use crate::runtime::Target;
 
 pub(crate) use result::SearchResult;
-use result::{ComparedLoop, Comparison, PruneReason, Pruned, Tried};
+use result::{ComparedLoop, ComparisonBasis, PruneReason, PrunedLayout, TriedLayout};
 pub(crate) use text::{best_layout, summary};
-use workload::{Batch, parts};
+use workload::{WorkloadBatch, parts};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRequest {
@@ -71,7 +71,7 @@ pub(crate) struct SearchRequest {
 const WAVE: usize = 4;
 
 /// A layout and batch size that could be the fastest.
-struct Bounded {
+struct BoundedLayout {
     point: Point,
     batch: usize,
     /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
@@ -85,7 +85,7 @@ struct Bounded {
 }
 
 /// Searches for the fastest layout. Writes layout files, modules and results to `options.folder`.
-pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<SearchResult> {
+pub(crate) fn search(request: &SearchRequest, options: &TuneOptions) -> Result<SearchResult> {
     let target = options.target(&request.target)?;
     if target.slices() > 1 {
         let why =
@@ -95,19 +95,20 @@ pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<Searc
     if request.fit && target.chip().is_none() {
         return Err(TuneError::Capacity(request.target.clone()));
     }
-    let mut compiler = Compiler::open(options)?;
+    let mut compiler = CaseCompiler::open(options)?;
     let machine = compiler.machine(&target).map_err(TuneError::Base)?;
     let (toolchain, chip) = (machine.toolchain(), target.chip());
     let asked = request.memory.map(|gib| (gib * GIB) as i64);
     let limit = machine.capacity.filter(|_| request.fit).into_iter().chain(asked).min();
     let count = machine.devices.len();
-    let devices = Devices { toolchain: &toolchain, count, capacity: limit, chip: chip.as_ref() };
+    let devices = RankingDevices { toolchain: &toolchain, count, capacity: limit, chip: chip.as_ref() };
     let counts =
         if request.videos.is_empty() { vec![None] } else { request.videos.iter().copied().map(Some).collect() };
-    let batches: Result<Vec<Batch>> = counts.into_iter().map(|videos| Batch::new(request, videos, devices)).collect();
+    let batches: Result<Vec<WorkloadBatch>> =
+        counts.into_iter().map(|videos| WorkloadBatch::new(request, videos, devices)).collect();
     let batches = batches?;
     let (timed, per_video) = (devices.chip.is_some(), batches.iter().any(|batch| batch.extent.videos > 1));
-    let comparison = Comparison { parts: parts(&batches), timed, per_video };
+    let comparison = ComparisonBasis { parts: parts(&batches), timed, per_video };
     let least = comparison.parts.len();
     if request.budget < least {
         let why =
@@ -117,7 +118,7 @@ pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<Searc
     let (seen, tried, pruned) = (BTreeMap::new(), Vec::new(), Vec::new());
     let spent = 0;
     let mut state =
-        Search { request, options, compiler, target, devices, batches, comparison, seen, spent, tried, pruned };
+        LayoutSearch { request, options, compiler, target, devices, batches, comparison, seen, spent, tried, pruned };
     let (started, limit) = (Instant::now(), Duration::from_secs(request.seconds));
     for list in state.space()? {
         state.all(list, &|| started.elapsed() < limit)?;
@@ -126,27 +127,27 @@ pub(crate) fn search(request: &SearchRequest, options: &Options) -> Result<Searc
     Ok(state.result())
 }
 
-struct Search<'a> {
+struct LayoutSearch<'a> {
     request: &'a SearchRequest,
-    options: &'a Options,
-    compiler: Compiler<'a>,
+    options: &'a TuneOptions,
+    compiler: CaseCompiler<'a>,
     target: Target,
     /// Devices, with their memory limit if memory is limited.
-    devices: Devices<'a>,
-    batches: Vec<Batch<'a>>,
-    comparison: Comparison,
+    devices: RankingDevices<'a>,
+    batches: Vec<WorkloadBatch<'a>>,
+    comparison: ComparisonBasis,
     /// Labels of layouts, by the hashes of their programs.
     seen: BTreeMap<String, String>,
     /// Number of programs requested so far.
     spent: usize,
-    tried: Vec<Tried>,
-    pruned: Vec<Pruned>,
+    tried: Vec<TriedLayout>,
+    pruned: Vec<PrunedLayout>,
 }
 
-impl Search<'_> {
+impl LayoutSearch<'_> {
     /// Returns user-supplied layouts, shipped layouts, and combinations of shipped rules, each on every mesh whose axes
     /// the layout uses.
-    fn space(&mut self) -> Result<[Vec<Bounded>; 3]> {
+    fn space(&mut self) -> Result<[Vec<BoundedLayout>; 3]> {
         let shipped = LAYOUTS.iter().map(|(name, _)| *name);
         let own = self.request.layouts.iter().map(String::as_str);
         let names: Vec<&str> = own.chain(shipped).collect();
@@ -164,7 +165,7 @@ impl Search<'_> {
                         "every mesh of {} devices has an axis that the layout does not use",
                         self.devices.count
                     );
-                    self.pruned.push(Pruned::new(*name, true, PruneReason::Invalid, why));
+                    self.pruned.push(PrunedLayout::new(*name, true, PruneReason::Invalid, why));
                 }
                 let list = if is_asked { &mut asked } else { &mut named };
                 list.extend(points.into_iter().map(|point| (point, n)));
@@ -177,13 +178,15 @@ impl Search<'_> {
     /// Returns the layouts that could be the fastest, lowest estimate first. If `composed` is true (combinations of
     /// shipped rules), prunes layouts in which a rule has no effect because a dimension is not divisible: the same
     /// layout without that rule is also in the list.
-    fn opened(&mut self, points: Vec<(Point, usize)>, composed: bool) -> Vec<Bounded> {
+    fn opened(&mut self, points: Vec<(Point, usize)>, composed: bool) -> Vec<BoundedLayout> {
         let mut open = Vec::new();
         for (mut point, batch) in points {
             point.label += &self.batches[batch].suffix;
             match self.bounded(&point, batch, composed) {
                 Ok(bounded) => open.push(bounded),
-                Err((reason, why)) => self.pruned.push(Pruned::new(&point.label, point.named.is_some(), reason, why)),
+                Err((reason, why)) => {
+                    self.pruned.push(PrunedLayout::new(&point.label, point.named.is_some(), reason, why))
+                }
             }
         }
         open.sort_by(|a, b| a.guess.total_cmp(&b.guess).then(a.order.cmp(&b.order)));
@@ -196,7 +199,7 @@ impl Search<'_> {
         point: &Point,
         n: usize,
         composed: bool,
-    ) -> std::result::Result<Bounded, (PruneReason, String)> {
+    ) -> std::result::Result<BoundedLayout, (PruneReason, String)> {
         let batch = &self.batches[n];
         let (mut bound, mut guess, mut weight, mut notes) = (0.0, 0.0, batch.weight, Vec::new());
         let (mut hashes, mut estimates) = (Vec::new(), Vec::new());
@@ -235,7 +238,7 @@ impl Search<'_> {
         tracing::debug!("{}: lower bound {bound:.3}, estimate {guess:.3}", point.label);
         let words = Sha256::digest(format!("{} {}", self.request.seed, point.label).as_bytes());
         let order = std::array::from_fn(|i| words[i]);
-        Ok(Bounded { point: point.clone(), batch: n, other_parameters, weight, bound, guess, order })
+        Ok(BoundedLayout { point: point.clone(), batch: n, other_parameters, weight, bound, guess, order })
     }
 
     fn best(&self) -> f64 {
@@ -248,10 +251,10 @@ impl Search<'_> {
     }
 
     /// Compiles a list in order, wave by wave, and prunes layouts that cannot be faster than the fastest so far.
-    fn all(&mut self, mut list: Vec<Bounded>, time: &dyn Fn() -> bool) -> Result<()> {
+    fn all(&mut self, mut list: Vec<BoundedLayout>, time: &dyn Fn() -> bool) -> Result<()> {
         loop {
             let best = self.best();
-            let (open, slow): (Vec<Bounded>, Vec<Bounded>) = list.into_iter().partition(|o| o.bound < best);
+            let (open, slow): (Vec<BoundedLayout>, Vec<BoundedLayout>) = list.into_iter().partition(|o| o.bound < best);
             self.leave(PruneReason::Slower, slow);
             if open.is_empty() {
                 return Ok(());
@@ -269,10 +272,10 @@ impl Search<'_> {
         }
     }
 
-    fn leave(&mut self, reason: PruneReason, list: Vec<Bounded>) {
+    fn leave(&mut self, reason: PruneReason, list: Vec<BoundedLayout>) {
         let pruned = list.into_iter().map(|o| {
             let why = format!("at least {}", self.comparison.text(o.bound));
-            Pruned::new(&o.point.label, o.point.named.is_some(), reason, why)
+            PrunedLayout::new(&o.point.label, o.point.named.is_some(), reason, why)
         });
         self.pruned.extend(pruned);
     }
@@ -283,7 +286,7 @@ impl Search<'_> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {
             from = Some(best);
-            let Tried { point, batch, rows, .. } = self.tried[best].clone();
+            let TriedLayout { point, batch, rows, .. } = self.tried[best].clone();
             // Reports identify rules by their lines in the compiled layout file, so read that file.
             let source = match rows.first().and_then(|row| row.case.layout.as_ref()) {
                 Some(name) => read_layout_source(name)?,
@@ -303,10 +306,10 @@ impl Search<'_> {
     }
 
     /// Compiles layouts, or reads their stored modules, and records a result for each.
-    fn compile(&mut self, wave: Vec<Bounded>) -> Result<()> {
+    fn compile(&mut self, wave: Vec<BoundedLayout>) -> Result<()> {
         let mut tasks = Vec::new();
         let mut layouts = Vec::new();
-        for Bounded { point, batch, .. } in &wave {
+        for BoundedLayout { point, batch, .. } in &wave {
             let layout = match &point.named {
                 Some(name) => name.clone(),
                 None => write_layout(&self.options.folder, &point.source)?.to_string_lossy().into_owned(),
@@ -318,9 +321,9 @@ impl Search<'_> {
         let all = self.compiler.compile(&tasks, &self.options.workers(), self.request.timeout)?;
         let compiler = self.compiler.version(&self.target);
         let (mut all, parts) = (all.into_iter(), &self.comparison.parts);
-        for (Bounded { point, batch, other_parameters, weight, .. }, layout) in wave.into_iter().zip(layouts) {
+        for (BoundedLayout { point, batch, other_parameters, weight, .. }, layout) in wave.into_iter().zip(layouts) {
             let of = &self.batches[batch];
-            let row = |(n, (part, compiled)): (usize, (&ComparedLoop, Compiled))| {
+            let row = |(n, (part, compiled)): (usize, (&ComparedLoop, CompileResult))| {
                 let name = format!("{}{}", part.name, of.suffix);
                 let case = Case {
                     layout: Some(layout.clone()),
@@ -338,13 +341,13 @@ impl Search<'_> {
             let rows: Vec<CaseResult> = compiled.enumerate().map(row).collect();
             let costs = rows.iter().zip(parts).map(|(row, part)| Some(row.cost()? * part.steps as f64));
             let cost = costs.sum::<Option<f64>>().map(|sum| sum * weight);
-            self.tried.push(Tried { point, batch, rows, other_parameters, cost });
+            self.tried.push(TriedLayout { point, batch, rows, other_parameters, cost });
         }
         Ok(())
     }
 
     /// Returns the compile tasks of a layout: one for each loop at each size.
-    fn tasks(&self, point: &Point, batch: &Batch, layout: &str) -> Vec<CompileTask> {
+    fn tasks(&self, point: &Point, batch: &WorkloadBatch, layout: &str) -> Vec<CompileTask> {
         let (q, mesh) = (self.request, mesh_name(&point.mesh));
         let task = |(settings, given, kind): (&[String], &CliOverrides, ProgramKind)| {
             let mut command: Vec<String> = ["-q", "compile", "--json", "-", "--target"].map(str::to_string).into();

@@ -36,7 +36,7 @@ impl PruneReason {
 
 /// A layout that was not compiled.
 #[derive(Clone, Debug)]
-pub(super) struct Pruned {
+pub(super) struct PrunedLayout {
     pub(super) label: String,
     /// Whether the layout is shipped or supplied by the user. If false, it is a combination of shipped rules.
     pub(super) named: bool,
@@ -45,9 +45,9 @@ pub(super) struct Pruned {
     pub(super) why: String,
 }
 
-impl Pruned {
+impl PrunedLayout {
     pub(super) fn new(label: impl Into<String>, named: bool, reason: PruneReason, why: String) -> Self {
-        Pruned { label: label.into(), named, reason, why }
+        PrunedLayout { label: label.into(), named, reason, why }
     }
 }
 
@@ -61,7 +61,7 @@ pub(super) struct ComparedLoop {
 
 /// A layout that was compiled.
 #[derive(Clone, Debug)]
-pub(super) struct Tried {
+pub(super) struct TriedLayout {
     pub(super) point: Point,
     /// Index of its batch size.
     pub(super) batch: usize,
@@ -74,7 +74,7 @@ pub(super) struct Tried {
     pub(super) cost: Option<f64>,
 }
 
-impl Tried {
+impl TriedLayout {
     /// Returns the maximum over all programs of the bytes that a run needs on a device.
     pub(super) fn bytes(&self) -> i64 {
         let other_parameters = self.other_parameters.iter().copied().chain(std::iter::repeat(0));
@@ -92,7 +92,7 @@ impl Tried {
 
 /// How layouts are compared.
 #[derive(Clone, Debug)]
-pub(super) struct Comparison {
+pub(super) struct ComparisonBasis {
     pub(super) parts: Vec<ComparedLoop>,
     /// Whether costs are milliseconds. If false, they are received bytes.
     pub(super) timed: bool,
@@ -100,7 +100,7 @@ pub(super) struct Comparison {
     pub(super) per_video: bool,
 }
 
-impl Comparison {
+impl ComparisonBasis {
     /// Formats a cost with its unit: per step if layouts are compared by one program, otherwise for all steps.
     pub(super) fn text(&self, cost: f64) -> String {
         let (steps, of) = match self.parts.as_slice() {
@@ -118,11 +118,11 @@ impl Comparison {
 
 #[derive(Clone, Debug)]
 pub(crate) struct SearchResult {
-    pub(super) comparison: Comparison,
-    pub(super) tried: Vec<Tried>,
+    pub(super) comparison: ComparisonBasis,
+    pub(super) tried: Vec<TriedLayout>,
     /// Index of the fastest layout in `tried`.
     pub(super) winner: Option<usize>,
-    pub(super) pruned: Vec<Pruned>,
+    pub(super) pruned: Vec<PrunedLayout>,
     /// Bytes of device memory that a run may use; `None`: not limited.
     pub(super) limit: Option<i64>,
 }

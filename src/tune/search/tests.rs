@@ -6,7 +6,7 @@ use crate::runtime::Toolchain;
 #[test]
 fn duplicate_of_a_layout_that_does_not_fit_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options {
+    let options = TuneOptions {
         binary: "ltx2".into(),
         folder: folder.path().to_path_buf(),
         modules: None,
@@ -38,21 +38,21 @@ fn duplicate_of_a_layout_that_does_not_fit_is_kept() {
     let points = ["tensor", "tensor-encoder"].map(|name| {
         placed(name.into(), Some(name.into()), &read_layout_source(name).unwrap(), &mesh).expect("a mesh of it")
     });
-    let devices = |capacity| Devices { toolchain: &toolchain, count: 8, capacity, chip: chip.as_ref() };
+    let devices = |capacity| RankingDevices { toolchain: &toolchain, count: 8, capacity, chip: chip.as_ref() };
     // Bytes per device of a run.
     let bytes = points.each_ref().map(|point| {
-        let batch = Batch::new(&request, None, devices(None)).unwrap();
+        let batch = WorkloadBatch::new(&request, None, devices(None)).unwrap();
         let estimator = &batch.workloads[0].estimator;
         estimator.parameters(point).unwrap() + estimator.estimate(point).unwrap().0.values
     });
     assert!(bytes[1] < bytes[0], "{bytes:?}");
     let reasons = |capacity| {
-        let batches = vec![Batch::new(&request, None, devices(Some(capacity))).unwrap()];
-        let comparison = Comparison { parts: parts(&batches), timed: true, per_video: false };
-        let mut search = Search {
+        let batches = vec![WorkloadBatch::new(&request, None, devices(Some(capacity))).unwrap()];
+        let comparison = ComparisonBasis { parts: parts(&batches), timed: true, per_video: false };
+        let mut search = LayoutSearch {
             request: &request,
             options: &options,
-            compiler: Compiler::open(&options).unwrap(),
+            compiler: CaseCompiler::open(&options).unwrap(),
             target: target.clone(),
             devices: devices(Some(capacity)),
             batches,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::result::{ComparedLoop, Comparison, PruneReason, Pruned, Tried};
+use super::result::{ComparedLoop, ComparisonBasis, PruneReason, PrunedLayout, TriedLayout};
 use super::{SearchRequest, SearchResult};
 use crate::tune::case_result::CaseResult;
 use crate::tune::compile_report::GIB;
@@ -26,7 +26,7 @@ pub(crate) fn best_layout(result: &SearchResult, request: &SearchRequest) -> Opt
         format!("{}.", figures(winner, result)),
         "Compiled:".into(),
     ];
-    let mut others: Vec<&Tried> = result.tried.iter().filter(|t| !std::ptr::eq(*t, winner)).collect();
+    let mut others: Vec<&TriedLayout> = result.tried.iter().filter(|t| !std::ptr::eq(*t, winner)).collect();
     others.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
     comments.extend(others.iter().map(|t| format!("  {}: {}", t.point.label, lost(t, best, result))));
     if others.is_empty() {
@@ -86,16 +86,16 @@ pub(crate) fn summary(result: &SearchResult) -> String {
 
 /// Returns a table of all compiled layouts with the total cost, and the cost of a step of each program.
 fn totals(result: &SearchResult) -> String {
-    let Comparison { parts, timed, per_video } = &result.comparison;
+    let ComparisonBasis { parts, timed, per_video } = &result.comparison;
     let unit = if *timed { "ms" } else { "MB received" };
     let whole = if *per_video { format!("{unit} per video") } else { format!("{unit} for all steps") };
     let name = |part: &ComparedLoop| {
         format!("{} x {}", part.steps, if part.name.is_empty() { "one step" } else { &part.name })
     };
     let head = ["layout".to_string(), whole].into_iter().chain(parts.iter().map(name)).chain(["GiB".to_string()]);
-    let mut tried: Vec<&Tried> = result.tried.iter().collect();
+    let mut tried: Vec<&TriedLayout> = result.tried.iter().collect();
     tried.sort_by(|a, b| a.cost.unwrap_or(f64::MAX).total_cmp(&b.cost.unwrap_or(f64::MAX)));
-    let line = |t: &Tried| {
+    let line = |t: &TriedLayout| {
         let each = t.rows.iter().map(|row| cell(row.cost(), *timed));
         let gib = format!("{:.2}", t.bytes() as f64 / GIB);
         [t.point.label.clone(), cell(t.cost, *timed)].into_iter().chain(each).chain([gib]).collect::<Vec<_>>()
@@ -110,7 +110,7 @@ fn cell(cost: Option<f64>, timed: bool) -> String {
 }
 
 /// Returns the chip and the compiler that a layout's figures come from.
-fn predicted_by(tried: &Tried) -> String {
+fn predicted_by(tried: &TriedLayout) -> String {
     let row = tried.rows.first();
     let chip =
         row.and_then(|row| row.report.as_ref()?.chip.as_ref()).map(|chip| format!(", for the chip {}", chip.name));
@@ -118,7 +118,7 @@ fn predicted_by(tried: &Tried) -> String {
     [chip, compiler].into_iter().flatten().collect()
 }
 
-fn figures(tried: &Tried, result: &SearchResult) -> String {
+fn figures(tried: &TriedLayout, result: &SearchResult) -> String {
     let errors = tried.rows.iter().find_map(|row| row.error.clone());
     let Some(cost) = tried.cost else { return errors.unwrap_or_default() };
     let each = match tried.rows.as_slice() {
@@ -147,7 +147,7 @@ fn step(row: &CaseResult) -> String {
     })
 }
 
-fn lost(tried: &Tried, best: f64, result: &SearchResult) -> String {
+fn lost(tried: &TriedLayout, best: f64, result: &SearchResult) -> String {
     match (tried.rows.iter().find_map(|row| row.error.as_ref()), tried.cost) {
         (Some(error), _) => error.clone(),
         (None, Some(_)) if !tried.may_win() => format!("does not fit: {}", figures(tried, result)),
@@ -159,12 +159,12 @@ fn lost(tried: &Tried, best: f64, result: &SearchResult) -> String {
     }
 }
 
-fn by_reason(pruned: &[Pruned]) -> BTreeMap<PruneReason, Vec<&Pruned>> {
-    let mut all: BTreeMap<PruneReason, Vec<&Pruned>> = BTreeMap::new();
+fn by_reason(pruned: &[PrunedLayout]) -> BTreeMap<PruneReason, Vec<&PrunedLayout>> {
+    let mut all: BTreeMap<PruneReason, Vec<&PrunedLayout>> = BTreeMap::new();
     pruned.iter().for_each(|p| all.entry(p.reason).or_default().push(p));
     all
 }
 
-fn left_out(pruned: &Pruned) -> String {
+fn left_out(pruned: &PrunedLayout) -> String {
     format!("{} ({})", pruned.label, pruned.why)
 }

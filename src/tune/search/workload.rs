@@ -3,7 +3,7 @@
 use super::SearchRequest;
 use super::result::ComparedLoop;
 use crate::config::{Case, CliOverrides, load};
-use crate::pipeline::plan::layouts::{Devices, Estimator, Extent};
+use crate::pipeline::plan::layouts::{Estimator, Extent, RankingDevices};
 use crate::pipeline::programs::build::ProgramKind;
 use crate::request;
 use crate::tune::error::Result;
@@ -18,7 +18,7 @@ pub(super) struct Workload<'a> {
 }
 
 /// A batch size, with one request for each video size.
-pub(super) struct Batch<'a> {
+pub(super) struct WorkloadBatch<'a> {
     pub(super) extent: Extent,
     pub(super) workloads: Vec<Workload<'a>>,
     /// Factor that converts times to times per video.
@@ -27,11 +27,11 @@ pub(super) struct Batch<'a> {
     pub(super) suffix: String,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> WorkloadBatch<'a> {
     /// # Errors
     /// Returns an error if a shape does not consist of three numbers, if the configuration is invalid, or if the
     /// requests do not run the selected loop.
-    pub(super) fn new(request: &SearchRequest, videos: Option<usize>, devices: Devices<'a>) -> Result<Self> {
+    pub(super) fn new(request: &SearchRequest, videos: Option<usize>, devices: RankingDevices<'a>) -> Result<Self> {
         let sizes = request.shapes.iter().cloned().map(Some);
         let sizes: Vec<Option<String>> = if request.shapes.is_empty() { vec![None] } else { sizes.collect() };
         let mut workloads = Vec::new();
@@ -52,7 +52,7 @@ impl<'a> Batch<'a> {
         let plural = if extent.videos == 1 { "" } else { "s" };
         let suffix = format!(", {} video{plural}", extent.videos);
         let suffix = if request.videos.len() > 1 { suffix } else { String::new() };
-        Ok(Batch { extent, workloads, weight: 1.0 / extent.videos.max(1) as f64, suffix })
+        Ok(WorkloadBatch { extent, workloads, weight: 1.0 / extent.videos.max(1) as f64, suffix })
     }
 
     /// Iterates over the programs: the arguments of a child process, the configuration and the kind of each.
@@ -67,7 +67,7 @@ impl<'a> Batch<'a> {
 }
 
 /// Returns the programs by which all layouts are compared; they are the same for each batch size.
-pub(super) fn parts(batches: &[Batch]) -> Vec<ComparedLoop> {
+pub(super) fn parts(batches: &[WorkloadBatch]) -> Vec<ComparedLoop> {
     let workloads = batches.first().map_or(&[][..], |batch| &batch.workloads);
     let of = |w: &Workload| {
         let alone = w.estimator.loops.len() == 1;

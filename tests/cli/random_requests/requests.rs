@@ -96,7 +96,7 @@ impl Request {
         };
         request.set(&format!("pipeline={}", pipeline.name()));
         if draws.one_in("platform", 3) {
-            // Only the CPU is visible: see `Ended::of`.
+            // Only the CPU is visible: see `Ended::run`.
             request.set("runtime.platform=auto");
         }
         request.add_inputs(draws, inputs);

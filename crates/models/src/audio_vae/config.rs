@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::ranges::check_at_most;
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 
 /// Number of groups of each group norm.
@@ -78,7 +78,7 @@ impl AudioVaeConfig {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         // The reference's encoder and decoder accept null, but its autoencoder class does not.
         let null = json.get("causality_axis").is_some_and(serde_json::Value::is_null);
         require(!null, COMPONENT, "causality_axis", Option::<&str>::None, "none, width, height, width-compatibility")?;

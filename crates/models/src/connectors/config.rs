@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::av::Av;
 use crate::ranges::check_heads;
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 use ltx2_nn::rope::Pairing;
 use ltx2_nn::{AttentionLayer, Axis, Heads};
@@ -65,7 +65,7 @@ impl ConnectorsConfig {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         let widths = match c.per_modality_projections {
             false => Av::both(("caption_channels", c.caption_channels)),
@@ -88,7 +88,7 @@ impl ConnectorsConfig {
 
     /// Returns an error if the number of hidden states of the text encoder does not match the weights of the
     /// projection.
-    pub fn check_states(&self, states: usize) -> Result<(), ConfigError> {
+    pub fn check_states(&self, states: usize) -> Result<(), ComponentConfigError> {
         let (key, factor) = ("text_proj_in_factor", self.text_proj_in_factor);
         require(factor == states, COMPONENT, key, factor, "the number of hidden states of the text encoder")
     }

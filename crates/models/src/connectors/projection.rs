@@ -7,7 +7,7 @@ use ltx2_stablehlo::{Comparison, DType, Type, Value};
 
 /// Keeps divisions finite.
 const EPS: f64 = 1e-6;
-/// Size of the range to which [`Norm::PromptRange`] scales values.
+/// Size of the range to which [`HiddenStateNorm::PromptRange`] scales values.
 const SCALE: f64 = 8.0;
 
 /// The text projection, applied to one hidden state at a time.
@@ -16,7 +16,7 @@ pub(crate) struct Projection {
     states: usize,
     maps: Vec<TextMap>,
     bias: bool,
-    norm: Norm,
+    norm: HiddenStateNorm,
     /// Mask of the non-padding tokens, `[b, t, 1]`.
     valid: Value,
 }
@@ -25,7 +25,7 @@ impl Projection {
     /// Creates the projection of `states` hidden states of width `hidden`, for prompts whose non-padding tokens are
     /// non-zero in `mask`, i32 `[b, t]`.
     pub(crate) fn new(p: &Params, c: &ConnectorsConfig, mask: &Value, states: usize, hidden: usize) -> Self {
-        let p = p.of(COMPONENT);
+        let p = p.for_component(COMPONENT);
         if c.text_proj_in_factor != states || c.caption_channels != hidden {
             let (factor, channels) = (c.text_proj_in_factor, c.caption_channels);
             p.builder().reject(
@@ -37,7 +37,7 @@ impl Projection {
             );
         }
         let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).unsqueeze(2);
-        Projection { p, states, maps: c.text_maps(), bias: c.proj_bias, norm: Norm::of(c), valid }
+        Projection { p, states, maps: c.text_maps(), bias: c.proj_bias, norm: HiddenStateNorm::from_config(c), valid }
     }
 
     /// Returns the initial sums, which are zero: one f32 `[b, t, width]` per projection.
@@ -79,30 +79,30 @@ impl Projection {
 
 /// Normalization that makes the hidden states comparable.
 #[derive(Clone, Copy)]
-enum Norm {
+enum HiddenStateNorm {
     /// `8·(x - mean) / (max - min)`, over the tokens and channels of a prompt, separately for each state.
     PromptRange,
     /// `x / sqrt(mean(x²))`, over the channels, separately for each state and token.
     TokenRms,
 }
 
-impl Norm {
-    fn of(c: &ConnectorsConfig) -> Self {
-        if c.per_modality_projections { Norm::TokenRms } else { Norm::PromptRange }
+impl HiddenStateNorm {
+    fn from_config(c: &ConnectorsConfig) -> Self {
+        if c.per_modality_projections { HiddenStateNorm::TokenRms } else { HiddenStateNorm::PromptRange }
     }
 
     /// Normalizes `x [b, t, hidden, …]` in f32 at the positions set in `valid`; the result is zero elsewhere.
     fn normalize_valid(self, x: &Value, valid: &Value) -> Value {
         let x = x.to(DType::F32);
         let y = match self {
-            Norm::PromptRange => {
+            HiddenStateNorm::PromptRange => {
                 let keep = |other: f64| valid.select(&x, &x.like(other));
                 let count = valid.to(DType::F32).sum_keep(&[1]) * x.dim(2) as f64 + EPS;
                 let mean = keep(0.0).sum_keep(&[1, 2]) / count;
                 let range = keep(f64::NEG_INFINITY).max_keep(&[1, 2]) - keep(f64::INFINITY).min_keep(&[1, 2]);
                 (&x - mean) / (range + EPS) * SCALE
             }
-            Norm::TokenRms => &x * (x.square().mean_keep(&[2]) + EPS).rsqrt(),
+            HiddenStateNorm::TokenRms => &x * (x.square().mean_keep(&[2]) + EPS).rsqrt(),
         };
         valid.select(&y, &y.like(0.0))
     }
@@ -134,7 +134,9 @@ pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mas
     let (b, t, width) = (stack.dim(0), stack.dim(1), stack.dim(2));
     let (hidden, states) = (c.caption_channels, width / c.caption_channels);
     let valid = mask.compare(Comparison::Ne, &mask.like(0.0)).reshape(vec![b, t, 1, 1]);
-    let y = Norm::of(c).normalize_valid(&stack.reshape(vec![b, t, hidden, states]), &valid).reshape(vec![b, t, width]);
+    let y = HiddenStateNorm::from_config(c)
+        .normalize_valid(&stack.reshape(vec![b, t, hidden, states]), &valid)
+        .reshape(vec![b, t, width]);
     let project = |m: &TextMap| {
         let p = p.pp(m.name);
         let init = Init::normal((width as f32).sqrt().recip());

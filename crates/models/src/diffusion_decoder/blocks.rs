@@ -27,9 +27,9 @@ pub(super) fn normed(p: &Params, name: &str, x: &Value) -> Value {
 /// column) of `x`. Of the feature pairs of a head, the first are rotated by frame position, the next by row and the
 /// last by column.
 #[derive(Clone)]
-pub(super) struct Rope([Value; 2]);
+pub(super) struct Rope3d([Value; 2]);
 
-impl Rope {
+impl Rope3d {
     /// Computes the tables for the cells of `x [b, frames, rows, columns, channels]`.
     pub(super) fn new(p: &Params, x: &Value, head_dim: usize, shards: &SpatialShards) -> Self {
         let b = p.builder();
@@ -51,7 +51,7 @@ impl Rope {
             let all = b.concat(&axes.iter().collect::<Vec<_>>(), 3);
             all.reshape(vec![1, grid.iter().product(), 1, head_dim / 2])
         };
-        Rope([table(Value::cos), table(Value::sin)])
+        Rope3d([table(Value::cos), table(Value::sin)])
     }
 
     fn rotated(&self, p: &Params, x: &Value) -> Value {
@@ -76,15 +76,15 @@ fn frequencies(pairs: usize) -> Vec<f32> {
 }
 
 /// Settings shared by the blocks of one stage.
-pub(super) struct Layers {
+pub(super) struct StageLayers {
     pub(super) kernel: [usize; 3],
     pub(super) head_dim: usize,
-    pub(super) rope: Rope,
+    pub(super) rope: Rope3d,
     /// Sharding of the activations.
     pub(super) shards: SpatialShards,
 }
 
-impl Layers {
+impl StageLayers {
     /// Returns `h + mlp(norm2(h))` with `h = x + attn(norm1(x))`.
     pub(super) fn block(&self, p: &Params, x: &Value) -> Value {
         let _scope = p.builder().scope("block");
@@ -92,9 +92,9 @@ impl Layers {
         &x + mlp(&p.pp("mlp"), &normed(p, "norm2", &x))
     }
 
-    /// Like [`Layers::block`], but first adds the projected context, and modulates the norms with the timestep's `rows
-    /// [1, 7, channels]`, f32: scale, shift and gate of attention, scale, shift and gate of the MLP, and a gate of the
-    /// context. The gates are not used, because they are already multiplied into the published weights.
+    /// Like [`StageLayers::block`], but first adds the projected context, and modulates the norms with the timestep's
+    /// `rows [1, 7, channels]`, f32: scale, shift and gate of attention, scale, shift and gate of the MLP, and a gate
+    /// of the context. The gates are not used, because they are already multiplied into the published weights.
     pub(super) fn modulated(&self, p: &Params, x: &Value, context: &Value, rows: &Value) -> Value {
         let _scope = p.builder().scope("block");
         let channels = x.dim(-1);

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::ranges::{MAX_RATIO, check_at_most};
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 
 /// Quantity that the network predicts.
@@ -88,7 +88,7 @@ impl DiffusionDecoderConfig {
     ///
     /// # Errors
     /// Returns an error if a key is unknown or has the wrong type, or if a value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let f: DiffusionDecoderFile = parse_config(COMPONENT, json)?;
         f.check()?;
         let (channels, stages) = (*f.decoder_stage_channels.last().unwrap_or(&0), f.decoder_stage_kernels.len());
@@ -157,7 +157,7 @@ impl DiffusionDecoderFile {
         }
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ComponentConfigError> {
         let stages = self.decoder_stage_kernels.len();
         for (key, length, want) in [
             ("decoder_stage_channels", self.decoder_stage_channels.len(), stages + 1),
@@ -167,7 +167,7 @@ impl DiffusionDecoderFile {
         ] {
             if length != want {
                 let message = format!("{key} has {length} entries, but decoder_stage_kernels requires {want}");
-                return Err(ConfigError::Form { component: COMPONENT, message });
+                return Err(ComponentConfigError::Form { component: COMPONENT, message });
             }
         }
         require(stages > 0, COMPONENT, "decoder_stage_kernels", stages, "at least one window")?;

@@ -1,7 +1,7 @@
 //! Decodes latents and noise to frames.
 
 use super::COMPONENT;
-use super::blocks::{Layers, Rope, affine, normed, upsample};
+use super::blocks::{Rope3d, StageLayers, affine, normed, upsample};
 use super::blocks_of_frames::limit_spatial_sharding;
 use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
@@ -15,7 +15,7 @@ use ltx2_stablehlo::{DType, Result, Type, Value};
 const ROWS: usize = 7;
 
 /// Padding of a video's latents, and the sizes that follow from it.
-pub(super) struct Sizes {
+pub(super) struct PaddedSizes {
     pub(super) padding: SizePadding,
     /// Frames, rows and columns of the video without padding, in pixels.
     pub(super) pixels: [usize; 3],
@@ -23,7 +23,7 @@ pub(super) struct Sizes {
     tokens: [usize; 3],
 }
 
-impl Sizes {
+impl PaddedSizes {
     pub(super) fn new(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> Self {
         let (padding, ratios) = (SizePadding::new(c, latents), c.ratios());
         let frames = |latents: usize| (latents.max(1) - 1) * ratios[0] + 1;
@@ -31,14 +31,14 @@ impl Sizes {
         let side = |latents: usize, axis: usize| latents * ratios[axis] / c.patch_size;
         // A video shorter than the attention window keeps some of the frames that the appended copies add.
         let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appendix())), side(h, 1), side(w, 2)];
-        Sizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
+        PaddedSizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
     }
 }
 
 /// Returns the shape `[b, channels, frames, height, width]` of the noise for latents `[b, f, h, w]`. It equals the
 /// shape of the video that is decoded from the padded latents.
 pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usize; 5] {
-    let [t, rows, columns] = Sizes::new(c, [f, h, w]).tokens;
+    let [t, rows, columns] = PaddedSizes::new(c, [f, h, w]).tokens;
     [b, c.out_channels, t, rows * c.patch_size, columns * c.patch_size]
 }
 
@@ -49,7 +49,7 @@ pub fn noise_shape(c: &DiffusionDecoderConfig, [b, f, h, w]: [usize; 4]) -> [usi
 /// Returns the first error recorded while building the graph, with its op, scope and shapes.
 pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, build: &Build) -> Result<Network> {
     let [b, f, h, w] = shape;
-    let sizes = Sizes::new(c, [f, h, w]);
+    let sizes = PaddedSizes::new(c, [f, h, w]);
     let (build, notes) = match sizes.padding.pads_frames() {
         true => (build.clone(), Vec::new()),
         false => limit_spatial_sharding(c, [f, h, w], build),
@@ -104,9 +104,15 @@ pub(super) fn det_stage(
     upsample(&p.pp(format!("upsamples.{i}")), &x, stage.stride, stage.reduction, is_first)
 }
 
-fn layers(p: &Params, c: &DiffusionDecoderConfig, kernel: [usize; 3], x: &Value, shards: &SpatialShards) -> Layers {
-    let rope = Rope::new(p, x, c.head_dim, shards);
-    Layers { kernel, head_dim: c.head_dim, rope, shards: shards.clone() }
+fn layers(
+    p: &Params,
+    c: &DiffusionDecoderConfig,
+    kernel: [usize; 3],
+    x: &Value,
+    shards: &SpatialShards,
+) -> StageLayers {
+    let rope = Rope3d::new(p, x, c.head_dim, shards);
+    StageLayers { kernel, head_dim: c.head_dim, rope, shards: shards.clone() }
 }
 
 /// Denoises `noise [b, c, frames, height, width]` conditioned on the context. Noise levels decrease linearly from 1 to

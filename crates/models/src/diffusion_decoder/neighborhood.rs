@@ -30,11 +30,11 @@ struct Blocks {
     /// some queries are computed twice.
     starts: Vec<[usize; 2]>,
     /// `Some` if the axis is sharded; slabs then index the cells extended by the halo.
-    shard: Option<Shard>,
+    shard: Option<AxisShard>,
 }
 
 /// One device's shard of an axis.
-struct Shard {
+struct AxisShard {
     /// Number of cells on this device.
     own: usize,
     /// Number of neighbours' cells added at each end.
@@ -74,7 +74,7 @@ impl Blocks {
         let reach = kernels::window_reach(block, own * dim.groups.size() == length, window);
         let start = |i: usize| [(i * block).min(own - block); 2];
         let starts = (0..own.div_ceil(block)).map(start).collect();
-        let shard = Some(Shard { own, reach, first: dim.first(own) });
+        let shard = Some(AxisShard { own, reach, first: dim.first(own) });
         Blocks { length, window, block, slab: block + 2 * reach, starts, shard }
     }
 

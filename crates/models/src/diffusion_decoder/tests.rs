@@ -6,7 +6,7 @@ use crate::Network;
 use crate::pixels::Pixels;
 use crate::testing::{assert_refused, elements, tensors_once};
 use ltx2_nn::{Axis, Build, ContextParallelPolicy, Layout, Rule};
-use ltx2_stablehlo::{DType, Mesh, Type};
+use ltx2_stablehlo::{DType, DeviceMesh, Type};
 
 fn published() -> DiffusionDecoderConfig {
     DiffusionDecoderConfig::from_json(&json!({"_class_name": "LTX2VideoDiffusionDecoderModel"})).expect("reads")
@@ -67,7 +67,7 @@ fn spatial_sharding_is_limited_by_window_reach() {
         place: "x.yml:1".into(),
     };
     let rules = vec![rule(Axis::Height, &["context", "tensor"]), rule(Axis::Width, &["cfg"])];
-    let mesh = Mesh::new(&[("cfg", 2), ("context", 4), ("tensor", 2)]);
+    let mesh = DeviceMesh::new(&[("cfg", 2), ("context", 4), ("tensor", 2)]);
     let layout = Layout::new(mesh, rules, vec![], vec![], ContextParallelPolicy::default()).expect("valid");
     let build = Build { layout, ..Build::new(DType::BF16) };
     let of = |rows, columns| program(&published(), [1, 16, rows, columns], Pixels::Values, &build).expect("builds");

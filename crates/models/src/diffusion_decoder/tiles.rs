@@ -3,7 +3,7 @@
 
 use super::COMPONENT;
 use super::config::DiffusionDecoderConfig;
-use super::model::{Sizes, denoise, det_stage, features};
+use super::model::{PaddedSizes, denoise, det_stage, features};
 use crate::Network;
 use ltx2_nn::{Axis, Build, Params, ShardedVideo};
 use ltx2_stablehlo::{DType, Result, Type};
@@ -42,7 +42,7 @@ pub struct FeatureTile {
 
 /// Returns the feature grid of latents `[frames, rows, columns]`.
 pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureGrid {
-    let sizes = Sizes::new(c, latents);
+    let sizes = PaddedSizes::new(c, latents);
     let padded = sizes.padding.padded(latents);
     let before_last = &c.stages[..c.stages.len().saturating_sub(1)];
     let grow = |cells: [usize; 3]| {
@@ -88,7 +88,7 @@ pub fn tile_shape(c: &DiffusionDecoderConfig, grid: &FeatureGrid, tile: &Feature
 pub fn features_program(c: &DiffusionDecoderConfig, shape: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("diffusion_features", COMPONENT, build);
     let [b, f, h, w] = shape;
-    let padding = Sizes::new(c, [f, h, w]).padding;
+    let padding = PaddedSizes::new(c, [f, h, w]).padding;
     let latents =
         ShardedVideo::with_replicated_frames(&p, "latents", Type::new(DType::F32, [b, c.latent_channels, f, h, w]));
     let given = latents.input(&p);

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::av::Av;
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 use ltx2_nn::Heads;
 
@@ -40,7 +40,7 @@ impl DurationHeadConfig {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let f: DurationHeadFile = parse_config(COMPONENT, json)?;
         let (width, count) = (f.pooler_hidden_dim, f.num_pooler_heads);
         let divides = width.is_multiple_of(count);

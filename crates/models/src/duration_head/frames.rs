@@ -5,7 +5,7 @@ const BOUNDS: [f64; 2] = [1.0, 20.0];
 
 /// Choice of the frame count if no legal count (one more than a multiple of the step) lies within the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grid {
+pub enum FrameRounding {
     /// The next larger legal count, limited to the upper bound even if the bound is not a legal count (Lightricks'
     /// code).
     Official,
@@ -15,7 +15,7 @@ pub enum Grid {
 
 /// Converts `seconds` at `rate` frames per second to a frame count that is one more than a multiple of `step` and
 /// within the bounds. If there is none, `grid` determines the result.
-pub fn frames(seconds: f64, rate: f64, step: usize, grid: Grid) -> usize {
+pub fn frames(seconds: f64, rate: f64, step: usize, grid: FrameRounding) -> usize {
     let [least, most] = BOUNDS.map(|bound| (bound * rate).round_ties_even());
     let least = least.max(1.0);
     // The order of Python's max(least, min(x, most)): the lower bound wins if it exceeds the upper one.
@@ -26,8 +26,8 @@ pub fn frames(seconds: f64, rate: f64, step: usize, grid: Grid) -> usize {
     match grid {
         _ if below >= least => below,
         _ if above <= most => above,
-        Grid::Official => above.min(most),
-        Grid::Diffusers if above - clamped < clamped - below => above,
-        Grid::Diffusers => below,
+        FrameRounding::Official => above.min(most),
+        FrameRounding::Diffusers if above - clamped < clamped - below => above,
+        FrameRounding::Diffusers => below,
     }
 }

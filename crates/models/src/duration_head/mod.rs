@@ -8,7 +8,7 @@ mod model;
 mod tests;
 
 pub use config::DurationHeadConfig;
-pub use frames::{Grid, frames};
+pub use frames::{FrameRounding, frames};
 pub use model::program;
 
 /// Folder of the duration head in a model.

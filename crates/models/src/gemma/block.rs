@@ -4,13 +4,13 @@ use ltx2_nn::{Axis, Heads, Init, Params, gelu_tanh, linear_nd, project};
 use ltx2_stablehlo::Value;
 
 /// A decoder layer: its norm, its attention and the width of its MLP.
-pub(crate) struct Block<N, A> {
+pub(crate) struct DecoderLayer<N, A> {
     pub(crate) norm: N,
     pub(crate) attention: A,
     pub(crate) intermediate_size: usize,
 }
 
-impl<N, A> Block<N, A>
+impl<N, A> DecoderLayer<N, A>
 where
     N: Fn(&Params, &Value) -> Value,
     A: Fn(&Value) -> Value,

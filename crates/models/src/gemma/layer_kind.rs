@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use super::COMPONENT;
-use crate::{ConfigError, require};
+use crate::{ComponentConfigError, require};
 
 /// Tokens that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -36,7 +36,7 @@ pub fn every(pattern: usize, layers: usize) -> Vec<LayerKind> {
 }
 
 /// Returns the kinds that a configuration lists explicitly, or an error if their number differs from `layers`.
-pub fn listed(kinds: &[LayerKind], layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+pub fn listed(kinds: &[LayerKind], layers: usize) -> Result<Vec<LayerKind>, ComponentConfigError> {
     let supported = "one entry for each layer (num_hidden_layers)";
     require(kinds.len() == layers, COMPONENT, "layer_types length", kinds.len(), supported)?;
     Ok(kinds.to_vec())

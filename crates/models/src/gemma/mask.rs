@@ -4,14 +4,14 @@ use ltx2_nn::{Axis, MASK_VALUE, Params};
 use ltx2_stablehlo::{Comparison, DType, Type, Value};
 
 /// Attention masks of a batch of prompts.
-pub(crate) struct Visible {
+pub(crate) struct AttentionMasks {
     /// Causal mask, `[b, 1, t, t]`, that also masks padding tokens.
     pub earlier: Value,
     /// Query position minus key position, `[t, t]`.
     distance: Value,
 }
 
-impl Visible {
+impl AttentionMasks {
     /// Computes the masks from the i32 attention mask `[b, t]`, which is 0 for padding.
     pub(crate) fn new(p: &Params, mask: &Value) -> Self {
         let (b, rows, t) = (p.builder(), mask.dim(0), mask.dim(1));
@@ -25,7 +25,7 @@ impl Visible {
             &valid.and(&causal),
             &[Axis::CfgBatch, Axis::Replicated, Axis::Replicated, Axis::Replicated],
         );
-        Visible { earlier, distance }
+        AttentionMasks { earlier, distance }
     }
 
     /// Returns the sliding-window mask, `[t, t]`, which excludes keys `window` or more tokens before the query. It does

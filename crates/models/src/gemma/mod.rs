@@ -6,12 +6,12 @@ mod layer_kind;
 mod mask;
 mod program;
 
-pub(crate) use block::Block;
+pub(crate) use block::DecoderLayer;
 pub use block::keys_values;
 pub use layer_kind::LayerKind;
 pub use layer_kind::{every, listed};
-pub(crate) use mask::{Visible, bias};
-pub(crate) use program::{Stack, Visit};
+pub(crate) use mask::{AttentionMasks, bias};
+pub(crate) use program::{LayerVisitor, Stack};
 
 /// Folder of the text encoder in a model.
 pub const COMPONENT: &str = "text_encoder";

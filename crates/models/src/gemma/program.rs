@@ -9,7 +9,7 @@ use ltx2_stablehlo::{DType, Result, Type, Value};
 
 /// Callback for each hidden state. It receives the index of the hidden state, the hidden state and the loop-carried
 /// values, and returns the updated loop-carried values.
-pub(crate) type Visit<'a> = &'a dyn Fn(&Value, &Value, &[Value]) -> Vec<Value>;
+pub(crate) type LayerVisitor<'a> = &'a dyn Fn(&Value, &Value, &[Value]) -> Vec<Value>;
 
 /// Sizes of the Gemma language model.
 pub(crate) struct Stack {
@@ -32,7 +32,7 @@ impl Stack {
         connectors: Option<&ConnectorsConfig>,
         [batch, tokens]: [usize; 2],
         build: &Build,
-        run: impl Fn(&Params, &Value, &[Value], Visit) -> Vec<Value>,
+        run: impl Fn(&Params, &Value, &[Value], LayerVisitor) -> Vec<Value>,
         norm: impl Fn(&Params, &Value) -> Value,
     ) -> Result<Network> {
         let p = Params::new("text_encoder", COMPONENT, build);
@@ -41,7 +41,7 @@ impl Stack {
         let ids = p.input("input_ids", ty.clone(), &axes);
         // Not sharded along the tokens: every device needs the full padding mask.
         let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::CfgBatch, Axis::Replicated]);
-        let encode = |carried: &[Value], visit: Visit| {
+        let encode = |carried: &[Value], visit: LayerVisitor| {
             let h = self.embed(&p, &ids);
             let done = run(&p, &mask, &[&[h], carried].concat(), visit);
             let last = norm(&p.pp(ROOT).pp("norm"), &done[0]);

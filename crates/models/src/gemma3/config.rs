@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::config_keys::refuse_unread;
 use crate::gemma::{COMPONENT, LayerKind, every, listed};
 use crate::ranges::check_heads;
-use crate::{ConfigError, parse_config, require, unsupported};
+use crate::{ComponentConfigError, parse_config, require, unsupported};
 use ltx2_base::with_defaults;
 use ltx2_nn::Heads;
 
@@ -61,7 +61,7 @@ with_defaults! {
         rope_theta: f64 = 1e6,
         rope_local_base_freq: f64 = 1e4,
         rope_scaling: Option<Scaling> = None,
-        rope_parameters: Option<Parameters> = None,
+        rope_parameters: Option<RopeByLayerKind> = None,
     }
 }
 
@@ -78,7 +78,7 @@ struct Scaling {
 /// RoPE parameters by kind of layer, in the format of newer transformers versions.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Parameters {
+struct RopeByLayerKind {
     full_attention: Option<Scaling>,
     sliding_attention: Option<Scaling>,
 }
@@ -95,7 +95,7 @@ impl Scaling {
         }
     }
 
-    fn base(&self, theta: f64) -> Result<RopeBase, ConfigError> {
+    fn base(&self, theta: f64) -> Result<RopeBase, ComponentConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         require(matches!(kind, "default" | "linear"), COMPONENT, "rope_type", kind, "default or linear")?;
         let factor = if kind == "linear" { self.factor } else { Some(1.0) };
@@ -110,17 +110,17 @@ impl Scaling {
 impl Gemma3ConfigFile {
     /// Returns the RoPE parameters of sliding-window layers and of full-attention layers. The older key `rope_scaling`
     /// applies only to full-attention layers, even if newer keys are present.
-    fn rope(&self) -> Result<[RopeBase; 2], ConfigError> {
+    fn rope(&self) -> Result<[RopeBase; 2], ComponentConfigError> {
         let silent = Scaling::default();
         let newer =
-            |s: fn(&Parameters) -> Option<&Scaling>| self.rope_parameters.as_ref().and_then(s).unwrap_or(&silent);
+            |s: fn(&RopeByLayerKind) -> Option<&Scaling>| self.rope_parameters.as_ref().and_then(s).unwrap_or(&silent);
         let local = newer(|p| p.sliding_attention.as_ref()).or(&silent);
         let global = self.rope_scaling.as_ref().unwrap_or(&silent).or(newer(|p| p.full_attention.as_ref()));
         Ok([local.base(self.rope_local_base_freq)?, global.base(self.rope_theta)?])
     }
 
     /// Returns the kind of every layer, from the list or from the pattern length.
-    fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
+    fn layers(&self) -> Result<Vec<LayerKind>, ComponentConfigError> {
         let pattern = self.sliding_window_pattern.or(self._sliding_window_pattern).unwrap_or(6);
         match &self.layer_types {
             Some(kinds) => listed(kinds, self.num_hidden_layers),
@@ -134,7 +134,7 @@ impl Gemma3Config {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &Value) -> Result<Self, ComponentConfigError> {
         let f: Gemma3ConfigFile = match json.get("text_config") {
             Some(text) => {
                 refuse_unread(COMPONENT, json, |key| key == "text_config")?;

@@ -3,11 +3,11 @@
 use super::config::{Gemma3Config, RopeBase};
 use crate::Network;
 use crate::connectors::ConnectorsConfig;
-use crate::gemma::{Block, LayerKind, ROOT, Stack, Visible, Visit, bias, keys_values};
+use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use ltx2_nn::rope::{Pairing, rotate};
-use ltx2_nn::{Attention, Axis, Build, Init, Numerics, Params, project, rms};
+use ltx2_nn::{Attention, Axis, Build, Init, Params, RoundingPoints, project, rms};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
 impl TextEncoder for Gemma3Config {
@@ -45,11 +45,11 @@ pub fn program(
     tokens: usize,
     build: &Build,
 ) -> Result<Network> {
-    let layers = |p: &Params, mask: &Value, state: &[Value], visit: Visit| {
+    let layers = |p: &Params, mask: &Value, state: &[Value], visit: LayerVisitor| {
         let inputs = SharedInputs::new(p, c, mask);
         p.pp(ROOT).each_layer("layers", c.layers.len(), state, |p, i, state| {
             let carried = visit(i, &state[0], &state[1..]);
-            let h = layer(p, c, &state[0], &inputs.of(i));
+            let h = layer(p, c, &state[0], &inputs.layer_inputs(i));
             [vec![h], carried].concat()
         })
     };
@@ -65,13 +65,13 @@ struct SharedInputs {
     sin: Value,
     /// i32 `[layers]`: 1 for full-attention layers, 0 for sliding-window layers.
     kinds: Value,
-    visible: Visible,
+    visible: AttentionMasks,
     /// Sliding-window mask, `[t, t]`.
     near: Value,
 }
 
 /// RoPE tables and attention bias of one layer.
-struct LayerInputs {
+struct Gemma3LayerInputs {
     cos: Value,
     sin: Value,
     bias: Value,
@@ -93,7 +93,7 @@ impl SharedInputs {
         let frequencies = b.constant(&[2, half], &frequencies).reshape(vec![2, 1, half]);
         let angles = b.iota(Type::new(DType::F32, vec![t, 1]), 0) * frequencies;
         let kinds: Vec<i32> = c.layers.iter().map(|k| i32::from(*k == LayerKind::FullAttention)).collect();
-        let visible = Visible::new(p, mask);
+        let visible = AttentionMasks::new(p, mask);
         SharedInputs {
             cos: angles.cos().round_to(dtype),
             sin: angles.sin().round_to(dtype),
@@ -103,7 +103,7 @@ impl SharedInputs {
         }
     }
 
-    fn of(&self, layer: &Value) -> LayerInputs {
+    fn layer_inputs(&self, layer: &Value) -> Gemma3LayerInputs {
         let kind = self.kinds.index(layer);
         let table = |t: &Value| {
             let row = t.index(&kind);
@@ -111,7 +111,7 @@ impl SharedInputs {
         };
         let full = kind.compare(Comparison::Ne, &kind.like(0.0));
         let seen = self.visible.earlier.and(&self.near.or(&full));
-        LayerInputs { cos: table(&self.cos), sin: table(&self.sin), bias: bias(&seen) }
+        Gemma3LayerInputs { cos: table(&self.cos), sin: table(&self.sin), bias: bias(&seen) }
     }
 }
 
@@ -121,16 +121,16 @@ fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())
 }
 
-fn layer(p: &Params, c: &Gemma3Config, h: &Value, inputs: &LayerInputs) -> Value {
+fn layer(p: &Params, c: &Gemma3Config, h: &Value, inputs: &Gemma3LayerInputs) -> Value {
     let norm = |p: &Params, x: &Value| norm(p, c, x);
     let attention = |x: &Value| attention(&p.pp("self_attn"), c, x, inputs);
-    Block { norm, attention, intermediate_size: c.intermediate_size }.run(p, h)
+    DecoderLayer { norm, attention, intermediate_size: c.intermediate_size }.run(p, h)
 }
 
-fn attention(p: &Params, c: &Gemma3Config, x: &Value, inputs: &LayerInputs) -> Value {
+fn attention(p: &Params, c: &Gemma3Config, x: &Value, inputs: &Gemma3LayerInputs) -> Value {
     let _scope = p.scope();
     let (heads, kv) = (c.heads, c.kv_heads());
-    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, Numerics::Default);
+    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, RoundingPoints::Default);
     let axes = [Axis::Heads, Axis::HeadDim];
     let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
     let kv = keys_values(p, kv, x, c.attention_bias);

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rope::{Rope, RopeFile};
+use super::rope::{RopeFile, RopeSettings};
 use crate::config_keys::refuse_unread;
 use crate::gemma::{COMPONENT, LayerKind, every, listed};
 use crate::ranges::check_heads;
-use crate::{ConfigError, parse_config, require, unsupported};
+use crate::{ComponentConfigError, parse_config, require, unsupported};
 use ltx2_base::with_defaults;
 use ltx2_nn::Heads;
 
@@ -21,7 +21,7 @@ pub(crate) struct AttentionConfig {
     pub(crate) kv_heads: Heads,
     /// Whether the key projection also provides the values.
     pub(crate) k_eq_v: bool,
-    pub(crate) rope: Rope,
+    pub(crate) rope: RopeSettings,
 }
 
 /// Configuration of the Gemma 4 language model.
@@ -93,7 +93,7 @@ impl Default for RopeParameters {
 impl Gemma4ConfigFile {
     /// Returns the kind of every layer. The last layer always has full attention, even if the file specifies another
     /// kind.
-    fn layers(&self) -> Result<Vec<LayerKind>, ConfigError> {
+    fn layers(&self) -> Result<Vec<LayerKind>, ComponentConfigError> {
         let mut kinds = match &self.layer_types {
             Some(kinds) => listed(kinds, self.num_hidden_layers),
             None => Ok(every(6, self.num_hidden_layers)),
@@ -106,7 +106,7 @@ impl Gemma4ConfigFile {
 
     /// Returns the sizes that differ in full-attention layers. The publisher's file specifies them once; files saved by
     /// transformers specify them for every layer.
-    fn full_layers(&self, layers: &[LayerKind]) -> Result<LayerOverride, ConfigError> {
+    fn full_layers(&self, layers: &[LayerKind]) -> Result<LayerOverride, ComponentConfigError> {
         let Some(by_layer) = &self.per_layer_config else {
             // As in the reference, `num_global_key_value_heads` applies only if keys and values are shared.
             let kv_heads = self.num_global_key_value_heads.filter(|_| self.attention_k_eq_v);
@@ -133,7 +133,12 @@ impl Gemma4ConfigFile {
         }
     }
 
-    fn attention(&self, own: LayerOverride, k_eq_v: bool, rope: &RopeFile) -> Result<AttentionConfig, ConfigError> {
+    fn attention(
+        &self,
+        own: LayerOverride,
+        k_eq_v: bool,
+        rope: &RopeFile,
+    ) -> Result<AttentionConfig, ComponentConfigError> {
         let dim = own.head_dim.unwrap_or(self.head_dim);
         let (count, kv_count) = (self.num_attention_heads, own.num_key_value_heads.unwrap_or(self.num_key_value_heads));
         let divides = count.is_multiple_of(kv_count);
@@ -145,7 +150,7 @@ impl Gemma4ConfigFile {
     }
 
     /// Returns an error if the file enables a feature of other model sizes or has a value that is not implemented.
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ComponentConfigError> {
         let activation = self.hidden_activation.as_str();
         require(activation == "gelu_pytorch_tanh", COMPONENT, "hidden_activation", activation, "gelu_pytorch_tanh")?;
         // "vision" means causal attention for text-only input.
@@ -166,7 +171,7 @@ impl Gemma4Config {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &Value) -> Result<Self, ComponentConfigError> {
         let mut f: Gemma4ConfigFile = match json.get("text_config") {
             Some(text) => {
                 refuse_unread(COMPONENT, json, |key| key == "text_config")?;

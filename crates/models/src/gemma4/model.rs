@@ -3,11 +3,11 @@
 use super::config::{AttentionConfig, Gemma4Config};
 use crate::Network;
 use crate::connectors::ConnectorsConfig;
-use crate::gemma::{Block, LayerKind, ROOT, Stack, Visible, Visit, bias, keys_values};
+use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use ltx2_nn::rope::{Pairing, rotate};
-use ltx2_nn::{Attention, Axis, Build, Init, KindLayer, Numerics, Params, project, rms};
+use ltx2_nn::{Attention, Axis, Build, Init, KindLayer, Params, RoundingPoints, project, rms};
 use ltx2_stablehlo::{DType, Result, Value};
 
 impl TextEncoder for Gemma4Config {
@@ -51,10 +51,10 @@ pub fn program(
     tokens: usize,
     build: &Build,
 ) -> Result<Network> {
-    let layers = |p: &Params, mask: &Value, state: &[Value], visit: Visit| {
-        let visible = Visible::new(p, mask);
-        let sliding = LayerInputs::new(p, &c.sliding, &visible.earlier.and(&visible.near(c.sliding_window)));
-        let full = LayerInputs::new(p, &c.full, &visible.earlier);
+    let layers = |p: &Params, mask: &Value, state: &[Value], visit: LayerVisitor| {
+        let visible = AttentionMasks::new(p, mask);
+        let sliding = Gemma4LayerInputs::new(p, &c.sliding, &visible.earlier.and(&visible.near(c.sliding_window)));
+        let full = Gemma4LayerInputs::new(p, &c.full, &visible.earlier);
         p.pp(ROOT).each_layer_by_kind("layers", &c.layers, state, |place, state| {
             let carried = visit(&place.index, &state[0], &state[1..]);
             let inputs = match place.kind {
@@ -69,7 +69,7 @@ pub fn program(
 }
 
 /// RoPE tables and mask of one kind of layer.
-struct LayerInputs {
+struct Gemma4LayerInputs {
     /// Cosines, `[1, t, 1, dim / 2]`; `sin` has the same shape.
     cos: Value,
     sin: Value,
@@ -77,10 +77,10 @@ struct LayerInputs {
     seen: Value,
 }
 
-impl LayerInputs {
+impl Gemma4LayerInputs {
     fn new(p: &Params, c: &AttentionConfig, seen: &Value) -> Self {
         let [cos, sin] = c.rope.tables(p, seen.dim(-1), c.heads.dim);
-        LayerInputs { cos, sin, seen: seen.clone() }
+        Gemma4LayerInputs { cos, sin, seen: seen.clone() }
     }
 }
 
@@ -92,17 +92,17 @@ fn norm(p: &Params, c: &Gemma4Config, x: &Value) -> Value {
 
 /// Runs one layer. The layer's scalar multiplies the residual stream after the layer, not only the layer's contribution
 /// to it.
-fn layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, inputs: &LayerInputs) -> Value {
+fn layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, inputs: &Gemma4LayerInputs) -> Value {
     let norm = |p: &Params, x: &Value| norm(p, c, x);
     let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, c.attention(place.kind), x, inputs);
-    let h = Block { norm, attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
+    let h = DecoderLayer { norm, attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
     let scalar = place.common.get("layer_scalar", &[1], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     &h * scalar.reshape(vec![1, 1, 1])
 }
 
-fn attention(p: &Params, c: &Gemma4Config, a: &AttentionConfig, x: &Value, inputs: &LayerInputs) -> Value {
+fn attention(p: &Params, c: &Gemma4Config, a: &AttentionConfig, x: &Value, inputs: &Gemma4LayerInputs) -> Value {
     let _scope = p.scope();
-    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, Numerics::Default);
+    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, RoundingPoints::Default);
     let heads = [a.heads.count, a.heads.dim];
     let q = project(&p.pp("q_proj"), x, &heads, c.attention_bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
     let [k, v] = match a.k_eq_v {

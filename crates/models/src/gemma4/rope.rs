@@ -3,13 +3,13 @@
 use serde::Deserialize;
 
 use crate::gemma::COMPONENT;
-use crate::{ConfigError, require, unsupported};
+use crate::{ComponentConfigError, require, unsupported};
 use ltx2_nn::Params;
 use ltx2_stablehlo::{DType, Type, Value};
 
 /// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Rope {
+pub(crate) struct RopeSettings {
     /// Base of the frequencies.
     pub(crate) theta: f64,
     /// Fraction of the pairs that are rotated.
@@ -42,7 +42,7 @@ impl RopeFile {
 
     /// Checks the keys and returns the parameters, or an error if `rope_type` is unsupported or `rope_theta` is
     /// missing.
-    pub(super) fn read(&self) -> Result<Rope, ConfigError> {
+    pub(super) fn read(&self) -> Result<RopeSettings, ComponentConfigError> {
         let kind = self.rope_type.as_deref().unwrap_or("default");
         let proportional = kind == "proportional";
         require(proportional || kind == "default", COMPONENT, "rope_type", kind, "default or proportional")?;
@@ -51,11 +51,11 @@ impl RopeFile {
         let Some(theta) = self.rope_theta else {
             return Err(unsupported(COMPONENT, "rope_theta", self.rope_theta, "a positive number"));
         };
-        Ok(Rope { theta, share, factor })
+        Ok(RopeSettings { theta, share, factor })
     }
 }
 
-impl Rope {
+impl RopeSettings {
     /// Returns the frequency of each pair of a head of width `dim`; 0 for pairs that are not rotated. The exponents are
     /// relative to the full width even if only some pairs are rotated. Every operation is rounded to f32, as in the
     /// reference.

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value as Json, json};
 
 use super::config::AttentionConfig;
-use super::rope::Rope;
+use super::rope::RopeSettings;
 use super::*;
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::{COMPONENT, LayerKind};
@@ -40,7 +40,8 @@ fn publisher_and_transformers_keys_are_equivalent() {
     let full: Vec<usize> = (0..48).filter(|&i| short.layers[i] == LayerKind::FullAttention).collect();
     assert_eq!(full, [5, 11, 17, 23, 29, 35, 41, 47]);
     let heads = |count, dim| Heads { count, dim };
-    let (local, global) = (Rope { theta: 1e4, share: 1.0, factor: 1.0 }, Rope { theta: 1e6, share: 0.25, factor: 1.0 });
+    let (local, global) =
+        (RopeSettings { theta: 1e4, share: 1.0, factor: 1.0 }, RopeSettings { theta: 1e6, share: 0.25, factor: 1.0 });
     let sliding = AttentionConfig { heads: heads(16, 256), kv_heads: heads(8, 256), k_eq_v: false, rope: local };
     assert_eq!(short.sliding, sliding);
     assert_eq!(

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::av::Av;
 use crate::feed_forward::Activation;
 use crate::ranges::check_heads;
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 use ltx2_nn::rope::Pairing;
 use ltx2_nn::{AttentionLayer, Axis, Heads};
@@ -160,7 +160,7 @@ impl TransformerConfig {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         require(c.qk_norm == "rms_norm_across_heads", COMPONENT, "qk_norm", &c.qk_norm, "rms_norm_across_heads")?;
         check_heads(COMPONENT, ["num_attention_heads", "attention_head_dim"], c.video_heads())?;

@@ -12,7 +12,7 @@ mod text;
 pub use block::{BlockInputs, StreamInputs, block};
 pub use config::TransformerConfig;
 pub use config::{COMPONENT, Stream};
-pub use modulation::{CrossTimestep, Levels, StreamModulation, adaln};
+pub use modulation::{CrossModalTimestep, Levels, StreamModulation, adaln};
 pub use modulation::{at_noise_level, modulation};
 pub use program::{ForwardShape, program};
 pub use text::LayerContext;

@@ -9,7 +9,7 @@ use ltx2_stablehlo::{Comparison, DType, Value};
 /// Noise level that modulates cross-modal attention (`conditioning.cross_timestep`). The variants are equivalent if all
 /// tokens of both streams have the same noise level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CrossTimestep {
+pub enum CrossModalTimestep {
     /// Scale, shift and gate depend on the noise levels of the stream's own tokens.
     Own,
     /// Scale, shift and gate depend on the scalar noise level of the other stream.
@@ -117,7 +117,7 @@ pub fn modulation(
     p: &Params,
     c: &TransformerConfig,
     levels: Av<Levels>,
-    cross: CrossTimestep,
+    cross: CrossModalTimestep,
     present: Av<bool>,
 ) -> Av<Option<StreamModulation>> {
     let factor = c.cross_attn_timestep_scale_multiplier / c.timestep_scale_multiplier;
@@ -132,8 +132,8 @@ pub fn modulation(
         }
         let width = s.width();
         let (ada_params, embedded) = adaln(&p.pp(s.name("time_embed")), own.timestep, s.modulation_rows(), width);
-        let for_scale = if cross == CrossTimestep::Cross { other.sigma } else { own.timestep };
-        let for_gate = if cross == CrossTimestep::Own { own.timestep } else { other.sigma };
+        let for_scale = if cross == CrossModalTimestep::Cross { other.sigma } else { own.timestep };
+        let for_gate = if cross == CrossModalTimestep::Own { own.timestep } else { other.sigma };
         let prompt = c.has_prompt_adaln().then(|| adaln(&p.pp(s.name("prompt_adaln")), own.sigma, 2, width).0);
         Some(StreamModulation {
             ada_params,

@@ -2,7 +2,7 @@
 
 use super::block::add;
 use super::config::{COMPONENT, TransformerConfig};
-use super::modulation::{CrossTimestep, Levels, modulation};
+use super::modulation::{CrossModalTimestep, Levels, modulation};
 use super::{
     ForwardInputs, Isolation, Perturbation, StreamForward, StreamInputs, TextContext, forward, project_text, tables,
 };
@@ -36,7 +36,7 @@ with_defaults! {
         /// Whether there is a `video_keyframes_mask [b, n]`: 1 for video tokens of single-frame latents.
         pub keyframes: bool = false,
         /// Noise level that modulates cross-modal attention.
-        pub cross: CrossTimestep = CrossTimestep::Own,
+        pub cross: CrossModalTimestep = CrossModalTimestep::Own,
         /// Whether to omit cross-modal attention.
         pub isolate: bool = false,
         /// Layers of each stream that are perturbed for samples whose `perturbation_mask` is 0.

@@ -12,7 +12,7 @@ fn shape() -> ForwardShape {
         tokens: Av { video: 6144, audio: 126 },
         text: Av::both(1024),
         text_channels: Av::both(3840),
-        cross: CrossTimestep::GateOnly,
+        cross: CrossModalTimestep::GateOnly,
         ..ForwardShape::default()
     }
 }

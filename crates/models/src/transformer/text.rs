@@ -4,7 +4,7 @@ use super::config::{Stream, TransformerConfig};
 use super::modulation::{modulate, rows, table};
 use crate::av::Av;
 use ltx2_nn::{Axis, KvStack, KvTensors, LayerTensor, Params, gelu_tanh_of_product, linear};
-use ltx2_stablehlo::{DType, Output, Type, Value};
+use ltx2_stablehlo::{DType, ProgramOutput, Type, Value};
 
 /// Text context of one stream for all layers.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ pub struct TextRows {
 
 impl TextRows {
     /// Selects the rows from `x [videos · branches, …]`; `axes` are the logical axes of the other dimensions.
-    fn of(&self, p: &Params, x: &Value, axes: &[Axis]) -> Value {
+    fn select(&self, p: &Params, x: &Value, axes: &[Axis]) -> Value {
         let rest = &x.dims()[1..];
         let branches = x.dim(0) / self.videos;
         let apart = [&[Axis::Batch, Axis::Branch], axes].concat();
@@ -51,7 +51,7 @@ impl TextContext {
     /// Returns the context restricted to `rows`.
     pub fn of_rows(&self, p: &Params, rows: &TextRows) -> Self {
         match self {
-            TextContext::Projected(x) => TextContext::Projected(rows.of(p, x, &AXES[1..])),
+            TextContext::Projected(x) => TextContext::Projected(rows.select(p, x, &AXES[1..])),
             TextContext::KeysValues(kv, _) => TextContext::KeysValues(kv.clone(), Some(rows.clone())),
         }
     }
@@ -82,7 +82,7 @@ impl TextContext {
             TextContext::KeysValues(kv, None) => LayerContext::KeysValues(kv.of_layer(p)),
             TextContext::KeysValues(kv, Some(rows)) => {
                 let axes = [Axis::TextSequence, Axis::Heads, Axis::HeadDim];
-                LayerContext::KeysValues(kv.of_layer(p).map(|x| rows.of(p, &x, &axes)))
+                LayerContext::KeysValues(kv.of_layer(p).map(|x| rows.select(p, &x, &axes)))
             }
         }
     }
@@ -125,7 +125,11 @@ pub(super) fn keys_values(
 /// Returns the text contexts of the present streams as program outputs, which another program declares as inputs with
 /// [`TextContext::input`]: `text.<stream>.k` and `.v`, or `text.<stream>` `[b, t, width]` if the noise level modulates
 /// the context.
-pub fn context_outputs(p: &Params, c: &TransformerConfig, text_contexts: Av<Option<&Value>>) -> Vec<(Output, Value)> {
+pub fn context_outputs(
+    p: &Params,
+    c: &TransformerConfig,
+    text_contexts: Av<Option<&Value>>,
+) -> Vec<(ProgramOutput, Value)> {
     if c.has_prompt_adaln() {
         let output = |(label, x): (&str, Option<&Value>)| x.map(|x| p.output(&name_of(label), x, &AXES, x.dims()));
         return Av::NAMES.zip(text_contexts).map(output).into_iter().flatten().collect();

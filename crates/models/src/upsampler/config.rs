@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{COMPONENT, TEMPORAL};
-use crate::{ConfigError, parse_config, require, unsupported};
+use crate::{ComponentConfigError, parse_config, require, unsupported};
 use ltx2_base::with_defaults;
 
 /// Number of groups of each group norm.
@@ -27,7 +27,7 @@ with_defaults! {
 
 /// Upsampling layer in the middle of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Resampler {
+pub(crate) enum UpsampleLayer {
     /// Pixel shuffle of rows and columns by `up`, then a blur with stride `down`.
     Rational { up: usize, down: usize },
     /// Pixel shuffle of frames, rows and columns by these factors. If frames are doubled, the first resulting frame is
@@ -51,7 +51,7 @@ pub struct UpsamplerConfig {
     pub blocks: usize,
     /// Whether each frame is processed independently (2D convolutions).
     pub each_frame: bool,
-    pub(crate) resampler: Resampler,
+    pub(crate) resampler: UpsampleLayer,
 }
 
 impl UpsamplerConfig {
@@ -59,22 +59,22 @@ impl UpsamplerConfig {
     ///
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let f: UpsamplerConfigFile = parse_config(COMPONENT, json)?;
         let divides = f.mid_channels.is_multiple_of(GROUPS);
         require(divides, COMPONENT, "mid_channels", f.mid_channels, "multiples of 32")?;
         require(matches!(f.dims, 2 | 3), COMPONENT, "dims", f.dims, "2 and 3")?;
         require(f.dims == 3 || !f.temporal_upsample, COMPONENT, "temporal_upsample", true, "false if dims is 2")?;
         let resampler = match (f.spatial_upsample, f.temporal_upsample) {
-            (true, true) => Resampler::Shuffle([2; 3]),
-            (false, true) => Resampler::Shuffle([2, 1, 1]),
-            (true, false) if !f.use_rational_resampler => Resampler::Shuffle([1, 2, 2]),
+            (true, true) => UpsampleLayer::Shuffle([2; 3]),
+            (false, true) => UpsampleLayer::Shuffle([2, 1, 1]),
+            (true, false) if !f.use_rational_resampler => UpsampleLayer::Shuffle([1, 2, 2]),
             (true, false) => {
                 let (key, scale) = ("rational_spatial_scale", f.rational_spatial_scale);
                 let Some((_, up, down)) = SCALES.into_iter().find(|(s, ..)| *s == scale) else {
                     return Err(unsupported(COMPONENT, key, scale, "0.75, 1.5, 2 and 4"));
                 };
-                Resampler::Rational { up, down }
+                UpsampleLayer::Rational { up, down }
             }
             (false, false) => {
                 let supported = "true if temporal_upsample is false";
@@ -93,8 +93,8 @@ impl UpsamplerConfig {
 
     /// Converts the configuration to that of the temporal upsampler, whose weights are in a different folder. Returns
     /// an error if the upsampler also changes the height and width.
-    pub fn in_time(self) -> Result<Self, ConfigError> {
-        let fits = self.resampler == Resampler::Shuffle([2, 1, 1]);
+    pub fn in_time(self) -> Result<Self, ComponentConfigError> {
+        let fits = self.resampler == UpsampleLayer::Shuffle([2, 1, 1]);
         require(fits, TEMPORAL, "spatial_upsample", true, "false: a temporal upsampler doubles only the frames")?;
         Ok(UpsamplerConfig { component: TEMPORAL, ..self })
     }
@@ -102,18 +102,18 @@ impl UpsamplerConfig {
     /// Returns the number of frames, rows and columns of the output for an input size.
     pub fn size(&self, [f, h, w]: [usize; 3]) -> [usize; 3] {
         match self.resampler {
-            Resampler::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
-            Resampler::Shuffle([st, sh, sw]) => [f * st + 1 - st, h * sh, w * sw],
+            UpsampleLayer::Rational { up, down } => [f, (h * up).div_ceil(down), (w * up).div_ceil(down)],
+            UpsampleLayer::Shuffle([st, sh, sw]) => [f * st + 1 - st, h * sh, w * sw],
         }
     }
 
     /// Returns a human-readable scale: `x2`, `x1.5`, `x2 in time`.
     pub fn describe(&self) -> String {
         match self.resampler {
-            Resampler::Rational { up, down } => format!("x{}", up as f64 / down as f64),
-            Resampler::Shuffle([1, s, _]) => format!("x{s}"),
-            Resampler::Shuffle([t, 1, _]) => format!("x{t} in time"),
-            Resampler::Shuffle([t, s, _]) => format!("x{s} and x{t} in time"),
+            UpsampleLayer::Rational { up, down } => format!("x{}", up as f64 / down as f64),
+            UpsampleLayer::Shuffle([1, s, _]) => format!("x{s}"),
+            UpsampleLayer::Shuffle([t, 1, _]) => format!("x{t} in time"),
+            UpsampleLayer::Shuffle([t, s, _]) => format!("x{s} and x{t} in time"),
         }
     }
 

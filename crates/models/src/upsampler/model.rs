@@ -1,6 +1,6 @@
 //! The upsampler network: residual blocks, a resampler, residual blocks at the new size.
 
-use super::config::{GROUPS, Resampler, UpsamplerConfig};
+use super::config::{GROUPS, UpsampleLayer, UpsamplerConfig};
 use crate::Network;
 use ltx2_nn::{
     Axis, Build, Conv3d, Init, Padding, Params, ShardedVideo, SpatialShards, depth_to_space, group_norm, silu,
@@ -11,13 +11,13 @@ const NORM_EPS: f64 = 1e-5;
 /// Size of the square blur kernel.
 const BLUR: usize = 5;
 
-struct Layers {
+struct UpsamplerLayers {
     conv: Conv3d,
     each_frame: bool,
     shards: SpatialShards,
 }
 
-impl Layers {
+impl UpsamplerLayers {
     fn conv(&self, p: &Params, x: &Value, out: usize) -> Value {
         match self.each_frame {
             true => self.conv.apply_to_frames(p, x, out, &self.shards),
@@ -50,11 +50,11 @@ impl Layers {
         silu(&(h + x.to(DType::F32))).to(x.dtype())
     }
 
-    fn resample(&self, p: &Params, x: &Value, resampler: Resampler) -> Value {
+    fn resample(&self, p: &Params, x: &Value, resampler: UpsampleLayer) -> Value {
         let _scope = p.scope();
         let (name, stride) = match resampler {
-            Resampler::Rational { up, .. } => ("conv", [1, up, up]),
-            Resampler::Shuffle(stride) => ("0", stride),
+            UpsampleLayer::Rational { up, .. } => ("conv", [1, up, up]),
+            UpsampleLayer::Shuffle(stride) => ("0", stride),
         };
         let (p_conv, out) = (p.pp(name), x.dim(1) * stride.iter().product::<usize>());
         let grown = match stride[0] {
@@ -63,7 +63,7 @@ impl Layers {
         };
         let grown = depth_to_space(&grown, stride);
         match resampler {
-            Resampler::Rational { down, .. } if down > 1 => self.blur(&p.pp("blur_down"), &grown, down),
+            UpsampleLayer::Rational { down, .. } if down > 1 => self.blur(&p.pp("blur_down"), &grown, down),
             _ => grown,
         }
     }
@@ -104,7 +104,7 @@ pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards:
         padding: Padding::Zeros,
         temporal_padding: Padding::Zeros,
     };
-    let layers = Layers { conv, each_frame: c.each_frame, shards };
+    let layers = UpsamplerLayers { conv, each_frame: c.each_frame, shards };
     let x = layers.conv(&p.pp("initial_conv"), &latents.to(p.dtype()), c.mid_channels);
     let x = silu(&layers.norm(&p.pp("initial_norm"), &x)).to(p.dtype());
     let x = layers.res_blocks(p, "res_blocks", c.blocks, &x);
@@ -121,8 +121,8 @@ pub(crate) fn upsample(p: &Params, c: &UpsamplerConfig, latents: &Value, shards:
 pub fn program(c: &UpsamplerConfig, [b, f, h, w]: [usize; 4], build: &Build) -> Result<Network> {
     let p = Params::new("upsampler", c.component, build);
     let unit = match c.resampler {
-        Resampler::Rational { down, .. } => [down; 2],
-        Resampler::Shuffle(_) => [1; 2],
+        UpsampleLayer::Rational { down, .. } => [down; 2],
+        UpsampleLayer::Shuffle(_) => [1; 2],
     };
     let sharded = ShardedVideo::new(&p, "latents", [b, c.in_channels, f, h, w], unit);
     let latents = sharded.input(&p);

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::config::{Resampler, UpsamplerConfig};
+use super::config::{UpsampleLayer, UpsamplerConfig};
 
 /// Upsampling of the latents between two passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -52,10 +52,12 @@ impl UpsamplerConfig {
     /// Returns the kind of this upsampler; `None` if no request can select it.
     pub fn upsampling(&self) -> Option<Upsampling> {
         match self.resampler {
-            Resampler::Rational { up: 2, down: 1 } | Resampler::Shuffle([1, 2, 2]) => Some(Upsampling::SpatialX2),
-            Resampler::Rational { up: 3, down: 2 } => Some(Upsampling::SpatialX1_5),
-            Resampler::Shuffle([2, 1, 1]) => Some(Upsampling::TemporalX2),
-            Resampler::Rational { .. } | Resampler::Shuffle(_) => None,
+            UpsampleLayer::Rational { up: 2, down: 1 } | UpsampleLayer::Shuffle([1, 2, 2]) => {
+                Some(Upsampling::SpatialX2)
+            }
+            UpsampleLayer::Rational { up: 3, down: 2 } => Some(Upsampling::SpatialX1_5),
+            UpsampleLayer::Shuffle([2, 1, 1]) => Some(Upsampling::TemporalX2),
+            UpsampleLayer::Rational { .. } | UpsampleLayer::Shuffle(_) => None,
         }
     }
 

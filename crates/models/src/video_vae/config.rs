@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::COMPONENT;
 use crate::ranges::{MAX_RATIO, check_at_most};
-use crate::{ConfigError, parse_config, require};
+use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 use ltx2_nn::Padding;
 
@@ -78,7 +78,7 @@ impl VideoVaeConfig {
     ///
     /// # Errors
     /// Returns an error if a key is unknown or has the wrong type, or if a number is out of range.
-    pub fn from_json(json: &serde_json::Value) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
         let c: Self = parse_config(COMPONENT, json)?;
         let [frames, rows] = c.geometry().ratios;
         check_at_most(COMPONENT, "temporal_compression_ratio", frames, MAX_RATIO)?;
@@ -107,13 +107,13 @@ impl VideoVaeConfig {
         }
     }
 
-    fn check_patch(&self) -> Result<(), ConfigError> {
+    fn check_patch(&self) -> Result<(), ComponentConfigError> {
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
     }
 
     /// Returns an error if the compression ratios in the file differ from those of stages with these strides, because
     /// the host code relies on the ratios in the file.
-    fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ConfigError> {
+    fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ComponentConfigError> {
         let [frames, rows] = strides.fold([1usize, self.patch_size], |[frames, rows], [t, h, _]| {
             [frames.saturating_mul(t), rows.saturating_mul(h)]
         });
@@ -272,7 +272,7 @@ impl VideoVaeConfig {
     /// # Errors
     /// Returns an error if a list is too short, the compression ratios do not match the stages, or a value is
     /// unsupported.
-    pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+    pub fn decoder(&self) -> Result<DecoderConfig, ComponentConfigError> {
         self.check_patch()?;
         let sizes = &self.decoder_block_out_channels;
         let blocks = sizes.len();
@@ -353,7 +353,7 @@ impl VideoVaeConfig {
     /// # Errors
     /// Returns an error if a list is too short, the compression ratios do not match the stages, or a value is
     /// unsupported.
-    pub fn encoder(&self) -> Result<EncoderConfig, ConfigError> {
+    pub fn encoder(&self) -> Result<EncoderConfig, ComponentConfigError> {
         self.check_patch()?;
         let blocks = self.block_out_channels.len();
         let types = first("down_block_types", blocks, self.down_block_types.iter())?;
@@ -420,7 +420,7 @@ fn first<'a, T: Clone + 'a>(
     key: &str,
     n: usize,
     values: impl ExactSizeIterator<Item = &'a T>,
-) -> Result<Vec<T>, ConfigError> {
+) -> Result<Vec<T>, ComponentConfigError> {
     let length = values.len();
     if length < n {
         return Err(form(format!("{key} has only {length} of the {n} entries that the blocks need")));
@@ -428,6 +428,6 @@ fn first<'a, T: Clone + 'a>(
     Ok(values.take(n).cloned().collect())
 }
 
-fn form(message: String) -> ConfigError {
-    ConfigError::Form { component: COMPONENT, message }
+fn form(message: String) -> ComponentConfigError {
+    ComponentConfigError::Form { component: COMPONENT, message }
 }

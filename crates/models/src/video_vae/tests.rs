@@ -8,7 +8,7 @@ use crate::testing::{assert_refused, changed, elements, published, tensors};
 use ltx2_nn::{
     Axis, Build, ContextParallelPolicy, Conv3dLowering, Layout, Lowering, Padding, Params, Rule, SpatialShards,
 };
-use ltx2_stablehlo::{DType, Mesh, Type};
+use ltx2_stablehlo::{DType, DeviceMesh, Type};
 
 /// Returns `vae/config.json` of LTX-2.0 with some keys replaced.
 fn file(changes: Json) -> Json {
@@ -164,7 +164,7 @@ fn res_block_program_matches_snapshot() {
 /// Returns build options that shard the rows over `devices` devices.
 fn by_rows(devices: usize) -> Build {
     let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:2".into() };
-    let mesh = Mesh::new(&[("context", devices)]);
+    let mesh = DeviceMesh::new(&[("context", devices)]);
     let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).expect("valid");
     Build { layout, ..Build::new(DType::BF16) }
 }

@@ -8,7 +8,7 @@ use super::activation::AntiAlias;
 use super::resample::Resampler;
 use crate::config_keys::{keys, refuse_unread};
 use crate::ranges::{MAX_CONVOLUTIONS, MAX_SAMPLES, check_at_most};
-use crate::{ConfigError, read_keys, require};
+use crate::{ComponentConfigError, read_keys, require};
 use ltx2_base::with_defaults;
 
 /// Configuration of the vocoder.
@@ -17,7 +17,7 @@ pub struct VocoderConfig {
     /// The generator that takes the spectrogram.
     pub generator: GeneratorConfig,
     /// The bandwidth extension of LTX-2.3; `None` for LTX-2.0.
-    pub extension: Option<Extension>,
+    pub extension: Option<BandwidthExtension>,
     /// Sampling rate of the generated audio in Hz.
     pub output_sampling_rate: usize,
 }
@@ -25,7 +25,7 @@ pub struct VocoderConfig {
 /// Bandwidth extension: a second generator computes, from the waveform's spectrogram, the high frequencies that the
 /// waveform lacks at the higher sampling rate.
 #[derive(Clone, Debug)]
-pub struct Extension {
+pub struct BandwidthExtension {
     pub spectrogram: Spectrogram,
     /// Generates the missing high frequencies from the spectrogram.
     pub generator: GeneratorConfig,
@@ -69,7 +69,7 @@ with_defaults! {
         pub upsample_factors: Vec<usize> = vec![6, 5, 2, 2, 2],
         pub resnet_kernel_sizes: Vec<usize> = vec![3, 7, 11],
         pub resnet_dilations: Vec<Vec<usize>> = vec![vec![1, 3, 5]; 3],
-        pub act_fn: Activation = Activation::LeakyRelu,
+        pub act_fn: VocoderActivation = VocoderActivation::LeakyRelu,
         pub leaky_relu_negative_slope: f64 = 0.1,
         pub antialias: bool = false,
         pub antialias_ratio: usize = 2,
@@ -100,7 +100,7 @@ fn extended_defaults() -> Json {
 /// Activation between convolutions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub enum VocoderActivation {
     /// `x` where positive, a small multiple of `x` elsewhere.
     LeakyRelu,
     /// `x + sin²(αx) / α` with a learned α per channel.
@@ -126,7 +126,7 @@ impl VocoderConfig {
     /// # Errors
     /// Returns an error if a key has the wrong type, the lengths of lists do not match, or a value is out of range or
     /// unsupported.
-    pub fn from_json(json: &Json) -> Result<Self, ConfigError> {
+    pub fn from_json(json: &Json) -> Result<Self, ComponentConfigError> {
         with_defaults! {
             #[derive(Deserialize)]
             #[serde(default)]
@@ -153,7 +153,7 @@ impl VocoderConfig {
         Ok(VocoderConfig { generator, extension: None, output_sampling_rate: plain.output_sampling_rate })
     }
 
-    fn extended(json: &Json) -> Result<Self, ConfigError> {
+    fn extended(json: &Json) -> Result<Self, ComponentConfigError> {
         #[derive(Deserialize)]
         struct Rates {
             input_sampling_rate: usize,
@@ -189,8 +189,12 @@ impl VocoderConfig {
         require(channels == first.out_channels, COMPONENT, "bwe_out_channels", channels, "out_channels")?;
         let meets = second.samples_per_frame() == s.hop_length * (to / from);
         require(meets, COMPONENT, "bwe_upsample_factors", &second.upsample_factors, BWE_FACTORS)?;
-        let extension =
-            Extension { spectrogram: s, generator: second, resampler: Resampler { ratio: to / from }, clamp: true };
+        let extension = BandwidthExtension {
+            spectrogram: s,
+            generator: second,
+            resampler: Resampler { ratio: to / from },
+            clamp: true,
+        };
         Ok(VocoderConfig { generator: first, extension: Some(extension), output_sampling_rate: to })
     }
 
@@ -214,16 +218,16 @@ const BWE_FACTORS: &str = "factors whose product is hop_length * output_sampling
 
 impl GeneratorConfig {
     /// Reads and checks the keys that start with `prefix`.
-    fn from_json(json: &Json, prefix: &'static str) -> Result<Self, ConfigError> {
+    fn from_json(json: &Json, prefix: &'static str) -> Result<Self, ComponentConfigError> {
         let keys = json.as_object().into_iter().flatten();
         let own: serde_json::Map<String, Json> =
             keys.filter_map(|(k, v)| Some((k.strip_prefix(prefix)?.to_string(), v.clone()))).collect();
         let c: Self = read_keys(COMPONENT, &Json::Object(own)).map_err(|e| match e {
-            ConfigError::Form { component, message } => {
-                ConfigError::Form { component, message: format!("{prefix}{message}") }
+            ComponentConfigError::Form { component, message } => {
+                ComponentConfigError::Form { component, message: format!("{prefix}{message}") }
             }
-            ConfigError::OutOfRange { component, key, value, range } => {
-                ConfigError::OutOfRange { component, key: format!("{prefix}{key}"), value, range }
+            ComponentConfigError::OutOfRange { component, key, value, range } => {
+                ComponentConfigError::OutOfRange { component, key: format!("{prefix}{key}"), value, range }
             }
             other => other,
         })?;
@@ -246,7 +250,7 @@ impl GeneratorConfig {
         require(halves, COMPONENT, key("hidden_channels"), c.hidden_channels, every)?;
         let as_many = "as many entries as resnet_kernel_sizes";
         require(dilations.len() == sizes.len(), COMPONENT, key("resnet_dilations"), dilations, as_many)?;
-        if c.act_fn == Activation::LeakyRelu {
+        if c.act_fn == VocoderActivation::LeakyRelu {
             require(!c.antialias, COMPONENT, key("antialias"), true, "false if act_fn is leaky_relu")?;
         } else {
             let longer = c.antialias_kernel_size > c.antialias_ratio;

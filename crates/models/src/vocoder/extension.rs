@@ -1,7 +1,7 @@
 //! Bandwidth extension of LTX-2.3: a second generator computes, from the waveform's spectrogram, the high frequencies
 //! that the waveform lacks at the higher sampling rate.
 
-use super::config::{Extension, Spectrogram};
+use super::config::{BandwidthExtension, Spectrogram};
 use super::generator::generate;
 use ltx2_nn::{Axis, Init, Params, linear_nd};
 use ltx2_stablehlo::{Conv, Value};
@@ -10,7 +10,7 @@ use ltx2_stablehlo::{Conv, Value};
 const SILENCE: f64 = 1e-5;
 
 /// Extends a waveform `[b, channels, samples]` to `[b, channels, samples · ratio]` and clamps it to -1..1.
-pub(super) fn extend(p: &Params, e: &Extension, wave: &Value) -> Value {
+pub(super) fn extend(p: &Params, e: &BandwidthExtension, wave: &Value) -> Value {
     let samples = wave.dim(2);
     let wave = if e.clamp { wave.clamp(-1.0, 1.0) } else { wave.clone() };
     let hop = e.spectrogram.hop_length;

@@ -1,7 +1,7 @@
 //! Generates a waveform from a log-mel spectrogram.
 
 use super::activation::{leaky_relu, snake};
-use super::config::{Activation, FinalActivation, GeneratorConfig};
+use super::config::{FinalActivation, GeneratorConfig, VocoderActivation};
 use ltx2_nn::{Params, conv_transpose1d_at, conv1d};
 use ltx2_stablehlo::{DType, Value};
 
@@ -29,7 +29,7 @@ pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
     let x = mel.to(p.dtype()).swap(2, 3).reshape(vec![b, channels * bins, frames]);
     let mut x = conv1d(&p.pp("conv_in"), &x, c.hidden_channels, OUTER_KERNEL, 1, true);
     for (i, (&kernel, &factor)) in c.upsample_kernel_sizes.iter().zip(&c.upsample_factors).enumerate() {
-        if c.act_fn == Activation::LeakyRelu {
+        if c.act_fn == VocoderActivation::LeakyRelu {
             x = leaky_relu(&x, c.leaky_relu_negative_slope);
         }
         let out = x.dim(1) / 2;
@@ -37,9 +37,9 @@ pub(super) fn generate(p: &Params, c: &GeneratorConfig, mel: &Value) -> Value {
         x = mean_of_resnets(p, c, i, &x);
     }
     let x = match c.act_fn {
-        Activation::LeakyRelu => leaky_relu(&x, FINAL_SLOPE),
+        VocoderActivation::LeakyRelu => leaky_relu(&x, FINAL_SLOPE),
         // The last activation is always anti-aliased and has a separate β, regardless of the blocks' activation.
-        Activation::Snake | Activation::SnakeBeta => {
+        VocoderActivation::Snake | VocoderActivation::SnakeBeta => {
             let p = p.pp("act_out");
             c.antialias().around(&p, &x, |x| snake(&p.pp("act"), x, true))
         }
@@ -77,9 +77,9 @@ fn resnet(p: &Params, c: &GeneratorConfig, x: &Value, kernel: usize, dilations: 
 }
 
 fn activation(p: &Params, c: &GeneratorConfig, x: &Value) -> Value {
-    let beta = c.act_fn == Activation::SnakeBeta;
+    let beta = c.act_fn == VocoderActivation::SnakeBeta;
     match c.act_fn {
-        Activation::LeakyRelu => leaky_relu(x, c.leaky_relu_negative_slope),
+        VocoderActivation::LeakyRelu => leaky_relu(x, c.leaky_relu_negative_slope),
         _ if c.antialias => c.antialias().around(p, x, |x| snake(&p.pp("act"), x, beta)),
         _ => snake(p, x, beta),
     }

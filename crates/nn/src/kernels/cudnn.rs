@@ -60,7 +60,7 @@ fn call(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, more:
     let [rows, queries, heads, dim] = [0, 1, 2, 3].map(|axis| q.dim(axis));
     let scores = [rows, heads, queries, k.dim(1)];
     let bias = bias.map(|bias| bias.to(q.dtype()).broadcast_to(&[bias.dim(0), 1, queries, k.dim(1)]));
-    let config = BackendConfig::new(scores, scale);
+    let config = CudnnBackendConfig::new(scores, scale);
     let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
     let operands: Vec<&Value> = [q, k, v].into_iter().chain(bias.as_ref()).collect();
     // Logical shape [b, h, q, d], laid out in memory like the queries.
@@ -83,7 +83,7 @@ fn call(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, more:
 /// The fields of XLA's `GpuBackendConfig` that attention needs. 64-bit integers are strings, as in protobuf's JSON
 /// format.
 #[derive(Serialize)]
-struct BackendConfig {
+struct CudnnBackendConfig {
     operation_queue_id: &'static str,
     cudnn_fmha_backend_config: Fmha,
 }
@@ -92,7 +92,7 @@ struct BackendConfig {
 struct Fmha {
     algorithm: Algorithm,
     fmha_scale: f64,
-    intermediate_tensor_shape: Shape,
+    intermediate_tensor_shape: FmhaShape,
     is_flash_attention: bool,
     mask_type: &'static str,
     bmm1_dot_dimension_numbers: Dot,
@@ -115,16 +115,16 @@ struct Algorithm {
 
 /// Shape of the score matrix, which is never materialized.
 #[derive(Serialize)]
-struct Shape {
+struct FmhaShape {
     element_type: &'static str,
     dimensions: [String; 4],
     tuple_shapes: [(); 0],
-    layout: Layout,
+    layout: FmhaLayout,
     is_dynamic_dimension: [bool; 4],
 }
 
 #[derive(Serialize)]
-struct Layout {
+struct FmhaLayout {
     minor_to_major: [&'static str; 4],
 }
 
@@ -136,10 +136,10 @@ struct Dot {
     rhs_batch_dimensions: [&'static str; 2],
 }
 
-impl BackendConfig {
+impl CudnnBackendConfig {
     /// Creates the configuration for score matrices of shape `[b, h, q, k]`.
     fn new(scores: [usize; 4], scale: f64) -> Self {
-        BackendConfig {
+        CudnnBackendConfig {
             operation_queue_id: "0",
             cudnn_fmha_backend_config: Fmha {
                 algorithm: Algorithm {
@@ -150,11 +150,11 @@ impl BackendConfig {
                     workspace_size: "0",
                 },
                 fmha_scale: scale,
-                intermediate_tensor_shape: Shape {
+                intermediate_tensor_shape: FmhaShape {
                     element_type: "BF16",
                     dimensions: scores.map(|n| n.to_string()),
                     tuple_shapes: [],
-                    layout: Layout { minor_to_major: ["3", "2", "1", "0"] },
+                    layout: FmhaLayout { minor_to_major: ["3", "2", "1", "0"] },
                     is_dynamic_dimension: [false; 4],
                 },
                 is_flash_attention: true,

@@ -101,7 +101,7 @@ pub fn has_windows(kernel: Kernel, q: &Value, axes: [GridAxis; 3]) -> bool {
 
 /// Online-softmax state of attention over a subset of the keys. The states of two subsets can be combined.
 #[derive(Clone)]
-pub struct Partial {
+pub struct PartialAttention {
     /// Weighted sum of values, not normalized, `[b, q, h, d]`, f32.
     pub(crate) acc: Value,
     /// Largest score of each query, `[b, q, h, 1]`, f32.
@@ -110,42 +110,42 @@ pub struct Partial {
     pub denom: Value,
 }
 
-impl Partial {
+impl PartialAttention {
     /// Computes attention over a subset of the keys. The parameters are those of [`attention`].
-    pub fn of(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
+    pub fn compute(kernel: Kernel, q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64) -> Self {
         match kernel {
             Kernel::Cudnn { .. } if kernel.supports(q, k, cudnn::partial_unsupported_reason(q, k, bias)) => {
                 q.builder().count_attention(q, k, v);
                 let [values, log_sum] = cudnn::partial(q, k, v, bias, scale);
-                return Partial::from_normalized(&values, log_sum);
+                return PartialAttention::from_normalized(&values, log_sum);
             }
             Kernel::Mosaic(tpu) if kernel.supports(q, k, mosaic::unsupported_reason(q, k, v, bias)) => {
                 q.builder().count_attention(q, k, v);
-                return Partial::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
+                return PartialAttention::from_values(&mosaic::partial(q, k, v, bias, scale, tpu));
             }
             _ => {}
         }
         let v = &transpose_values(v);
         let Some(size) = chunk(q, k, bias) else {
-            return Partial::from_values(&plain::partial(q, k, v, bias, scale));
+            return PartialAttention::from_values(&plain::partial(q, k, v, bias, scale));
         };
         let wide = Type::new(DType::F32, q.dims());
         let narrow = Type::new(DType::F32, [&q.dims()[..3], &[1]].concat());
         let types = [wide, narrow.clone(), narrow];
         let attend = |q: &Value, bias: Option<&Value>| plain::partial(q, k, v, bias, scale).to_vec();
-        Partial::from_values(&plain::chunked(q, bias, size, &types, attend))
+        PartialAttention::from_values(&plain::chunked(q, bias, size, &types, attend))
     }
 
     /// Creates the state from normalized values and the log-sum-exp of each query's scores `[b, q, h, 1]`, f32. The
     /// log-sum-exp serves as the maximum, because the weights then sum to 1.
     fn from_normalized(values: &Value, log_sum: Value) -> Self {
         let denom = log_sum.builder().full(1.0, log_sum.ty().clone());
-        Partial { acc: values.to(DType::F32), max: log_sum, denom }
+        PartialAttention { acc: values.to(DType::F32), max: log_sum, denom }
     }
 
     /// Creates the state from the loop-carried values `[acc, max, denom]`.
     pub(crate) fn from_values(values: &[Value]) -> Self {
-        Partial { acc: values[0].clone(), max: values[1].clone(), denom: values[2].clone() }
+        PartialAttention { acc: values[0].clone(), max: values[1].clone(), denom: values[2].clone() }
     }
 
     /// Converts the state to the loop-carried values `[acc, max, denom]`.
@@ -156,14 +156,14 @@ impl Partial {
     /// Returns the state rescaled to the maximum `max`, which must not be smaller than the current one.
     pub fn rescaled(&self, max: &Value) -> Self {
         let factor = (&self.max - max).exp();
-        Partial { acc: &self.acc * &factor, denom: &self.denom * &factor, max: max.clone() }
+        PartialAttention { acc: &self.acc * &factor, denom: &self.denom * &factor, max: max.clone() }
     }
 
     /// Combines the states of two subsets of keys.
     pub fn join(&self, other: &Self) -> Self {
         let max = self.max.maximum(&other.max);
         let (a, b) = (self.rescaled(&max), other.rescaled(&max));
-        Partial { acc: a.acc + b.acc, denom: a.denom + b.denom, max }
+        PartialAttention { acc: a.acc + b.acc, denom: a.denom + b.denom, max }
     }
 
     /// Returns the normalized attention result.

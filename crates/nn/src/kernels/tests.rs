@@ -26,7 +26,7 @@ fn operands(dtype: DType, queries: usize, dim: usize) -> Operands {
 
 impl Operands {
     fn part(&self, kernel: Kernel, bias: Option<&Value>) -> [Value; 3] {
-        Partial::of(kernel, &self.q, &self.k, &self.k, bias, 0.25).into_values()
+        PartialAttention::compute(kernel, &self.q, &self.k, &self.k, bias, 0.25).into_values()
     }
 
     fn text(&self, results: &[Value]) -> String {
@@ -105,7 +105,7 @@ fn partial_attention_mask_needs_even_query_count() {
     let keys = o.b.argument("keys", Type::new(DType::BF16, [3, 16, 2, 16]));
     let all = attention(ONLY_CUDNN, &o.q, &keys, &keys, Some(&mask), 0.25);
     assert!(o.text(&[all]).contains("__cudnn$fmhaScaleBiasSoftmax"));
-    let part = Partial::of(ONLY_CUDNN, &o.q, &keys, &keys, Some(&mask), 0.25).into_values();
+    let part = PartialAttention::compute(ONLY_CUDNN, &o.q, &keys, &keys, Some(&mask), 0.25).into_values();
     let error = o.error(&part);
     assert!(error.contains("partial attention with a mask whose query count, 5, is odd"), "{error}");
 }

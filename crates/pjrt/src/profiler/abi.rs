@@ -7,21 +7,21 @@ pub(super) const PROFILER: u32 = 1;
 
 /// A node of the plugin's list of extensions.
 #[repr(C)]
-pub(super) struct Extension {
+pub(super) struct PluginExtension {
     pub struct_size: usize,
     pub kind: u32,
-    pub next: *const Extension,
+    pub next: *const PluginExtension,
 }
 
 /// The extension node of the profiler.
 #[repr(C)]
 pub(super) struct ProfilerExtension {
-    pub base: Extension,
+    pub base: PluginExtension,
     pub functions: *const Functions,
 }
 
 /// A profiler function: takes its argument struct, returns an error or null.
-pub(super) type Call<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
+pub(super) type ProfilerFunction<A> = Option<unsafe extern "C" fn(*mut A) -> *mut c_void>;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -30,12 +30,12 @@ pub(super) struct Functions {
     pub private: *mut c_void,
     pub error_destroy: Option<unsafe extern "C" fn(*mut ErrorArgs)>,
     pub error_message: Option<unsafe extern "C" fn(*mut MessageArgs)>,
-    pub error_code: Call<CodeArgs>,
-    pub create: Call<CreateArgs>,
-    pub destroy: Call<ProfilerArgs>,
-    pub start: Call<ProfilerArgs>,
-    pub stop: Call<ProfilerArgs>,
-    pub collect: Call<CollectArgs>,
+    pub error_code: ProfilerFunction<CodeArgs>,
+    pub create: ProfilerFunction<CreateArgs>,
+    pub destroy: ProfilerFunction<ProfilerArgs>,
+    pub start: ProfilerFunction<ProfilerArgs>,
+    pub stop: ProfilerFunction<ProfilerArgs>,
+    pub collect: ProfilerFunction<CollectArgs>,
 }
 
 #[repr(C)]
@@ -87,13 +87,13 @@ pub(super) struct CollectArgs {
 
 // In the public header, `struct_size` excludes the padding after a trailing `int`.
 pub(super) const CODE_ARGS_SIZE: usize = std::mem::offset_of!(CodeArgs, code) + size_of::<u32>();
-const _: () = assert!(size_of::<Functions>() == 80 && size_of::<Extension>() == 24 && CODE_ARGS_SIZE == 28);
+const _: () = assert!(size_of::<Functions>() == 80 && size_of::<PluginExtension>() == 24 && CODE_ARGS_SIZE == 28);
 
 /// Returns the types of a plugin's extensions.
 ///
 /// # Safety
 /// As for [`find`].
-pub(super) unsafe fn extension_types(mut node: *const Extension) -> Vec<u32> {
+pub(super) unsafe fn extension_types(mut node: *const PluginExtension) -> Vec<u32> {
     let mut types = Vec::new();
     // SAFETY: guaranteed by the caller.
     while let Some(extension) = unsafe { node.as_ref() } {
@@ -108,7 +108,7 @@ pub(super) unsafe fn extension_types(mut node: *const Extension) -> Vec<u32> {
 ///
 /// # Safety
 /// `node` is null or the first node of a list of extensions that is never freed.
-pub(super) unsafe fn find(mut node: *const Extension) -> Option<Functions> {
+pub(super) unsafe fn find(mut node: *const PluginExtension) -> Option<Functions> {
     // SAFETY: guaranteed by the caller; nodes are not read beyond their `struct_size`.
     unsafe {
         while let Some(extension) = node.as_ref() {

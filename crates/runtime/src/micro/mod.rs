@@ -13,7 +13,7 @@ use ndarray::arr0;
 
 use super::engine::Engine;
 use super::error::RuntimeError;
-use super::executable::Executable;
+use super::executable::CompiledProgram;
 use super::random;
 use super::sharded_tensor::ShardedTensor;
 use ltx2_nn::kernels::Kernel;
@@ -21,7 +21,7 @@ use ltx2_nn::{Axis, Init, Param, Source};
 use ltx2_stablehlo::DType;
 use ltx2_weights::tensor::Tensor;
 use ltx2_xla_analysis::{Chip, CollectiveKind, Microbenchmark, Module, Report, Sample, report};
-use programs::{COUNT, Concurrent, Expected, Micro};
+use programs::{COUNT, Concurrent, ExpectedFigure, Micro};
 
 /// Target duration in seconds of the run with many iterations.
 const LONG: f64 = 0.03;
@@ -29,7 +29,7 @@ const LONG: f64 = 0.03;
 const MOST_TURNS: i32 = 4096;
 
 /// The sizes to measure.
-struct Sizes {
+struct BenchmarkSizes {
     dtype: DType,
     /// Rows, input features, output features.
     matmuls: Vec<[usize; 3]>,
@@ -47,11 +47,11 @@ struct Sizes {
 
 const MIB: usize = 1 << 20;
 
-impl Sizes {
+impl BenchmarkSizes {
     /// Returns sizes of the published models' blocks, or small sizes for the host's processor.
-    fn new(is_host: bool) -> Sizes {
+    fn new(is_host: bool) -> BenchmarkSizes {
         if is_host {
-            return Sizes {
+            return BenchmarkSizes {
                 dtype: DType::F32,
                 matmuls: vec![[128, 128, 256], [256, 256, 512]],
                 attention: vec![[128, 128, 2]],
@@ -67,7 +67,7 @@ impl Sizes {
         matmuls.extend([1536, 6144, 12288].map(|m| [m, 4096, 16384]));
         matmuls.extend([3072, 6144].map(|m| [m, 4096, 2048]));
         matmuls.push([8192, 8192, 8192]);
-        Sizes {
+        BenchmarkSizes {
             dtype: DType::BF16,
             matmuls,
             // Self-attention, and cross-attention between video and text or audio.
@@ -113,9 +113,9 @@ pub fn micro(
     runs: usize,
     only: &[CollectiveKind],
 ) -> Result<(f64, Vec<Sample>), RuntimeError> {
-    let sizes = Sizes::new(engine.spec().is_host);
+    let sizes = BenchmarkSizes::new(engine.spec().is_host);
     let (turn, kernels) = kernels(engine, chip, runs)?;
-    let clock = Clock { engine, chip, runs, turn };
+    let clock = BenchmarkTimer { engine, chip, runs, turn };
     let mut samples = Vec::from_iter(only.is_empty().then_some(kernels));
     let wanted = |micro: &Micro| only.is_empty() || micro.collective.is_some_and(|kind| only.contains(&kind));
     for micro in programs(engine, &sizes)?.into_iter().filter(wanted) {
@@ -125,7 +125,7 @@ pub fn micro(
 }
 
 /// Returns all programs except those that measure kernel overhead.
-fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> {
+fn programs(engine: &Engine, sizes: &BenchmarkSizes) -> Result<Vec<Micro>, RuntimeError> {
     let mut all = Vec::new();
     for [rows, from, to] in &sizes.matmuls {
         all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
@@ -166,7 +166,7 @@ fn programs(engine: &Engine, sizes: &Sizes) -> Result<Vec<Micro>, RuntimeError> 
 fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sample), RuntimeError> {
     const FEW: usize = 8;
     const MANY: usize = 72;
-    let clock = Clock { engine, chip, runs, turn: 0.0 };
+    let clock = BenchmarkTimer { engine, chip, runs, turn: 0.0 };
     let of = |operations: usize| -> Result<f64, RuntimeError> {
         let micro = programs::kernel(operations)?;
         let (executable, operands) = clock.ready(&micro)?;
@@ -191,7 +191,7 @@ fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sa
     Ok((turn, sample))
 }
 
-struct Clock<'a> {
+struct BenchmarkTimer<'a> {
     engine: &'a Engine,
     chip: Option<&'a Chip>,
     runs: usize,
@@ -199,9 +199,9 @@ struct Clock<'a> {
     turn: f64,
 }
 
-impl Clock<'_> {
+impl BenchmarkTimer<'_> {
     /// Compiles the program and generates random operands.
-    fn ready(&self, micro: &Micro) -> Result<(Executable, Vec<(String, ShardedTensor)>), RuntimeError> {
+    fn ready(&self, micro: &Micro) -> Result<(CompiledProgram, Vec<(String, ShardedTensor)>), RuntimeError> {
         let operand = |name: &str, dims: &[usize], ty: &ltx2_stablehlo::Type| Param {
             component: "bench",
             name: name.into(),
@@ -219,7 +219,11 @@ impl Clock<'_> {
     }
 
     /// Returns the seconds per iteration, from the difference between many and few iterations.
-    fn iteration(&self, executable: &Executable, operands: &[(String, ShardedTensor)]) -> Result<f64, RuntimeError> {
+    fn iteration(
+        &self,
+        executable: &CompiledProgram,
+        operands: &[(String, ShardedTensor)],
+    ) -> Result<f64, RuntimeError> {
         let run = |turns: i32| -> Result<f64, RuntimeError> {
             let count = self.engine.upload(executable, COUNT, &Tensor::I32(arr0(turns).into_dyn()))?;
             count.wait()?;
@@ -291,15 +295,15 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
         ((got / want - 1.0).abs() > 0.02).then_some(message)
     };
     match micro.expected {
-        Expected::Any => None,
-        Expected::Flops(flops) => near(read.step.flops / each, flops, "matmul FLOPs"),
-        Expected::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory traffic"),
-        Expected::One => {
+        ExpectedFigure::Any => None,
+        ExpectedFigure::Flops(flops) => near(read.step.flops / each, flops, "matmul FLOPs"),
+        ExpectedFigure::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory traffic"),
+        ExpectedFigure::One => {
             let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective);
             let count: f64 = own.map(|c| read.trips(c)).sum();
             near(count / each, 1.0, "collectives of this kind")
         }
-        Expected::Overlapped => {
+        ExpectedFigure::Overlapped => {
             let own: Vec<_> = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective).collect();
             match own.as_slice() {
                 [one] if one.overlapped => None,
@@ -318,7 +322,7 @@ mod tests {
 
     #[test]
     fn overlapped_programs_build_for_all_sizes_and_device_counts() {
-        for (size, concurrent) in Sizes::new(false).overlapped {
+        for (size, concurrent) in BenchmarkSizes::new(false).overlapped {
             for (kind, devices) in KINDS.into_iter().flat_map(|kind| [(kind, 2), (kind, 4)]) {
                 let micro = programs::overlapped(kind, devices, size, concurrent).unwrap();
                 assert_eq!(micro.program.devices(), devices);

@@ -2,7 +2,9 @@
 //! depends on the previous one.
 
 use ltx2_nn::kernels::{self, Kernel};
-use ltx2_stablehlo::{Argument, Builder, DType, Error, Groups, Mesh, Output, Program, Sharding, Type, Value};
+use ltx2_stablehlo::{
+    Argument, BuildError, Builder, DType, DeviceMesh, Groups, Program, ProgramOutput, Sharding, Type, Value,
+};
 use ltx2_xla_analysis::{CollectiveKind, Microbenchmark};
 
 /// Name of the argument with the number of iterations.
@@ -19,12 +21,12 @@ pub(super) struct Micro {
     pub operations: usize,
     pub program: Program,
     /// Expected work per operation in the optimized program.
-    pub expected: Expected,
+    pub expected: ExpectedFigure,
 }
 
 /// Figure of the optimized program that is compared with its expected value, to detect operations that the compiler
 /// changed.
-pub(super) enum Expected {
+pub(super) enum ExpectedFigure {
     /// No check.
     Any,
     /// Matmul FLOPs.
@@ -37,23 +39,27 @@ pub(super) enum Expected {
 }
 
 /// An argument with random initial values that is either carried through the loop or only read by it.
-struct Operand {
+struct LoopOperand {
     name: &'static str,
     ty: Type,
     carried: bool,
 }
 
-fn carried(name: &'static str, ty: Type) -> Operand {
-    Operand { name, ty, carried: true }
+fn carried(name: &'static str, ty: Type) -> LoopOperand {
+    LoopOperand { name, ty, carried: true }
 }
 
-fn read(name: &'static str, ty: Type) -> Operand {
-    Operand { name, ty, carried: false }
+fn read(name: &'static str, ty: Type) -> LoopOperand {
+    LoopOperand { name, ty, carried: false }
 }
 
 /// Builds a loop on one device. `turn` maps the carried values, followed by the read-only ones, to the next carried
 /// values.
-fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<Value>) -> Result<Program, Error> {
+fn looped(
+    name: &str,
+    operands: &[LoopOperand],
+    turn: impl FnOnce(&[Value]) -> Vec<Value>,
+) -> Result<Program, BuildError> {
     let b = Builder::new(name);
     let count = b.argument(COUNT, Type::scalar(DType::I32));
     let values: Vec<Value> = operands.iter().map(|o| b.argument(o.name, o.ty.clone())).collect();
@@ -66,18 +72,18 @@ fn looped(name: &str, operands: &[Operand], turn: impl FnOnce(&[Value]) -> Vec<V
 }
 
 /// Builds the benchmark of the overhead per kernel: `operations` kernels that do almost no work.
-pub(super) fn kernel(operations: usize) -> Result<Micro, Error> {
+pub(super) fn kernel(operations: usize) -> Result<Micro, BuildError> {
     let ty = Type::new(DType::F32, [1024]);
     let program = looped("kernel", &[carried("x", ty)], |v| {
         vec![(0..operations).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
     let name = format!("{operations} kernels per iteration");
     let benchmark = Microbenchmark::Kernel;
-    Ok(Micro { benchmark, collective: None, name, devices: 1, operations, program, expected: Expected::Any })
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations, program, expected: ExpectedFigure::Any })
 }
 
 /// Builds the matmul benchmark, which alternates `[rows, from] x [from, to]` and `[rows, to] x [to, from]`.
-pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, Error> {
+pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Result<Micro, BuildError> {
     const PAIRS: usize = 4;
     let ty = |dims: [usize; 2]| Type::new(dtype, dims);
     let operands = [carried("x", ty([rows, from])), read("there", ty([from, to])), read("back", ty([to, from]))];
@@ -91,12 +97,12 @@ pub(super) fn matmul(rows: usize, from: usize, to: usize, dtype: DType) -> Resul
     })?;
     let flops = 2.0 * (rows * from * to) as f64;
     let (benchmark, name) = (Microbenchmark::Matmul, format!("{rows} x {from} x {to} {}", dtype.name()));
-    let expected = Expected::Flops(flops);
+    let expected = ExpectedFigure::Flops(flops);
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: 2 * PAIRS, program, expected })
 }
 
 /// Builds the attention benchmark: `queries` query tokens attend to `keys` key tokens.
-pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtype: DType) -> Result<Micro, Error> {
+pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtype: DType) -> Result<Micro, BuildError> {
     const WIDTH: usize = 128;
     const OPERATIONS: usize = 4;
     let ty = |tokens: usize| Type::new(dtype, [1, tokens, heads, WIDTH]);
@@ -109,24 +115,24 @@ pub(super) fn attention(kernel: Kernel, [queries, keys, heads]: [usize; 3], dtyp
     let flops = 4.0 * (queries * keys * heads * WIDTH) as f64;
     let name = format!("{queries} queries, {keys} keys, {heads} heads {}", dtype.name());
     let benchmark = Microbenchmark::Attention;
-    let expected = Expected::Flops(flops);
+    let expected = ExpectedFigure::Flops(flops);
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
 /// Builds the memory benchmark: elementwise operations that read and write an array of `size` bytes.
-pub(super) fn memory(size: usize) -> Result<Micro, Error> {
+pub(super) fn memory(size: usize) -> Result<Micro, BuildError> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [size / 2]);
     let program = looped("memory", &[carried("x", ty)], |v| {
         vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| (x * 0.5 + 0.25).optimization_barrier())]
     })?;
-    let expected = Expected::Bytes(2.0 * size as f64);
+    let expected = ExpectedFigure::Bytes(2.0 * size as f64);
     let (benchmark, name) = (Microbenchmark::Memory, megabytes(size));
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
 }
 
 /// Builds the normalization benchmark: RMS norms over rows of `width` elements.
-pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
+pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, BuildError> {
     const OPERATIONS: usize = 8;
     let ty = Type::new(DType::BF16, [rows, width]);
     let program = looped("norm", &[carried("x", ty)], |v| {
@@ -145,17 +151,17 @@ pub(super) fn norm(rows: usize, width: usize) -> Result<Micro, Error> {
         devices: 1,
         operations: OPERATIONS,
         program,
-        expected: Expected::Any,
+        expected: ExpectedFigure::Any,
     })
 }
 
 /// Builds the benchmark of a collective in groups of `devices` adjacent devices out of `all`. The larger of the operand
 /// and the result has `size` bytes.
-pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size: usize) -> Result<Micro, Error> {
+pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size: usize) -> Result<Micro, BuildError> {
     const OPERATIONS: usize = 8;
     let mesh = match all / devices {
-        1 => Mesh::new(&[("near", devices)]),
-        far => Mesh::new(&[("far", far), ("near", devices)]),
+        1 => DeviceMesh::new(&[("near", devices)]),
+        far => DeviceMesh::new(&[("far", far), ("near", devices)]),
     };
     let groups = mesh.groups(&["near"]);
     let elements = (size / 2).next_multiple_of(devices);
@@ -172,10 +178,10 @@ pub(super) fn collective(kind: CollectiveKind, all: usize, devices: usize, size:
         let manual = |v: &[Value]| vec![(0..OPERATIONS).fold(v[0].clone(), |x, _| once(kind, &x, &groups))];
         b.manual(&[(&now[0], split.clone())], std::slice::from_ref(&split), manual)
     });
-    let output = Output { sharding: Some(split), ..Output::new("x", ty) };
+    let output = ProgramOutput { sharding: Some(split), ..ProgramOutput::new("x", ty) };
     let program = b.finish_with(vec![(output, end[0].clone())])?;
     let (benchmark, collective, name) = (Microbenchmark::Collective, Some(kind), megabytes(size));
-    Ok(Micro { benchmark, collective, name, devices, operations: OPERATIONS, program, expected: Expected::One })
+    Ok(Micro { benchmark, collective, name, devices, operations: OPERATIONS, program, expected: ExpectedFigure::One })
 }
 
 /// Work that is independent of the collective in the same iteration and can overlap with it.
@@ -228,8 +234,8 @@ pub(super) fn overlapped(
     devices: usize,
     size: usize,
     concurrent: Concurrent,
-) -> Result<Micro, Error> {
-    let mesh = Mesh::new(&[("near", devices)]);
+) -> Result<Micro, BuildError> {
+    let mesh = DeviceMesh::new(&[("near", devices)]);
     let groups = mesh.groups(&["near"]);
     let elements = (size / DType::BF16.size()).next_multiple_of(devices);
     let own = if kind == CollectiveKind::AllGather { elements / devices } else { elements };
@@ -256,7 +262,7 @@ pub(super) fn overlapped(
     });
     let outputs =
         carried.iter().zip(["x", "work"]).zip([&row, &rows]).zip(end).map(|(((of, name), sharding), value)| {
-            (Output { sharding: Some(sharding.clone()), ..Output::new(name, of.ty().clone()) }, value)
+            (ProgramOutput { sharding: Some(sharding.clone()), ..ProgramOutput::new(name, of.ty().clone()) }, value)
         });
     let program = b.finish_with(outputs.collect())?;
     let benchmark = match concurrent {
@@ -264,7 +270,7 @@ pub(super) fn overlapped(
         Concurrent::Copies { .. } => Microbenchmark::OverlappedMemory,
     };
     let name = format!("{} during {}", megabytes(size), concurrent.name());
-    let (collective, expected) = (Some(kind), Expected::Overlapped);
+    let (collective, expected) = (Some(kind), ExpectedFigure::Overlapped);
     Ok(Micro { benchmark, collective, name, devices, operations: 1, program, expected })
 }
 

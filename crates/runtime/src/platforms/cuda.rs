@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Flags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
-use ltx2_pjrt::{Attributes, ClientOptions, OptionValue, Value, with_sources};
+use ltx2_pjrt::{AttributeValue, Attributes, ClientOptions, OptionValue, with_sources};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -49,7 +49,7 @@ pub(super) fn spec() -> PlatformSpec {
 fn topology(devices: &TargetDevices) -> (String, Attributes) {
     let options =
         [("target_config", devices.target_config.clone().unwrap_or_default()), ("topology", devices.shape_text())];
-    let options = options.map(|(name, value)| (name.to_string(), Value::Text(value)));
+    let options = options.map(|(name, value)| (name.to_string(), AttributeValue::Text(value)));
     (devices.name.clone().unwrap_or_default(), options.into())
 }
 

@@ -11,7 +11,7 @@ pub use cuda::cuda_devices;
 use ltx2_base::with_defaults;
 use ltx2_nn::Lowering;
 use ltx2_pjrt::discover::Platform;
-use ltx2_pjrt::{Attributes, ClientOptions, CudaOptions, Node, OptionValue};
+use ltx2_pjrt::{Attributes, ClientOptions, CudaOptions, OptionValue, ProcessNode};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::Chip;
 
@@ -59,7 +59,7 @@ with_defaults! {
         /// Whether the devices form slices: a target may end with their number, and the mesh must have as many.
         pub has_slices: bool = false,
         /// Options of a client.
-        pub(crate) client_options: fn(&Options) -> ClientOptions = |_| ClientOptions::Named(Attributes::new()),
+        pub(crate) client_options: fn(&PlatformOptions) -> ClientOptions = |_| ClientOptions::Named(Attributes::new()),
         /// Whether programs may run while another thread uploads parameters.
         pub runs_during_transfers: bool = true,
 
@@ -115,13 +115,13 @@ with_defaults! {
 
 /// Options of all platforms; each platform reads only its own.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct PlatformOptions {
     /// Number of virtual CPU devices; `None`: 1.
     pub cpu_devices: Option<usize>,
     /// Options of the CUDA plugin: memory, allocator and visible devices.
     pub cuda: CudaOptions,
     /// Identity of this process in a multi-process run; `None` in a single process.
-    pub node: Option<Node>,
+    pub node: Option<ProcessNode>,
     /// Time limit for the trial load of a new plugin file; `None`: the default.
     pub trial: Option<Duration>,
 }

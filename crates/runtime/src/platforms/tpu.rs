@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Flags, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
-use ltx2_pjrt::{Attributes, OptionValue, Value};
+use ltx2_pjrt::{AttributeValue, Attributes, OptionValue};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -31,7 +31,7 @@ pub(super) fn spec() -> PlatformSpec {
         probe_topology: Some(|| ("v5e:2x2".into(), Attributes::new())),
         lowering: Lowering::tpu,
         pinned_version: Libtpu::pinned_version,
-        release: Some(|version| Libtpu::of(version).release().ok_or_else(|| Libtpu::of(version).to_string())),
+        release: Some(|version| Libtpu::parse(version).release().ok_or_else(|| Libtpu::parse(version).to_string())),
         speed_flags,
         flags_variable: Some("LIBTPU_INIT_ARGS"),
         routes_by_coordinates: true,
@@ -45,14 +45,14 @@ fn is_tpu(chip: &Chip) -> bool {
 }
 
 fn topology(devices: &TargetDevices) -> (String, Attributes) {
-    let slices = (devices.slices > 1).then(|| ("num_slices".into(), Value::Int(devices.slices as i64)));
-    let bounds = devices.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), Value::Ints(own)));
+    let slices = (devices.slices > 1).then(|| ("num_slices".into(), AttributeValue::Int(devices.slices as i64)));
+    let bounds = devices.vm_bounds.clone().map(|own| ("chips_per_host_bounds".into(), AttributeValue::Ints(own)));
     let name = devices.name.as_deref().unwrap_or_default();
     (format!("{name}:{}", devices.shape_text()), slices.into_iter().chain(bounds).collect())
 }
 
 fn speed_flags(kind: &str, version: &str, _: &Program) -> Flags {
-    let libtpu = Libtpu::of(version);
+    let libtpu = Libtpu::parse(version);
     let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
     // Fusing one matmul into another crashes libtpu 0.0.42 on v6e if heads are sharded 8 ways.
     let mut flags = vec![("xla_tpu_dot_dot_fusion", OptionValue::Bool(false))];
@@ -126,13 +126,13 @@ impl Libtpu {
     /// A library that does not report its build; treated as the newest.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
-    /// Returns the pinned release's platform version, reduced to the part that [`Libtpu::of`] reads.
+    /// Returns the pinned release's platform version, reduced to the part that [`Libtpu::parse`] reads.
     fn pinned_version() -> String {
         format!("cl/{}", Self::TESTED[0].1.0)
     }
 
     /// Parses the platform version of a TPU client or topology.
-    fn of(platform_version: &str) -> Self {
+    fn parse(platform_version: &str) -> Self {
         let label = platform_version.split_whitespace().find_map(|word| word.strip_prefix("cl/")?.parse().ok());
         label.map_or(Libtpu::UNKNOWN, Libtpu)
     }
@@ -190,11 +190,11 @@ mod tests {
     #[test]
     fn libtpu_release_is_identified_by_its_build() {
         let says = |build: &str| {
-            Libtpu::of(&format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}"))
+            Libtpu::parse(&format!("megascale+TFRT TPU v5 lite\nBuilt on Jun 17 2026 11:08:48 (1781719728) {build}"))
         };
         assert_eq!(says("cl/933746096").release(), Some("0.0.42.1"));
         assert_eq!(says("cl/1014260217").to_string(), WHEELS[0].version);
-        assert_eq!((says("cl/9337460961").release(), Libtpu::of("").release()), (None, None));
+        assert_eq!((says("cl/9337460961").release(), Libtpu::parse("").release()), (None, None));
         assert_eq!(says("cl/970057490").to_string(), "build cl/970057490");
         assert_eq!(says("").to_string(), "(unknown build)");
     }
@@ -207,6 +207,6 @@ mod tests {
         assert_eq!(fuses(old), [true; 4]);
         assert_eq!([fuses(new), fuses(after)], [[true, false, false, false]; 2]);
         assert_eq!(fuses(Libtpu(970_057_490)), fuses(new));
-        assert_eq!(fuses(Libtpu::of("a version without a build")), fuses(new));
+        assert_eq!(fuses(Libtpu::parse("a version without a build")), fuses(new));
     }
 }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::heartbeat::{Heartbeat, OnAbort, Peers};
 use super::launch::{JOBSET, Launch};
-use super::store::{self, ETCD, Server};
-use super::waiting::{Waiting, resolve};
-use ltx2_pjrt::{KvError, KvStore, Node};
+use super::store::{self, ETCD, StoreServer};
+use super::waiting::{PeerWait, resolve};
+use ltx2_pjrt::{KvError, KvStore, ProcessNode};
 
 /// A timeout that is never reached: if another process is lost, the heartbeat thread ends this process during the wait.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
@@ -96,7 +96,7 @@ pub struct Group {
     heartbeat: Mutex<Heartbeat>,
     peers: Arc<Peers>,
     /// On process 0, the server of the key-value store. The last field, so that it is dropped last.
-    server: Option<Server>,
+    server: Option<StoreServer>,
 }
 
 impl std::fmt::Debug for Group {
@@ -141,7 +141,7 @@ impl Group {
             // Process 0 reports which processes are missing, so wait long enough to receive its report.
             _ => {
                 let whom = || format!("the other processes (of {}) at {}", launch.count, launch.coordinator);
-                let met = Waiting::start(left + timeouts.lost).get(&*store, "processes", whom);
+                let met = PeerWait::start(left + timeouts.lost).get(&*store, "processes", whom);
                 met.map_err(GroupError::from).and_then(|text| list(&text))
             }
         };
@@ -181,12 +181,12 @@ impl Group {
 
     /// Returns the number of keys in the store that this process serves; `None` if it serves no store.
     pub fn served_keys(&self) -> Option<usize> {
-        self.server.as_ref().map(Server::keys)
+        self.server.as_ref().map(StoreServer::keys)
     }
 
     /// Returns the id, the number of processes and the store, for the PJRT client.
-    pub fn node(&self) -> Node {
-        Node { id: self.id(), count: self.count(), store: self.store.clone() }
+    pub fn node(&self) -> ProcessNode {
+        ProcessNode { id: self.id(), count: self.count(), store: self.store.clone() }
     }
 
     /// Returns one line for the log: process id, count, host, launcher and coordinator.
@@ -302,7 +302,7 @@ impl Drop for Group {
 }
 
 /// Opens the store; process 0 also starts its server.
-fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn KvStore>), GroupError> {
+fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<StoreServer>, Arc<dyn KvStore>), GroupError> {
     let place = &launch.coordinator;
     // JobSet pods get their DNS names only when they start, which may be later.
     if !place.starts_with(ETCD) && !launch.how.contains(JOBSET) {
@@ -316,7 +316,7 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<Server>, Arc<dyn 
         // Listens at all addresses, since other hosts may reach this one at any of them.
         let at = format!("{}:{port}", if near { host } else { "0.0.0.0" });
         let listen = |e: std::io::Error| GroupError::Listen { place: at.clone(), reason: e.to_string() };
-        let server = Server::start(&at).map_err(listen)?;
+        let server = StoreServer::start(&at).map_err(listen)?;
         let store = server.store();
         return Ok((Some(server), store));
     }
@@ -329,7 +329,7 @@ fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: D
     let id = launch.id;
     let (key, text) =
         (format!("process/{id}"), serde_json::to_vec(own).expect("structs of strings and numbers serialize to JSON"));
-    let mut waiting = Waiting::start(patience);
+    let mut waiting = PeerWait::start(patience);
     loop {
         match store.put(&key, &text) {
             Ok(()) => return Ok(()),
@@ -358,7 +358,7 @@ fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: D
 
 /// On process 0: waits until all processes have registered, and publishes their hosts.
 fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
-    let mut waiting = Waiting::start(patience);
+    let mut waiting = PeerWait::start(patience);
     let mut hosts = Vec::new();
     let mut missing = Vec::new();
     let key = |id: usize| format!("process/{id}");

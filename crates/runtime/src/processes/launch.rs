@@ -45,7 +45,7 @@ pub struct LaunchError {
 }
 
 /// Values detected from a launcher's environment.
-struct Detected {
+struct LauncherValues {
     how: &'static str,
     id: usize,
     count: usize,
@@ -120,13 +120,13 @@ fn place(coordinator: &str) -> Result<String, String> {
     }
 }
 
-type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
+type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Function that detects one launcher; `None` if the launcher's marker variable is not set.
-type Launcher = fn(Variable) -> Result<Option<Detected>, LaunchError>;
+type Launcher = fn(EnvLookup) -> Result<Option<LauncherValues>, LaunchError>;
 
 /// Parses a variable as a number; `None` if it is not set.
-fn number<N: std::str::FromStr>(variable: Variable, name: &str) -> Result<Option<N>, LaunchError> {
+fn number<N: std::str::FromStr>(variable: EnvLookup, name: &str) -> Result<Option<N>, LaunchError> {
     let Some(text) = variable(name) else { return Ok(None) };
     let wrong = || LaunchError { how: name.into(), why: format!("'{text}' is not a number") };
     text.parse().map(Some).map_err(|_| wrong())
@@ -134,7 +134,7 @@ fn number<N: std::str::FromStr>(variable: Variable, name: &str) -> Result<Option
 
 /// Parses a variable that the launcher always sets together with `mark`. The variable is required, because without it
 /// this process would get a wrong id or run as a single process.
-fn needed(variable: Variable, name: &str, mark: &str) -> Result<usize, LaunchError> {
+fn needed(variable: EnvLookup, name: &str, mark: &str) -> Result<usize, LaunchError> {
     let why = || {
         format!(
             "the variable is not set, although {mark} is; set it, or pass --num-processes 1 to run a single process"
@@ -149,14 +149,14 @@ fn job_port(job: u64) -> u64 {
 }
 
 /// Reads the LTX2_* variables, which work with any launcher.
-fn ours(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+fn ours(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     let both = (number(variable, "LTX2_PROCESS_ID")?, number(variable, "LTX2_NUM_PROCESSES")?);
     let (Some(id), Some(count)) = both else { return Ok(None) };
-    Ok(Some(Detected { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") }))
+    Ok(Some(LauncherValues { how: "LTX2_PROCESS_ID", id, count, coordinator: variable("LTX2_COORDINATOR") }))
 }
 
 /// Detects a task of SLURM's `srun`, which belongs to a job step. The batch script has a task number too, but no step.
-fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+fn slurm(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     const MARK: &str = "SLURM_STEP_NODELIST";
     let Some(nodes) = variable(MARK) else { return Ok(None) };
     let id = needed(variable, "SLURM_PROCID", MARK)?;
@@ -166,7 +166,7 @@ fn slurm(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     };
     let job = number(variable, "SLURM_JOB_ID")?;
     let coordinator = job.map(|job| format!("{}:{}", first_host(&nodes), job_port(job)));
-    Ok(Some(Detected { how: "SLURM", id, count, coordinator }))
+    Ok(Some(LauncherValues { how: "SLURM", id, count, coordinator }))
 }
 
 /// Returns the first host of a SLURM node list: `n003` for `n[003-007,9],m1`.
@@ -184,7 +184,7 @@ fn first_host(nodes: &str) -> String {
 
 /// Detects a process of Open MPI's `mpirun`. Its variables reveal the host of the first process only if all processes
 /// are on one host.
-fn open_mpi(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+fn open_mpi(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     const MARK: &str = "OMPI_COMM_WORLD_SIZE";
     let Some(count) = number(variable, MARK)? else { return Ok(None) };
     let id = needed(variable, "OMPI_COMM_WORLD_RANK", MARK)?;
@@ -193,11 +193,11 @@ fn open_mpi(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     let job = variable("PMIX_NAMESPACE").unwrap_or_default();
     let job = job.bytes().fold(0u64, |n, b| n.wrapping_mul(31).wrapping_add(b.into()));
     let coordinator = here.then(|| format!("127.0.0.1:{}", job_port(job)));
-    Ok(Some(Detected { how: "Open MPI", id, count, coordinator }))
+    Ok(Some(LauncherValues { how: "Open MPI", id, count, coordinator }))
 }
 
 /// Detects a pod of a Kubernetes JobSet, with the variables that scripts/pod/jobset.yml sets.
-fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+fn jobset(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     const MARK: &str = "REPLICATED_JOB_NAME";
     let (Some(set), Some(job)) = (variable("JOBSET_NAME"), variable(MARK)) else { return Ok(None) };
     // Without PROCESSES_IN_JOB this is a JobSet that does not use scripts/pod/jobset.yml.
@@ -213,12 +213,12 @@ fn jobset(variable: Variable) -> Result<Option<Detected>, LaunchError> {
         if jobs > 1 { needed(variable, "JOB_INDEX", MARK)? } else { number(variable, "JOB_INDEX")?.unwrap_or(0) };
     // Pods of a JobSet have DNS names under its headless service.
     let coordinator = Some(format!("{set}-{job}-0-0.{set}:{PORT}"));
-    Ok(Some(Detected { how: JOBSET, id: index * pods + pod, count: jobs * pods, coordinator }))
+    Ok(Some(LauncherValues { how: JOBSET, id: index * pods + pod, count: jobs * pods, coordinator }))
 }
 
 /// Detects a TPU worker whose slice is described by environment variables, as set by GKE or for several libtpu
 /// processes per host.
-fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
+fn tpu(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     let Some((mark, hosts)) = tpu_processes(variable)? else { return Ok(None) };
     let hosts: Vec<&str> = hosts.split([',', '\n']).map(str::trim).filter(|h| !h.is_empty()).collect();
     let Some(first) = hosts.first() else { return Ok(None) };
@@ -235,12 +235,12 @@ fn tpu(variable: Variable) -> Result<Option<Detected>, LaunchError> {
     let first = variable("MEGASCALE_COORDINATOR_ADDRESS").filter(|_| slices > 1).unwrap_or_else(|| (*first).into());
     let coordinator = Some(format!("{}:{port}", host_of(&first)));
     let (id, count) = (slice * hosts.len() + worker, slices * hosts.len());
-    Ok(Some(Detected { how: "TPU_WORKER_ID", id, count, coordinator }))
+    Ok(Some(LauncherValues { how: "TPU_WORKER_ID", id, count, coordinator }))
 }
 
 /// Returns the variable that lists the processes of a slice, and the list, separated by commas or line breaks. The
 /// order of precedence is the same as in JAX: a file of addresses, addresses, host names.
-fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, LaunchError> {
+fn tpu_processes(variable: EnvLookup) -> Result<Option<(&'static str, String)>, LaunchError> {
     const FILE: &str = "TPU_PROCESS_ADDRESSES_PATH";
     if let Some(path) = variable(FILE) {
         let fail = |why: String| LaunchError { how: FILE.into(), why };
@@ -255,7 +255,7 @@ fn tpu_processes(variable: Variable) -> Result<Option<(&'static str, String)>, L
 }
 
 /// Returns the index of this process in its slice: `TPU_WORKER_ID`, or libtpu's `CLOUD_TPU_TASK_ID`.
-fn tpu_worker(variable: Variable, mark: &'static str) -> Result<usize, LaunchError> {
+fn tpu_worker(variable: EnvLookup, mark: &'static str) -> Result<usize, LaunchError> {
     const TASK: &str = "CLOUD_TPU_TASK_ID";
     let task: Option<usize> = number(variable, TASK)?;
     match (number(variable, "TPU_WORKER_ID")?, task) {

@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(10);
 const RESOLVER: Duration = Duration::from_secs(3);
 
 /// A wait for other processes with a time limit.
-pub(super) struct Waiting {
+pub(super) struct PeerWait {
     started: Instant,
     patience: Duration,
     /// Interval between log lines, [`EVERY`] except in tests.
@@ -21,9 +21,9 @@ pub(super) struct Waiting {
     said: Option<Instant>,
 }
 
-impl Waiting {
+impl PeerWait {
     pub(super) fn start(patience: Duration) -> Self {
-        Waiting { started: Instant::now(), patience, every: EVERY, said: None }
+        PeerWait { started: Instant::now(), patience, every: EVERY, said: None }
     }
 
     /// Returns the remaining time.
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn log_line_contains_the_awaited_process_and_the_deadline() {
-        let line = Waiting::start(Duration::from_secs(600)).line("process 0 at a:1");
+        let line = PeerWait::start(Duration::from_secs(600)).line("process 0 at a:1");
         assert!(
             line.starts_with("waiting for process 0 at a:1, until 2") && line.ends_with("Z (599 s left)"),
             "{line}"
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn log_line_is_repeated_every_ten_seconds() {
-        let mut waiting = Waiting::start(Duration::from_millis(200));
+        let mut waiting = PeerWait::start(Duration::from_millis(200));
         assert_eq!(waiting.every, Duration::from_secs(10));
         waiting.every = Duration::from_millis(40);
         let mut file = Arc::new(tempfile::tempfile().unwrap());
@@ -127,12 +127,12 @@ mod tests {
     #[test]
     fn wait_returns_the_value_or_times_out() {
         let store = MemoryStore::default();
-        let mut waiting = Waiting::start(Duration::from_millis(20));
+        let mut waiting = PeerWait::start(Duration::from_millis(20));
         let late = waiting.get(&store, "a", || "process 1".into());
         assert_eq!(late, Err(KvError::Timeout { key: "a".into(), after: Duration::from_millis(20) }));
         assert!(waiting.said.is_some());
         store.put("a", b"1").unwrap();
-        let mut waiting = Waiting::start(Duration::ZERO);
+        let mut waiting = PeerWait::start(Duration::ZERO);
         assert_eq!(waiting.get(&store, "a", || "process 1".into()).unwrap(), b"1");
         assert!(waiting.said.is_none(), "nothing was logged");
     }

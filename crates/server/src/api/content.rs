@@ -21,7 +21,7 @@ use super::{App, blocking};
 use crate::descriptors::{Descriptors, busy, is_exhausted};
 use crate::error::ApiError;
 use crate::id::VideoId;
-use crate::job::State as JobState;
+use crate::job::JobState;
 use crate::jobs::{Caller, Jobs};
 use crate::objects;
 use crate::query::parameters;
@@ -33,27 +33,27 @@ const CHUNK: usize = 64 << 10;
 const SIDECAR: u64 = 16 << 20;
 
 /// Body of a download: a file with its length in bytes, or bytes in memory.
-enum Source {
+enum DownloadBody {
     File(File, u64),
     Bytes(Vec<u8>),
 }
 
-impl Source {
+impl DownloadBody {
     fn len(&self) -> u64 {
         match self {
-            Source::File(_, length) => *length,
-            Source::Bytes(bytes) => bytes.len() as u64,
+            DownloadBody::File(_, length) => *length,
+            DownloadBody::Bytes(bytes) => bytes.len() as u64,
         }
     }
 
     fn body(self, range: Range<u64>) -> io::Result<Body> {
         Ok(match self {
-            Source::Bytes(bytes) => {
+            DownloadBody::Bytes(bytes) => {
                 let part = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
                 let part = part.and_then(|(start, end)| bytes.get(start..end)).unwrap_or_default();
                 Body::from(part.to_vec())
             }
-            Source::File(mut file, _) => {
+            DownloadBody::File(mut file, _) => {
                 file.seek(SeekFrom::Start(range.start))?;
                 let part = tokio::fs::File::from_std(file).take(range.end - range.start);
                 Body::from_stream(ReaderStream::with_capacity(part, CHUNK))
@@ -98,7 +98,7 @@ async fn file_of(app: &App, id: &VideoId, variant: Variant, headers: &HeaderMap)
 }
 
 /// Opens a file of a job. A sidecar is read into memory and its paths are reduced to file names.
-fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Result<Source, ApiError> {
+fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Result<DownloadBody, ApiError> {
     let file = jobs.open_file(id, variant).map_err(|error| {
         if is_exhausted(&error) {
             return busy();
@@ -113,17 +113,17 @@ fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Resu
     }
     let length = file.metadata().map_err(internal)?.len();
     if variant != Variant::Sidecar {
-        return Ok(Source::File(file, length));
+        return Ok(DownloadBody::File(file, length));
     }
     let mut text = Vec::new();
     file.take(SIDECAR).read_to_end(&mut text).map_err(internal)?;
     let sidecar = serde_json::from_slice(&text).map_err(internal)?;
     let shown = serde_json::to_vec_pretty(&objects::without_paths(sidecar)).map_err(internal)?;
-    Ok(Source::Bytes(shown))
+    Ok(DownloadBody::Bytes(shown))
 }
 
 /// Builds the response (200, 206, 304 or 416) according to the request's conditional and range headers.
-fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) -> Result<Response, ApiError> {
+fn respond(source: DownloadBody, id: &VideoId, variant: Variant, asked: &HeaderMap) -> Result<Response, ApiError> {
     let length = source.len();
     let extension = FilePath::new(variant.file()).extension().and_then(|e| e.to_str()).unwrap_or_default();
     let tag = format!("\"{id}-{}\"", variant.name());
@@ -139,12 +139,12 @@ fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) ->
         StatusCode::NOT_MODIFIED.into_response()
     } else {
         match wanted(asked, &tag, length) {
-            Wanted::All => part(source, 0..length, StatusCode::OK)?,
-            Wanted::Range(range) => {
+            RequestedRange::All => part(source, 0..length, StatusCode::OK)?,
+            RequestedRange::Range(range) => {
                 let place = format!("bytes {}-{}/{length}", range.start, range.end - 1);
                 with(part(source, range, StatusCode::PARTIAL_CONTENT)?, header::CONTENT_RANGE, &place)
             }
-            Wanted::Beyond => {
+            RequestedRange::Beyond => {
                 let error = ApiError::new(416, "range_not_satisfiable", "the range starts beyond the end of the file");
                 return Ok(with(error.into_response(), header::CONTENT_RANGE, &format!("bytes */{length}")));
             }
@@ -157,7 +157,7 @@ fn respond(source: Source, id: &VideoId, variant: Variant, asked: &HeaderMap) ->
     Ok(response)
 }
 
-fn part(source: Source, range: Range<u64>, status: StatusCode) -> Result<Response, ApiError> {
+fn part(source: DownloadBody, range: Range<u64>, status: StatusCode) -> Result<Response, ApiError> {
     let length = range.end - range.start;
     let response = (status, source.body(range).map_err(internal)?).into_response();
     Ok(with(response, header::CONTENT_LENGTH, &length.to_string()))
@@ -181,24 +181,24 @@ fn matches(asked: &HeaderMap, name: &HeaderName, tag: &str) -> bool {
 
 /// Part of a file that the client has requested.
 #[derive(Debug, PartialEq, Eq)]
-enum Wanted {
+enum RequestedRange {
     All,
     Range(Range<u64>),
     Beyond,
 }
 
 /// Parses the `Range` header. Multiple ranges and malformed headers select the entire file.
-fn wanted(asked: &HeaderMap, tag: &str, length: u64) -> Wanted {
+fn wanted(asked: &HeaderMap, tag: &str, length: u64) -> RequestedRange {
     let whole = || asked.get(header::RANGE)?.to_str().ok()?.strip_prefix("bytes=");
-    let Some(text) = whole() else { return Wanted::All };
+    let Some(text) = whole() else { return RequestedRange::All };
     // The file has changed since the client received its first part, so send all of it.
     if asked.contains_key(header::IF_RANGE) && !matches(asked, &header::IF_RANGE, tag) {
-        return Wanted::All;
+        return RequestedRange::All;
     }
-    let Some((first, last)) = text.trim().split_once('-') else { return Wanted::All };
+    let Some((first, last)) = text.trim().split_once('-') else { return RequestedRange::All };
     let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse::<u64>().unwrap_or(u64::MAX));
     let range = match (first.trim(), last.trim()) {
-        ("", "") => return Wanted::All,
+        ("", "") => return RequestedRange::All,
         ("", count) => number(count).map(|count| length.saturating_sub(count)..length),
         (first, "") => number(first).map(|first| first..length),
         (first, last) => {
@@ -207,9 +207,9 @@ fn wanted(asked: &HeaderMap, tag: &str, length: u64) -> Wanted {
         }
     };
     match range {
-        None => Wanted::All,
-        Some(range) if range.start >= range.end => Wanted::Beyond,
-        Some(range) => Wanted::Range(range),
+        None => RequestedRange::All,
+        Some(range) if range.start >= range.end => RequestedRange::Beyond,
+        Some(range) => RequestedRange::Range(range),
     }
 }
 
@@ -224,20 +224,20 @@ mod tests {
     #[test]
     fn range_header_follows_rfc_9110() {
         let range = |text: &str| wanted(&asking(&[(header::RANGE, text)]), "\"t\"", 100);
-        assert_eq!(range("bytes=0-0"), Wanted::Range(0..1));
-        assert_eq!(range("bytes=10-"), Wanted::Range(10..100));
-        assert_eq!(range("bytes=-10"), Wanted::Range(90..100));
-        assert_eq!(range("bytes=-1000"), Wanted::Range(0..100));
-        assert_eq!(range("bytes=90-1000"), Wanted::Range(90..100));
-        assert_eq!(range("bytes=0-99999999999999999999999"), Wanted::Range(0..100));
-        assert_eq!(range("bytes=100-"), Wanted::Beyond);
-        assert_eq!(range("bytes=99999999999999999999-"), Wanted::Beyond);
-        assert_eq!(range("bytes=-0"), Wanted::Beyond);
+        assert_eq!(range("bytes=0-0"), RequestedRange::Range(0..1));
+        assert_eq!(range("bytes=10-"), RequestedRange::Range(10..100));
+        assert_eq!(range("bytes=-10"), RequestedRange::Range(90..100));
+        assert_eq!(range("bytes=-1000"), RequestedRange::Range(0..100));
+        assert_eq!(range("bytes=90-1000"), RequestedRange::Range(90..100));
+        assert_eq!(range("bytes=0-99999999999999999999999"), RequestedRange::Range(0..100));
+        assert_eq!(range("bytes=100-"), RequestedRange::Beyond);
+        assert_eq!(range("bytes=99999999999999999999-"), RequestedRange::Beyond);
+        assert_eq!(range("bytes=-0"), RequestedRange::Beyond);
         for all in ["bytes=5-2", "bytes=0-1,5-6", "items=0-1", "bytes=-", "bytes=a-b", "bytes=", "0-1", "bytes=1--2"] {
-            assert_eq!(range(all), Wanted::All, "{all}");
+            assert_eq!(range(all), RequestedRange::All, "{all}");
         }
         let part = |tag| wanted(&asking(&[(header::RANGE, "bytes=0-0"), (header::IF_RANGE, tag)]), "\"t\"", 100);
-        assert_eq!((part("\"t\""), part("\"u\"")), (Wanted::Range(0..1), Wanted::All));
+        assert_eq!((part("\"t\""), part("\"u\"")), (RequestedRange::Range(0..1), RequestedRange::All));
     }
 
     #[test]

@@ -16,13 +16,13 @@ use super::videos::{Id, answer};
 use super::{App, BODY_PATIENCE, blocking};
 use crate::error::ApiError;
 use crate::form::Form;
-use crate::generator::{Endpoint, Source};
-use crate::health::Condition;
+use crate::generator::{Endpoint, SourceVideo};
+use crate::health::HealthState;
 use crate::id::VideoId;
-use crate::job::{Accepted, Snapshot, State as JobState};
+use crate::job::{AcceptedJob, JobState, Snapshot};
 use crate::jobs::{Caller, Submitted, Waiter};
 use crate::store::Variant;
-use crate::traffic::Traffic;
+use crate::traffic::ExchangeState;
 
 /// Endpoint that received the request.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ fn accepted(snapshot: &Snapshot) -> Response {
 }
 
 /// Returns the request of a finished video; fails if the caller may not see the video or the video is not finished.
-fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, ApiError> {
+fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<AcceptedJob>, ApiError> {
     let source = app.jobs.get(caller, id)?;
     match source.record.state {
         JobState::Completed => Ok(source.accepted),
@@ -108,7 +108,7 @@ fn finished(app: &App, caller: &Caller, id: &VideoId) -> Result<Arc<Accepted>, A
 fn check_ready(app: &App, caller: &Caller, kind: &RequestKind) -> Result<(), ApiError> {
     match kind {
         RequestKind::Remix(source) => finished(app, caller, source).map(drop),
-        RequestKind::Sync if app.health.now() == Condition::Starting => {
+        RequestKind::Sync if app.health.now() == HealthState::Starting => {
             let message = "the model is still loading; retry later, or queue the video with POST /v1/videos";
             Err(ApiError::new(503, "starting", message).retry_after(10))
         }
@@ -134,7 +134,7 @@ pub(super) async fn submit(
         let (jobs, asking) = (Arc::clone(&app.jobs), caller.clone());
         blocking(move || jobs.check_place(&asking)).await.inspect_err(|error| app.metrics.refused(error.code))?;
     }
-    let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
+    let traffic = request.extensions().get::<Arc<ExchangeState>>().cloned();
     if let Some(traffic) = &traffic {
         let limit = app.settings.body_limit;
         traffic.limit(limit);
@@ -193,7 +193,7 @@ fn enter(
     };
     let ticket = app.jobs.admit(caller).inspect_err(|error| app.metrics.refused(error.code))?;
     let video = source.as_ref().map(|source| app.jobs.folder(&source.id).join(Variant::Video.file()));
-    let file = source.as_deref().zip(video.as_ref()).map(|(accepted, video)| Source { accepted, video });
+    let file = source.as_deref().zip(video.as_ref()).map(|(accepted, video)| SourceVideo { accepted, video });
     let endpoint = match (kind, &source) {
         (RequestKind::Remix(_), Some(source)) => Endpoint::Remix(source),
         (RequestKind::Edit, _) => Endpoint::Edit(file),

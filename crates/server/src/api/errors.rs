@@ -12,13 +12,13 @@ use crate::error::ApiError;
 
 /// Error code of a response, passed to the access log.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Code(pub(crate) &'static str);
+pub(crate) struct ErrorCode(pub(crate) &'static str);
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(self.to_json())).into_response();
-        response.extensions_mut().insert(Code(self.code));
+        response.extensions_mut().insert(ErrorCode(self.code));
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(seconds) = self.retry_after {

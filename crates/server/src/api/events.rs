@@ -31,11 +31,11 @@ use super::guard::About;
 use super::videos::{Id, queue_object};
 use crate::error::ApiError;
 use crate::id::VideoId;
-use crate::job::{Progress, Snapshot, State as JobState};
+use crate::job::{JobState, Progress, Snapshot};
 use crate::jobs::{Caller, ListQuery};
 use crate::listen::ended;
 use crate::objects;
-use crate::streams::{Client, Place, Refused};
+use crate::streams::{StreamOwner, StreamPermit, StreamRefusal};
 
 /// How long clients wait before they reconnect.
 const RETRY: Duration = Duration::from_secs(2);
@@ -47,34 +47,34 @@ const ROUND: Duration = Duration::from_millis(100);
 const NEW: usize = 100;
 
 /// Sending end of an event stream. It counts against the limits in [`crate::streams`] until it is dropped.
-struct Stream {
+struct EventStream {
     app: Arc<App>,
     to: mpsc::Sender<Result<Event, Infallible>>,
     ending: watch::Receiver<bool>,
-    _place: Place,
+    _place: StreamPermit,
 }
 
-impl Drop for Stream {
+impl Drop for EventStream {
     fn drop(&mut self) {
         self.app.metrics.stream(-1);
     }
 }
 
 /// What an event stream has to do next.
-enum Next {
+enum StreamAction {
     Change,
     /// The client disconnected, or the watched video was removed.
     End,
     Shutdown,
 }
 
-impl Stream {
+impl EventStream {
     /// Opens an event stream and returns it with its HTTP response. Fails if too many streams are open.
-    fn open(app: &Arc<App>, client: Client) -> Result<(Stream, Response), ApiError> {
+    fn open(app: &Arc<App>, client: StreamOwner) -> Result<(EventStream, Response), ApiError> {
         let place = app.streams.enter(client).map_err(|refused| {
             let (status, message) = match refused {
-                Refused::Full => (503, "too many event streams are open; retry later".into()),
-                Refused::Share(own) => {
+                StreamRefusal::Full => (503, "too many event streams are open; retry later".into()),
+                StreamRefusal::Share(own) => {
                     (429, format!("this client already has {own} open event streams; close some of them"))
                 }
             };
@@ -82,7 +82,7 @@ impl Stream {
         })?;
         let (to, from) = mpsc::channel(4);
         app.metrics.stream(1);
-        let stream = Stream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
+        let stream = EventStream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
         let events = Sse::new(ReceiverStream::new(from)).keep_alive(KeepAlive::new().interval(COMMENT));
         let mut response = events.into_response();
         let headers = response.headers_mut();
@@ -107,11 +107,11 @@ impl Stream {
     }
 
     /// Waits for a change of the watched value.
-    async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> Next {
+    async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> StreamAction {
         tokio::select! {
-            () = ended(&mut self.ending) => Next::Shutdown,
-            () = self.to.closed() => Next::End,
-            changed = changes.changed() => if changed.is_ok() { Next::Change } else { Next::End },
+            () = ended(&mut self.ending) => StreamAction::Shutdown,
+            () = self.to.closed() => StreamAction::End,
+            changed = changes.changed() => if changed.is_ok() { StreamAction::Change } else { StreamAction::End },
         }
     }
 }
@@ -123,7 +123,7 @@ pub(super) async fn of_video(
     Id(id): Id,
 ) -> Result<Response, ApiError> {
     let changes = app.jobs.watch(&caller, &id)?;
-    let (stream, mut response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
+    let (stream, mut response) = EventStream::open(&app, StreamOwner::from_caller(&caller, Some(peer)))?;
     response.extensions_mut().insert(About(id.to_string()));
     tokio::spawn(stream_video(stream, changes));
     Ok(response)
@@ -134,16 +134,16 @@ fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
     (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
 }
 
-async fn stream_video(mut stream: Stream, mut changes: watch::Receiver<Snapshot>) {
+async fn stream_video(mut stream: EventStream, mut changes: watch::Receiver<Snapshot>) {
     let mut snapshot = changes.borrow_and_update().clone();
     if !stream.send(Event::default().retry(RETRY)).await || !stream.event("video", &objects::video(&snapshot)).await {
         return;
     }
     while !snapshot.record.state.is_terminal() {
         match stream.next(&mut changes).await {
-            Next::Change => {}
-            Next::End => return,
-            Next::Shutdown => return stream.shutdown().await,
+            StreamAction::Change => {}
+            StreamAction::End => return,
+            StreamAction::Shutdown => return stream.shutdown().await,
         }
         let now = changes.borrow_and_update().clone();
         let sent = match milestone(&now) == milestone(&snapshot) {
@@ -162,7 +162,7 @@ pub(super) async fn of_queue(
     Extension(caller): Extension<Caller>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
 ) -> Result<Response, ApiError> {
-    let (stream, response) = Stream::open(&app, Client::of(&caller, Some(peer)))?;
+    let (stream, response) = EventStream::open(&app, StreamOwner::from_caller(&caller, Some(peer)))?;
     tokio::spawn(stream_queue(stream, caller));
     Ok(response)
 }
@@ -176,7 +176,7 @@ struct SentState {
 }
 
 impl SentState {
-    fn of(snapshot: &Snapshot) -> Self {
+    fn from_snapshot(snapshot: &Snapshot) -> Self {
         let Snapshot { progress, queue_position, .. } = snapshot;
         SentState { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position }
     }
@@ -222,7 +222,7 @@ impl QueueState {
             }
         }
         for (id, job) in &now {
-            let sent = SentState::of(job);
+            let sent = SentState::from_snapshot(job);
             match self.sent.get(id) {
                 Some(before) if *before == sent => continue,
                 Some(before) if before.milestone == sent.milestone => events.push(("progress", objects::progress(job))),
@@ -243,7 +243,7 @@ impl QueueState {
     }
 }
 
-async fn stream_queue(mut stream: Stream, caller: Caller) {
+async fn stream_queue(mut stream: EventStream, caller: Caller) {
     let mut changes = stream.app.jobs.version();
     changes.mark_unchanged();
     let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
@@ -264,9 +264,9 @@ async fn stream_queue(mut stream: Stream, caller: Caller) {
         // Limits updates to ten per second, and to fewer if a long queue makes an update slow.
         tokio::time::sleep(ROUND.max(20 * took)).await;
         match stream.next(&mut changes).await {
-            Next::Change => {}
-            Next::End => return,
-            Next::Shutdown => return stream.shutdown().await,
+            StreamAction::Change => {}
+            StreamAction::End => return,
+            StreamAction::Shutdown => return stream.shutdown().await,
         }
     }
 }

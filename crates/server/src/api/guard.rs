@@ -12,11 +12,11 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::csrf::CsrfLayer;
 
 use super::App;
-use super::errors::Code;
+use super::errors::ErrorCode;
 use crate::access::Line;
 use crate::error::ApiError;
 use crate::jobs::Caller;
-use crate::traffic::Traffic;
+use crate::traffic::ExchangeState;
 
 /// Routes that require no API key.
 const OPEN: [&str; 5] = ["/", "/live", "/health", "/ready", "/session"];
@@ -37,7 +37,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     let method = known(request.method());
     let route = request.extensions().get::<MatchedPath>().map_or("other", |path| app.route(path.as_str()));
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|peer| peer.0);
-    let traffic = request.extensions().get::<Arc<Traffic>>().cloned();
+    let traffic = request.extensions().get::<Arc<ExchangeState>>().cloned();
     if let Some(traffic) = &traffic {
         traffic.limit(SMALL_BODY);
         traffic.at_least(app.settings.min_upload_rate);
@@ -57,7 +57,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
         method,
         route,
         status,
-        code: response.extensions().get::<Code>().map(|code| code.0),
+        code: response.extensions().get::<ErrorCode>().map(|code| code.0),
         key: caller.map(|caller| caller.name.clone()).unwrap_or_default(),
         job: about.map(|about| about.0.clone()),
         peer,

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::App;
-use super::routes::{Gives, ROUTES, Route, Takes};
+use super::routes::{ROUTES, RequestBodyKind, ResponseBodyKind, Route};
 
 pub(super) async fn document(State(app): State<Arc<App>>) -> Response {
     Json(&app.openapi).into_response()
@@ -57,7 +57,7 @@ fn operation(route: &Route) -> Value {
     if !parameters.is_empty() {
         operation["parameters"] = Value::Array(parameters);
     }
-    if route.takes == Takes::Fields {
+    if route.takes == RequestBodyKind::Fields {
         let schema = json!({"$ref": "#/components/schemas/Create"});
         operation["requestBody"] = json!({
             "required": true,
@@ -89,21 +89,21 @@ fn query_schema(name: &str) -> Value {
     }
 }
 
-fn responses(gives: Gives) -> Value {
+fn responses(gives: ResponseBodyKind) -> Value {
     let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
     let (media, schema) = match gives {
-        Gives::Video => ("application/json", reference("Video")),
-        Gives::Videos => ("application/json", reference("VideoList")),
-        Gives::Deleted => ("application/json", reference("VideoDeleted")),
-        Gives::Queue => ("application/json", reference("Queue")),
-        Gives::Models => ("application/json", reference("ModelList")),
-        Gives::Model => ("application/json", reference("Model")),
-        Gives::Adapters | Gives::Json => ("application/json", json!({"type": "object"})),
-        Gives::Events => ("text/event-stream", json!({"type": "string"})),
-        Gives::Media => ("video/mp4", json!({"type": "string", "format": "binary"})),
-        Gives::Text => ("application/openmetrics-text", json!({"type": "string"})),
-        Gives::Html => ("text/html", json!({"type": "string"})),
-        Gives::Refusal => return json!({"default": error_response()}),
+        ResponseBodyKind::Video => ("application/json", reference("Video")),
+        ResponseBodyKind::Videos => ("application/json", reference("VideoList")),
+        ResponseBodyKind::Deleted => ("application/json", reference("VideoDeleted")),
+        ResponseBodyKind::Queue => ("application/json", reference("Queue")),
+        ResponseBodyKind::Models => ("application/json", reference("ModelList")),
+        ResponseBodyKind::Model => ("application/json", reference("Model")),
+        ResponseBodyKind::Adapters | ResponseBodyKind::Json => ("application/json", json!({"type": "object"})),
+        ResponseBodyKind::Events => ("text/event-stream", json!({"type": "string"})),
+        ResponseBodyKind::Media => ("video/mp4", json!({"type": "string", "format": "binary"})),
+        ResponseBodyKind::Text => ("application/openmetrics-text", json!({"type": "string"})),
+        ResponseBodyKind::Html => ("text/html", json!({"type": "string"})),
+        ResponseBodyKind::Refusal => return json!({"default": error_response()}),
     };
     json!({
         "200": {"description": "Success.", "content": {media: {"schema": schema}}},

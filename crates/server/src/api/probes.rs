@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use super::{App, blocking};
-use crate::health::Condition;
-use crate::metrics::Now;
+use crate::health::HealthState;
+use crate::metrics::MeasuredValues;
 
 pub(super) async fn live() -> Response {
     status(200, "live", None)
@@ -36,9 +36,9 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 /// Returns why the server cannot generate videos now; `None` if it can.
 async fn ill(app: &Arc<App>) -> Option<(&'static str, String)> {
     match app.health.now() {
-        Condition::Starting => Some(("starting", "the model is loading and its programs are compiling".into())),
-        Condition::Failed(why) => Some(("device_failed", why)),
-        Condition::Ready => {
+        HealthState::Starting => Some(("starting", "the model is loading and its programs are compiling".into())),
+        HealthState::Failed(why) => Some(("device_failed", why)),
+        HealthState::Ready => {
             if let Some(stage) = app.pulse.stuck(app.health.patience()) {
                 let stage = json!(stage);
                 return Some((
@@ -81,7 +81,7 @@ pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
     // Measuring the size of folders and the free disk space blocks.
     let text = tokio::task::spawn_blocking(move || {
         asked.pulse.settle();
-        asked.metrics.text(Now { connections: asked.connections.count(), usage: asked.store.usage() })
+        asked.metrics.text(MeasuredValues { connections: asked.connections.count(), usage: asked.store.usage() })
     });
     let Ok(text) = text.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
     let mut response = text.into_response();

@@ -57,7 +57,7 @@ pub(crate) fn router(app: Arc<App>) -> Result<Router, String> {
         .fallback(errors::no_route)
         .method_not_allowed_fallback(errors::no_method)
         .with_state(Arc::clone(&app))
-        // `Traffic` enforces the size limit of request bodies.
+        // `ExchangeState` enforces the size limit of request bodies.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::clone(&app), guard::key))
         .layer(guard::csrf(&origins)?);

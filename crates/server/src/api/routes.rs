@@ -2,7 +2,7 @@
 
 /// Request body of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum RequestBodyKind {
     Nothing,
     /// Fields of a video request, as JSON or as a multipart form.
     Fields,
@@ -10,7 +10,7 @@ pub(super) enum Takes {
 
 /// Response body of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gives {
+pub(super) enum ResponseBodyKind {
     Video,
     Videos,
     Deleted,
@@ -32,13 +32,19 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) method: &'static str,
     pub(super) summary: &'static str,
-    pub(super) takes: Takes,
-    pub(super) gives: Gives,
+    pub(super) takes: RequestBodyKind,
+    pub(super) gives: ResponseBodyKind,
     /// Names of the query parameters.
     pub(super) query: &'static [&'static str],
 }
 
-const fn route(method: &'static str, path: &'static str, takes: Takes, gives: Gives, summary: &'static str) -> Route {
+const fn route(
+    method: &'static str,
+    path: &'static str,
+    takes: RequestBodyKind,
+    gives: ResponseBodyKind,
+    summary: &'static str,
+) -> Route {
     Route { path, method, summary, takes, gives, query: &[] }
 }
 
@@ -46,8 +52,10 @@ const fn asks(route: Route, query: &'static [&'static str]) -> Route {
     Route { query, ..route }
 }
 
-use Gives::{Adapters, Deleted, Events, Html, Json, Media, Model, Models, Queue, Refusal, Text, Video, Videos};
-use Takes::{Fields, Nothing};
+use RequestBodyKind::{Fields, Nothing};
+use ResponseBodyKind::{
+    Adapters, Deleted, Events, Html, Json, Media, Model, Models, Queue, Refusal, Text, Video, Videos,
+};
 
 const GET: &str = "GET";
 const POST: &str = "POST";

@@ -12,7 +12,7 @@ use super::create::{RequestKind, submit};
 use super::guard::About;
 use super::{App, content};
 use crate::error::ApiError;
-use crate::job::{Produced, Snapshot, State as JobState};
+use crate::job::{JobState, Snapshot, VideoProperties};
 use crate::jobs::{Caller, Waiter};
 use crate::listen::ended as over;
 
@@ -75,7 +75,7 @@ async fn ended(app: &App, caller: &Caller, mut snapshot: Snapshot) -> Result<Sna
 }
 
 /// Returns the duration of each generation phase, in seconds.
-fn stages(produced: &Produced) -> Map<String, Value> {
+fn stages(produced: &VideoProperties) -> Map<String, Value> {
     let Some(timings) = produced.timings.as_object() else { return Map::new() };
     let seconds = |value: &Value| value.as_f64().or_else(|| value["total"].as_f64());
     let known = [
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn phase_durations_are_sent_in_both_headers() {
-        let produced = Produced {
+        let produced = VideoProperties {
             width: 1,
             height: 1,
             num_frames: 1,

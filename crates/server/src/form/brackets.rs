@@ -7,15 +7,15 @@ use crate::error::ApiError;
 
 /// A node of the tree of form fields that have been read.
 #[derive(Debug, Default)]
-pub(super) struct Branch {
+pub(super) struct FormNode {
     /// Value of the name itself, without further brackets.
     own: Option<String>,
     /// Values of `name[]`, in the order in which they were sent.
     each: Vec<String>,
     /// Child nodes for `name[key]`, in the order in which they were sent.
-    named: Vec<(String, Branch)>,
+    named: Vec<(String, FormNode)>,
     /// Values of `[][key]`, grouped by key. Which object a value belongs to follows only from the order of the values.
-    of_each: Vec<(String, Branch)>,
+    of_each: Vec<(String, FormNode)>,
 }
 
 /// Splits a name into its root and the contents of its brackets. Fails if brackets are unbalanced, nested or too many.
@@ -44,7 +44,7 @@ pub(super) fn root(name: &str) -> Result<&str, ApiError> {
     segments(name).map(|(root, _)| root)
 }
 
-impl Branch {
+impl FormNode {
     /// Adds a field. Fails on a malformed name or a duplicate value.
     pub(super) fn add(&mut self, name: &str, value: String) -> Result<(), ApiError> {
         check_name(name)?;
@@ -83,7 +83,7 @@ impl Branch {
         }
     }
 
-    fn named_or_new(&mut self, key: &str) -> &mut Branch {
+    fn named_or_new(&mut self, key: &str) -> &mut FormNode {
         child(&mut self.named, key)
     }
 
@@ -95,7 +95,7 @@ impl Branch {
 
     /// Converts a node into a JSON value; `root` is the field name for error messages.
     fn value(self, root: &str) -> Result<Value, ApiError> {
-        let Branch { own, each, named, of_each } = self;
+        let FormNode { own, each, named, of_each } = self;
         let forms = usize::from(own.is_some())
             + usize::from(!each.is_empty())
             + usize::from(!named.is_empty())
@@ -125,9 +125,9 @@ impl Branch {
     }
 }
 
-fn child<'a>(children: &'a mut Vec<(String, Branch)>, key: &str) -> &'a mut Branch {
+fn child<'a>(children: &'a mut Vec<(String, FormNode)>, key: &str) -> &'a mut FormNode {
     let at = children.iter().position(|(own, _)| own == key).unwrap_or_else(|| {
-        children.push((key.into(), Branch::default()));
+        children.push((key.into(), FormNode::default()));
         children.len() - 1
     });
     &mut children[at].1
@@ -135,7 +135,7 @@ fn child<'a>(children: &'a mut Vec<(String, Branch)>, key: &str) -> &'a mut Bran
 
 /// Builds a list of objects from the values of each key. Some clients send all values of a key before those of the next
 /// key, others send one object after another. If every object has every key, both orders give the same list.
-fn zipped(of_each: Vec<(String, Branch)>, root: &str) -> Result<Value, ApiError> {
+fn zipped(of_each: Vec<(String, FormNode)>, root: &str) -> Result<Value, ApiError> {
     let count = of_each.first().map_or(0, |(_, branch)| branch.each.len());
     if of_each.iter().any(|(_, branch)| branch.each.len() != count) {
         let why =

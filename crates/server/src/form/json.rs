@@ -37,15 +37,15 @@ impl Form {
 
 /// Parses text as JSON. Errors contain line and column; a duplicate key in an object is an error.
 pub fn parse(text: &str) -> Result<Value, String> {
-    serde_json::from_str::<Once>(text).map(|once| once.0).map_err(|error| error.to_string())
+    serde_json::from_str::<UniqueKeys>(text).map(|once| once.0).map_err(|error| error.to_string())
 }
 
 /// A JSON value in which no object has duplicate keys. JSON parsers differ in which of two duplicates they use.
-struct Once(Value);
+struct UniqueKeys(Value);
 
-impl<'de> Deserialize<'de> for Once {
+impl<'de> Deserialize<'de> for UniqueKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OnceVisitor).map(Once)
+        deserializer.deserialize_any(OnceVisitor).map(UniqueKeys)
     }
 }
 
@@ -74,7 +74,7 @@ impl<'de> Visitor<'de> for OnceVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
-        while let Some(Once(item)) = seq.next_element()? {
+        while let Some(UniqueKeys(item)) = seq.next_element()? {
             items.push(item);
         }
         Ok(Value::Array(items))
@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for OnceVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut entries = Map::new();
-        while let Some((key, Once(value))) = map.next_entry::<String, Once>()? {
+        while let Some((key, UniqueKeys(value))) = map.next_entry::<String, UniqueKeys>()? {
             if entries.contains_key(&key) {
                 let key: String = key.chars().take(64).collect();
                 return Err(A::Error::custom(format!("duplicate key '{key}'")));

@@ -7,7 +7,7 @@ use axum::extract::multipart::{Field, MultipartError};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 
-use super::brackets::{Branch, root};
+use super::brackets::{FormNode, root};
 use super::{FilePart, Form, MAX_FIELDS, MAX_PARTS, MAX_TEXT, check_text, invalid, shown, too_many};
 use crate::descriptors::{Descriptors, busy};
 use crate::error::ApiError;
@@ -26,7 +26,7 @@ impl Form {
         limit: Descriptors,
         takes_file: &(dyn Fn(&str) -> bool + Sync),
     ) -> Result<Form, ApiError> {
-        let (mut tree, mut parts, mut fields, mut files, mut text) = (Branch::default(), Vec::new(), 0, 0, 0);
+        let (mut tree, mut parts, mut fields, mut files, mut text) = (FormNode::default(), Vec::new(), 0, 0, 0);
         let mut hash = Sha256::new().chain_update(b"form\0");
         while let Some(field) = body.next_field().await.map_err(broken)? {
             let name = field.name().ok_or_else(|| malformed("a part has no name"))?.to_string();

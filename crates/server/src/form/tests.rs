@@ -36,7 +36,7 @@ fn read_bytes(content_type: &str, bytes: Vec<u8>) -> Result<Form, ApiError> {
         let multipart = Multipart::from_request(request, &()).await;
         let multipart = multipart.map_err(|e| ApiError::new(400, "invalid_multipart", e.body_text()))?;
         let takes_file = |name: &str| name.starts_with("input_");
-        Form::multipart(multipart, &std::env::temp_dir(), Descriptors::of(u64::MAX), &takes_file).await
+        Form::multipart(multipart, &std::env::temp_dir(), Descriptors::with_limit(u64::MAX), &takes_file).await
     })
 }
 

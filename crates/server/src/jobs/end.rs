@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::index::{At, Entry, Index};
+use super::index::{JobEntry, JobIndex, JobLifecycle};
 use super::{Caller, Jobs, missing};
 use crate::error::{ApiError, Failure};
 use crate::id::VideoId;
-use crate::job::{Produced, Record, Snapshot, State};
+use crate::job::{JobState, Record, Snapshot, VideoProperties};
 use crate::store::{is_full, unstored};
 
 /// Expiry time of a job that was deleted while it ran. The next start of the server removes such a job before clients
@@ -77,7 +77,7 @@ impl Jobs {
         };
         let (at, before) = (entry.at.clone(), entry.record.clone());
         drop(index);
-        if matches!(at, At::Run(_)) {
+        if matches!(at, JobLifecycle::Run(_)) {
             // The run may still write to the job's folder, so the folder is removed when the run ends.
             let failure = Failure::new("cancelled", "the video was deleted");
             let record = Record { expires_at: Some(DELETED), ..self.failed_record(&before, failure) };
@@ -111,10 +111,10 @@ impl Jobs {
     }
 
     /// Removes a cancelled job from the queue or, if it runs, signals the device to stop it.
-    fn leave(&self, index: &mut Index, id: &VideoId) {
+    fn leave(&self, index: &mut JobIndex, id: &VideoId) {
         let Some(entry) = index.jobs.get(id) else { return };
         entry.cancelled.store(true, Ordering::Release);
-        if let At::Queue(place) = entry.at.clone() {
+        if let JobLifecycle::Queue(place) = entry.at.clone() {
             index.waiting.remove(&place);
             index.notify_queued();
         }
@@ -124,7 +124,7 @@ impl Jobs {
 
     /// Returns the state of a job that fails now with `failure`.
     fn failed_record(&self, before: &Record, failure: Failure) -> Record {
-        Record { state: State::Failed, failure: Some(failure), ..self.ended_record(before) }
+        Record { state: JobState::Failed, failure: Some(failure), ..self.ended_record(before) }
     }
 
     fn ended_record(&self, before: &Record) -> Record {
@@ -137,9 +137,9 @@ impl Jobs {
     ///
     /// # Errors
     /// Returns an error if the state cannot be written.
-    pub fn completed(&self, id: &VideoId, produced: Produced) -> io::Result<()> {
+    pub fn completed(&self, id: &VideoId, produced: VideoProperties) -> io::Result<()> {
         let end = |before: &Record| Record {
-            state: State::Completed,
+            state: JobState::Completed,
             produced: Some(produced.clone()),
             ..self.ended_record(before)
         };
@@ -168,16 +168,18 @@ impl Jobs {
         let record = end(&entry.record);
         drop(index);
         let mut written = self.write_with_retry(id, &record);
-        if written.as_ref().is_err_and(is_full) && record.state == State::Failed {
+        if written.as_ref().is_err_and(is_full) && record.state == JobState::Failed {
             // The partially written video may be what fills the disk.
             self.store.forget_run(id, false);
             written = self.write(id, &record);
         }
         let mut index = self.lock();
         let is_over = written.is_ok() || whatever;
-        if let Some(Entry { at: At::Run(run), .. }) = index.jobs.get(id).filter(|_| record.state == State::Completed) {
+        if let Some(JobEntry { at: JobLifecycle::Run(run), .. }) =
+            index.jobs.get(id).filter(|_| record.state == JobState::Completed)
+        {
             let run = *run;
-            let Index { runs, profiles, .. } = &mut *index;
+            let JobIndex { runs, profiles, .. } = &mut *index;
             runs.get_mut(&run).into_iter().for_each(|run| run.track.end_stage(profiles));
         }
         self.settle(&mut index, id, is_over.then_some(record));
@@ -203,9 +205,9 @@ impl Jobs {
         drop(index);
         for id in &members {
             let (mut index, is_there) = self.reserve(self.lock(), id);
-            let is_completed = index.jobs.get(id).is_some_and(|entry| entry.record.state == State::Completed);
+            let is_completed = index.jobs.get(id).is_some_and(|entry| entry.record.state == JobState::Completed);
             let is_hidden = index.jobs.get_mut(id).filter(|_| is_there).is_some_and(|entry| {
-                entry.at = At::Over;
+                entry.at = JobLifecycle::Over;
                 entry.is_hidden
             });
             drop(index);

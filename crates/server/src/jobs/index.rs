@@ -8,33 +8,33 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use super::Caller;
-use super::progress::{Profiles, Track};
+use super::progress::{BatchProgress, Profiles};
 use crate::id::VideoId;
-use crate::job::{Accepted, JobPhase, Progress, Record, Snapshot, State};
-use crate::schedule::{Candidate, Loaded};
+use crate::job::{AcceptedJob, JobPhase, JobState, Progress, Record, Snapshot};
+use crate::schedule::{LoadedPrograms, ScheduleCandidate};
 
 /// Number of expired jobs that are remembered, so that requests for them get 410 instead of 404.
 const MAX_EXPIRED: usize = 1024;
 
 /// Position in the queue. Jobs that an earlier server process started come before new ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct QueuePosition {
     pub(super) is_new: bool,
     pub(super) id: VideoId,
 }
 
 /// A job in the queue.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) candidate: Candidate,
+pub(super) struct QueuedJob {
+    pub(super) candidate: ScheduleCandidate,
     /// Members of the batch in which an earlier server process started the job; `None` if none has started it.
     pub(super) batch: Option<Arc<Vec<VideoId>>>,
 }
 
 /// Where a job is in its lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum At {
-    Queue(Place),
+pub(super) enum JobLifecycle {
+    Queue(QueuePosition),
     /// In the run with this number: the job is on the device, or its files are being written.
     Run(u64),
     Over,
@@ -42,11 +42,11 @@ pub(super) enum At {
 
 /// A job with its state and the clients that watch it.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) accepted: Arc<Accepted>,
+pub(super) struct JobEntry {
+    pub(super) accepted: Arc<AcceptedJob>,
     pub(super) record: Arc<Record>,
     pub(super) progress: Progress,
-    pub(super) at: At,
+    pub(super) at: JobLifecycle,
     /// Channel to the clients that watch the job; `None` if there are none.
     pub(super) sender: Option<watch::Sender<Snapshot>>,
     /// Set to make the device stop running the job.
@@ -63,9 +63,9 @@ pub(super) struct Entry {
     pub(super) deadline: Option<Instant>,
 }
 
-impl Entry {
-    pub(super) fn new(accepted: Accepted, record: Record, at: At) -> Self {
-        Entry {
+impl JobEntry {
+    pub(super) fn new(accepted: AcceptedJob, record: Record, at: JobLifecycle) -> Self {
+        JobEntry {
             accepted: Arc::new(accepted),
             record: Arc::new(record),
             progress: Progress::default(),
@@ -83,9 +83,9 @@ impl Entry {
 
 /// A batch that is running.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct RunningBatch {
     pub(super) members: Vec<VideoId>,
-    pub(super) track: Track,
+    pub(super) track: BatchProgress,
     /// Whether the device is done with the batch.
     pub(super) is_made: bool,
     /// Number of videos of the batch that the finisher thread is writing.
@@ -94,7 +94,7 @@ pub(super) struct Run {
 
 /// The job to which an idempotency key belongs.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct IdempotentJob {
     pub(super) id: VideoId,
     pub(super) body_sha256: String,
     pub(super) until: Instant,
@@ -104,15 +104,15 @@ pub(super) struct Named {
 
 /// All jobs, the queue and the batches that run.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    pub(super) jobs: BTreeMap<VideoId, Entry>,
-    pub(super) waiting: BTreeMap<Place, Waiting>,
+pub(super) struct JobIndex {
+    pub(super) jobs: BTreeMap<VideoId, JobEntry>,
+    pub(super) waiting: BTreeMap<QueuePosition, QueuedJob>,
     /// Number of reserved queue slots for each API key.
     pub(super) tickets: HashMap<String, usize>,
-    pub(super) named: HashMap<RequestName, Named>,
-    pub(super) runs: BTreeMap<u64, Run>,
+    pub(super) named: HashMap<RequestName, IdempotentJob>,
+    pub(super) runs: BTreeMap<u64, RunningBatch>,
     pub(super) begun: u64,
-    pub(super) loaded: Loaded,
+    pub(super) loaded: LoadedPrograms,
     pub(super) profiles: Profiles,
     /// Whether the disk has too little space for another video.
     pub(super) is_short: bool,
@@ -125,24 +125,24 @@ pub(super) struct Index {
     gone_ids: BTreeSet<VideoId>,
 }
 
-impl Index {
+impl JobIndex {
     /// Returns a job; `None` if it does not exist or the caller may not see it.
-    pub(super) fn seen(&self, caller: &Caller, id: &VideoId) -> Option<&Entry> {
+    pub(super) fn seen(&self, caller: &Caller, id: &VideoId) -> Option<&JobEntry> {
         self.jobs.get(id).filter(|entry| !entry.is_hidden && caller.sees(&entry.accepted))
     }
 
-    pub(super) fn snapshot(&self, entry: &Entry) -> Snapshot {
+    pub(super) fn snapshot(&self, entry: &JobEntry) -> Snapshot {
         let position = match &entry.at {
-            At::Queue(place) => Some(self.waiting.range(..place).count()),
-            At::Run(_) | At::Over => None,
+            JobLifecycle::Queue(place) => Some(self.waiting.range(..place).count()),
+            JobLifecycle::Run(_) | JobLifecycle::Over => None,
         };
         self.snapshot_at(entry, position)
     }
 
-    fn snapshot_at(&self, entry: &Entry, queue_position: Option<usize>) -> Snapshot {
-        let queue_position = queue_position.filter(|_| entry.record.state == State::Queued);
+    fn snapshot_at(&self, entry: &JobEntry, queue_position: Option<usize>) -> Snapshot {
+        let queue_position = queue_position.filter(|_| entry.record.state == JobState::Queued);
         let mut progress = entry.progress.clone();
-        if entry.record.state == State::Queued {
+        if entry.record.state == JobState::Queued {
             let stage = if self.is_short { JobPhase::WaitingForDisk } else { JobPhase::Queued };
             progress = Progress { stage, ..Progress::default() };
         }
@@ -221,11 +221,11 @@ pub(super) struct RequestName {
 }
 
 impl RequestName {
-    pub(super) fn of(caller: &Caller, key: &str) -> Self {
+    pub(super) fn new(caller: &Caller, key: &str) -> Self {
         RequestName { owner: caller.name.clone(), key: key.into() }
     }
 }
 
-pub(super) fn key_of(accepted: &Accepted) -> Option<RequestName> {
+pub(super) fn key_of(accepted: &AcceptedJob) -> Option<RequestName> {
     Some(RequestName { owner: accepted.owner.clone(), key: accepted.idempotency_key.clone()? })
 }

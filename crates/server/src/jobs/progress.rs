@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::device::Moment;
+use crate::device::StepProgress;
 use crate::job::{JobPhase, Progress};
 
 /// Maximum number of shapes with recorded durations, to bound memory.
@@ -22,13 +22,13 @@ const SHARES: [(JobPhase, f64); 5] = [
 
 /// Average duration of a stage.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
+struct StageDuration {
     /// Seconds per step; for a stage without steps, seconds for the entire stage.
     step: f64,
     steps: usize,
 }
 
-impl Cost {
+impl StageDuration {
     fn seconds(self) -> f64 {
         self.step * self.steps.max(1) as f64
     }
@@ -36,10 +36,10 @@ impl Cost {
 
 /// Average duration of each stage, by shape.
 #[derive(Debug, Default)]
-pub(super) struct Profiles(HashMap<Arc<str>, Vec<(JobPhase, Cost)>>);
+pub(super) struct Profiles(HashMap<Arc<str>, Vec<(JobPhase, StageDuration)>>);
 
 impl Profiles {
-    fn learn(&mut self, shape: &Arc<str>, stage: JobPhase, cost: Cost) {
+    fn learn(&mut self, shape: &Arc<str>, stage: JobPhase, cost: StageDuration) {
         if self.0.len() >= SHAPES && !self.0.contains_key(shape) {
             self.0.clear();
         }
@@ -61,7 +61,7 @@ fn recurs(stage: JobPhase) -> bool {
 
 /// Progress of a run.
 #[derive(Debug)]
-pub(super) struct Track {
+pub(super) struct BatchProgress {
     shape: Arc<str>,
     begun: Instant,
     stage: JobPhase,
@@ -74,10 +74,10 @@ pub(super) struct Track {
     best: u8,
 }
 
-impl Track {
+impl BatchProgress {
     pub(super) fn new(shape: Arc<str>) -> Self {
         let now = Instant::now();
-        Track {
+        BatchProgress {
             shape,
             begun: now,
             stage: JobPhase::Loading,
@@ -95,14 +95,14 @@ impl Track {
         let seconds = self.since.elapsed().as_secs_f64();
         let made = self.steps.saturating_sub(self.first);
         if recurs(self.stage) && (self.steps <= 1 || made > 0) {
-            let cost = Cost { step: seconds / made.max(1) as f64, steps: self.steps.max(1) };
+            let cost = StageDuration { step: seconds / made.max(1) as f64, steps: self.steps.max(1) };
             profiles.learn(&self.shape, self.stage, cost);
         }
         self.over.push(self.stage);
     }
 
     /// Updates the progress from a report of the device and returns it.
-    pub(super) fn at(&mut self, moment: Moment, profiles: &mut Profiles) -> Progress {
+    pub(super) fn at(&mut self, moment: StepProgress, profiles: &mut Profiles) -> Progress {
         if moment.stage != self.stage {
             self.end_stage(profiles);
             self.stage = moment.stage;
@@ -119,7 +119,7 @@ impl Track {
         let (share, left) = self.share(profiles);
         // The percentage never decreases, and 100 is reported only once the files are written.
         self.best = self.best.max((share * 100.0).clamp(0.0, 99.0) as u8);
-        let Track { stage, step, steps, best, .. } = *self;
+        let BatchProgress { stage, step, steps, best, .. } = *self;
         Progress { stage, step, steps, percent: best, eta_s: left }
     }
 
@@ -132,7 +132,7 @@ impl Track {
             Some(stages) => stages
                 .iter()
                 .map(|(stage, cost)| match *stage == self.stage && self.steps > 0 {
-                    true => (*stage, Cost { steps: self.steps, ..*cost }.seconds()),
+                    true => (*stage, StageDuration { steps: self.steps, ..*cost }.seconds()),
                     false => (*stage, cost.seconds()),
                 })
                 .collect(),
@@ -169,11 +169,11 @@ mod tests {
         [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 8), (JobPhase::VideoDecoder, 0), (JobPhase::Encoding, 0)];
 
     fn run(profiles: &mut Profiles, from: usize) -> Vec<Progress> {
-        let mut track = Track::new(Arc::from("s"));
+        let mut track = BatchProgress::new(Arc::from("s"));
         let mut seen = Vec::new();
         for (stage, steps) in STAGES {
             for step in if stage == JobPhase::Denoise { from } else { 0 }..=steps {
-                seen.push(track.at(Moment { stage, step, steps }, profiles));
+                seen.push(track.at(StepProgress { stage, step, steps }, profiles));
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -206,7 +206,7 @@ mod tests {
     fn number_of_recorded_shapes_is_bounded() {
         let mut profiles = Profiles::default();
         for n in 0..3 * SHAPES {
-            profiles.learn(&Arc::from(format!("{n}")), JobPhase::Denoise, Cost { step: 1.0, steps: 1 });
+            profiles.learn(&Arc::from(format!("{n}")), JobPhase::Denoise, StageDuration { step: 1.0, steps: 1 });
             assert!(profiles.0.len() <= SHAPES);
         }
     }

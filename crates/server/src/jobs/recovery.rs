@@ -4,14 +4,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::end::{DELETED, GONE};
-use super::index::{At, Entry, Index, Named, key_of};
+use super::index::{IdempotentJob, JobEntry, JobIndex, JobLifecycle, key_of};
 use super::submit::{NAMED, enqueue};
-use super::{Jobs, Pace};
+use super::{JobTiming, Jobs};
 use crate::error::Failure;
 use crate::id::VideoId;
-use crate::job::{Record, State};
+use crate::job::{JobState, Record};
 use crate::settings::Settings;
-use crate::store::{JobStore, Stored};
+use crate::store::{JobStore, StoredJob};
 
 /// Number of interrupted attempts after which a job is marked as failed.
 const CRASHES: u32 = 2;
@@ -23,20 +23,20 @@ impl Jobs {
     /// # Errors
     /// Returns an error if the store cannot be read.
     pub fn open(store: Arc<dyn JobStore>, settings: Settings) -> std::io::Result<Arc<Jobs>> {
-        Jobs::open_at(store, settings, Pace::default())
+        Jobs::open_at(store, settings, JobTiming::default())
     }
 
     /// Same as [`Jobs::open`], with a custom clock and timing.
     ///
     /// # Errors
     /// Same as [`Jobs::open`].
-    pub fn open_at(store: Arc<dyn JobStore>, settings: Settings, pace: Pace) -> std::io::Result<Arc<Jobs>> {
+    pub fn open_at(store: Arc<dyn JobStore>, settings: Settings, pace: JobTiming) -> std::io::Result<Arc<Jobs>> {
         let all = store.load_all()?;
         let jobs = Jobs {
             store,
             settings,
             pace,
-            index: Mutex::new(Index::default()),
+            index: Mutex::new(JobIndex::default()),
             freed: Condvar::new(),
             work: Condvar::new(),
             version: tokio::sync::watch::channel(0).0,
@@ -45,7 +45,7 @@ impl Jobs {
             sweeps: (Mutex::new(false), Condvar::new()),
             sweeping: Mutex::new(()),
         };
-        let mut index = Index::default();
+        let mut index = JobIndex::default();
         for stored in all {
             jobs.recover(&mut index, stored);
         }
@@ -59,8 +59,8 @@ impl Jobs {
         self.lock().jobs.keys().next_back().cloned()
     }
 
-    fn recover(&self, index: &mut Index, stored: Stored) {
-        let Stored { accepted, record, order, has_steps, produced } = stored;
+    fn recover(&self, index: &mut JobIndex, stored: StoredJob) {
+        let StoredJob { accepted, record, order, has_steps, produced } = stored;
         let id = accepted.id.clone();
         if record.expires_at == Some(DELETED) {
             if let Err(error) = self.store.remove(&id) {
@@ -74,26 +74,26 @@ impl Jobs {
             if let Some(left) = NAMED.checked_sub(age) {
                 let body_sha256 = accepted.body_sha256.clone();
                 let until = Instant::now() + left;
-                index.named.insert(key, Named { id: id.clone(), body_sha256, until, is_kept: true });
+                index.named.insert(key, IdempotentJob { id: id.clone(), body_sha256, until, is_kept: true });
             }
         }
         if record.state.is_terminal() && (has_steps || !order.is_empty()) {
-            self.store.forget_run(&id, record.state == State::Completed);
+            self.store.forget_run(&id, record.state == JobState::Completed);
         }
         let batch = match order.contains(&id) {
             true => Arc::new(order),
             false => Arc::new(vec![id.clone()]),
         };
         match record.state {
-            State::Queued => {
+            JobState::Queued => {
                 let batch = (has_steps || batch.len() > 1).then_some(batch);
                 enqueue(index, accepted, record, batch);
             }
-            State::Completed | State::Failed => {
-                let entry = self.over(Entry::new(accepted, record, At::Over));
+            JobState::Completed | JobState::Failed => {
+                let entry = self.over(JobEntry::new(accepted, record, JobLifecycle::Over));
                 index.jobs.insert(id, entry);
             }
-            State::InProgress => {
+            JobState::InProgress => {
                 let now = self.now();
                 let ended = Record {
                     completed_at: Some(now),
@@ -101,22 +101,22 @@ impl Jobs {
                     ..record.clone()
                 };
                 let found = if produced.is_some() {
-                    Record { state: State::Completed, produced, ..ended }
+                    Record { state: JobState::Completed, produced, ..ended }
                 } else if record.attempts >= CRASHES {
                     let message = "the server stopped twice while it generated the video";
-                    Record { state: State::Failed, failure: Some(Failure::new("crashed", message)), ..ended }
+                    Record { state: JobState::Failed, failure: Some(Failure::new("crashed", message)), ..ended }
                 } else {
-                    Record { state: State::Queued, ..record }
+                    Record { state: JobState::Queued, ..record }
                 };
                 tracing::info!(%id, "the job was in progress at start; its new state is {}", found.state.name());
                 if let Err(error) = self.write(&id, &found) {
                     tracing::error!(%id, "cannot write the job's state; the next start finds the old state: {error}");
                 }
-                if found.state == State::Queued {
+                if found.state == JobState::Queued {
                     enqueue(index, accepted, found, Some(batch));
                 } else {
-                    self.store.forget_run(&id, found.state == State::Completed);
-                    let entry = self.over(Entry::new(accepted, found, At::Over));
+                    self.store.forget_run(&id, found.state == JobState::Completed);
+                    let entry = self.over(JobEntry::new(accepted, found, JobLifecycle::Over));
                     index.jobs.insert(id, entry);
                 }
             }
@@ -124,12 +124,12 @@ impl Jobs {
     }
 
     /// Sets the remaining lifetime of a job that has ended. It is at most `serve.keep`, even if the clock was set back.
-    fn over(&self, entry: Entry) -> Entry {
+    fn over(&self, entry: JobEntry) -> JobEntry {
         let now = self.now();
         let left = entry.record.expires_at.map_or(0, |at| at.saturating_sub(now));
         let left = Duration::from_secs(left).min(self.settings.keep);
         let age = Duration::from_secs(now.saturating_sub(entry.record.completed_at.unwrap_or(now)));
         let instant = Instant::now();
-        Entry { ended: instant.checked_sub(age).or(Some(instant)), deadline: instant.checked_add(left), ..entry }
+        JobEntry { ended: instant.checked_sub(age).or(Some(instant)), deadline: instant.checked_add(left), ..entry }
     }
 }

@@ -7,12 +7,12 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Jobs;
-use super::index::{At, Index, Place, Run};
-use super::progress::Track;
-use crate::device::{Moment, Order, Stop};
+use super::index::{JobIndex, JobLifecycle, QueuePosition, RunningBatch};
+use super::progress::BatchProgress;
+use crate::device::{JobBatch, StepProgress, Stop};
 use crate::id::VideoId;
-use crate::job::{Accepted, JobPhase, Record, State};
-use crate::schedule::{self, Candidate};
+use crate::job::{AcceptedJob, JobPhase, JobState, Record};
+use crate::schedule::{self, ScheduleCandidate};
 use crate::store::STEPS;
 
 /// Interval at which the device thread checks a full disk again or retries a batch that could not be started.
@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A batch for the device, and a cancellation flag for each of its jobs.
 pub struct Running {
     /// The batch for the device.
-    pub order: Order,
+    pub order: JobBatch,
     /// One flag per job, set when that job is cancelled.
     pub cancelled: Vec<Arc<AtomicBool>>,
     /// Shapes whose programs the device must unload before the run.
@@ -37,8 +37,8 @@ impl Running {
 
     /// Splits the batch into runs of one job each, which do not resume from a checkpoint.
     pub fn alone(&self) -> Vec<Running> {
-        let one = |(job, cancelled): (&Arc<Accepted>, &Arc<AtomicBool>)| Running {
-            order: Order { jobs: vec![Arc::clone(job)], steps: None, resume: false },
+        let one = |(job, cancelled): (&Arc<AcceptedJob>, &Arc<AtomicBool>)| Running {
+            order: JobBatch { jobs: vec![Arc::clone(job)], steps: None, resume: false },
             cancelled: vec![Arc::clone(cancelled)],
             evict: Vec::new(),
             number: self.number,
@@ -52,9 +52,9 @@ impl Running {
 }
 
 /// Jobs selected to start together as a batch.
-struct Picked {
+struct SelectedJobs {
     members: Vec<VideoId>,
-    places: Vec<Place>,
+    places: Vec<QueuePosition>,
     records: Vec<Record>,
     resume: bool,
 }
@@ -93,7 +93,7 @@ impl Jobs {
 
     /// Returns whether the disk has space for another video. If the answer has changed, notifies the watchers of queued
     /// jobs.
-    fn room_for(&self, index: &mut MutexGuard<'_, Index>) -> bool {
+    fn room_for(&self, index: &mut MutexGuard<'_, JobIndex>) -> bool {
         let usage = self.store.usage();
         let is_short = self.is_over(usage);
         if is_short != index.is_short {
@@ -108,14 +108,14 @@ impl Jobs {
     }
 
     /// Selects the jobs of the next batch and marks them as busy.
-    fn choose(&self, index: &mut Index) -> Option<Picked> {
+    fn choose(&self, index: &mut JobIndex) -> Option<SelectedJobs> {
         // A queued job that is busy is being cancelled.
-        let free = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
-        let places: Vec<Place> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();
+        let free = |place: &&QueuePosition| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
+        let places: Vec<QueuePosition> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();
         let (chosen, resume) = match self.resumable_batch(index, places.first()?) {
             Some(batch) => (batch, true),
             None => {
-                let candidates: Vec<Candidate> =
+                let candidates: Vec<ScheduleCandidate> =
                     places.iter().filter_map(|place| Some(index.waiting.get(place)?.candidate.clone())).collect();
                 let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch);
                 for n in schedule::overtaken(&picked) {
@@ -126,7 +126,7 @@ impl Jobs {
                 (picked.iter().map(|n| places[*n].clone()).collect(), false)
             }
         };
-        let mut picked = Picked { members: Vec::new(), places: chosen, records: Vec::new(), resume };
+        let mut picked = SelectedJobs { members: Vec::new(), places: chosen, records: Vec::new(), resume };
         for place in &picked.places {
             let entry = index.jobs.get_mut(&place.id)?;
             entry.is_busy = true;
@@ -139,22 +139,23 @@ impl Jobs {
     /// Returns the queue positions, in batch order, of the jobs that an earlier server process started in one batch
     /// with `first`. `None` if there is no such batch, or if one of its jobs is not waiting: saved denoising steps can
     /// only be resumed by the complete batch.
-    fn resumable_batch(&self, index: &Index, first: &Place) -> Option<Vec<Place>> {
+    fn resumable_batch(&self, index: &JobIndex, first: &QueuePosition) -> Option<Vec<QueuePosition>> {
         let batch = index.waiting.get(first)?.batch.as_ref()?;
-        let waits = |place: &Place| {
+        let waits = |place: &QueuePosition| {
             index.waiting.contains_key(place) && index.jobs.get(&place.id).is_some_and(|job| !job.is_busy)
         };
-        let places: Vec<Place> = batch.iter().map(|id| Place { is_new: false, id: id.clone() }).collect();
+        let places: Vec<QueuePosition> =
+            batch.iter().map(|id| QueuePosition { is_new: false, id: id.clone() }).collect();
         places.iter().all(waits).then_some(places)
     }
 
     /// Records on disk that the selected jobs are running, and returns their new states.
-    fn begin(&self, picked: &Picked) -> std::io::Result<Vec<Record>> {
+    fn begin(&self, picked: &SelectedJobs) -> std::io::Result<Vec<Record>> {
         self.store.begin(&picked.members)?;
         let mut records = Vec::new();
         for (id, before) in picked.members.iter().zip(&picked.records) {
             let record = Record {
-                state: State::InProgress,
+                state: JobState::InProgress,
                 started_at: Some(self.now()),
                 attempts: before.attempts + 1,
                 batch: picked.members.len(),
@@ -167,12 +168,12 @@ impl Jobs {
     }
 
     /// Keeps the selected jobs in the queue after their start has failed.
-    fn put_back(&self, index: &mut Index, picked: &Picked) {
+    fn put_back(&self, index: &mut JobIndex, picked: &SelectedJobs) {
         picked.members.iter().for_each(|id| self.settle(index, id, None));
     }
 
     /// Moves the selected jobs from the queue to a new run.
-    fn start(&self, mut index: MutexGuard<'_, Index>, picked: &Picked, records: Vec<Record>) -> Running {
+    fn start(&self, mut index: MutexGuard<'_, JobIndex>, picked: &SelectedJobs, records: Vec<Record>) -> Running {
         index.begun += 1;
         let number = index.begun;
         let (mut jobs, mut cancelled, mut candidate) = (Vec::new(), Vec::new(), None);
@@ -180,7 +181,7 @@ impl Jobs {
             let waiting = index.waiting.remove(place);
             candidate = candidate.or(waiting.map(|waiting| waiting.candidate));
             let Some(entry) = index.jobs.get_mut(id) else { continue };
-            entry.at = At::Run(number);
+            entry.at = JobLifecycle::Run(number);
             entry.progress.stage = JobPhase::Loading;
             jobs.push(Arc::clone(&entry.accepted));
             cancelled.push(Arc::clone(&entry.cancelled));
@@ -193,29 +194,34 @@ impl Jobs {
             evict.extend(gone.iter().map(ToString::to_string));
             index.loaded.use_loras(&candidate.loras);
         }
-        let run = Run { members: picked.members.clone(), track: Track::new(shape), is_made: false, writing: 0 };
+        let run = RunningBatch {
+            members: picked.members.clone(),
+            track: BatchProgress::new(shape),
+            is_made: false,
+            writing: 0,
+        };
         index.runs.insert(number, run);
         index.moved = Some(Instant::now());
         index.notify_queued();
         drop(index);
         self.is_changed();
         let steps: Option<PathBuf> = picked.members.first().map(|id| self.store.folder(id).join(STEPS));
-        Running { order: Order { jobs, steps, resume: picked.resume }, cancelled, evict, number }
+        Running { order: JobBatch { jobs, steps, resume: picked.resume }, cancelled, evict, number }
     }
 
     /// Records that the programs for a job's shape are loaded on the device.
-    pub fn is_warm(&self, job: &Accepted) {
+    pub fn is_warm(&self, job: &AcceptedJob) {
         let mut index = self.lock();
         index.loaded.use_shape(&Arc::from(job.shape.as_str()), usize::MAX);
     }
 
     /// Records that the programs for a job's shape are not loaded, because they did not fit on the device.
-    pub fn is_not_loaded(&self, job: &Accepted) {
+    pub fn is_not_loaded(&self, job: &AcceptedJob) {
         self.lock().loaded.forget(&job.shape);
     }
 
     /// Records the progress of a run. Returns whether the run continues, or why it must stop.
-    pub fn moment(&self, running: &Running, moment: Moment) -> ControlFlow<Stop> {
+    pub fn moment(&self, running: &Running, moment: StepProgress) -> ControlFlow<Stop> {
         let mut index = self.lock();
         index.moved = Some(Instant::now());
         self.show(&mut index, running, moment);
@@ -230,8 +236,8 @@ impl Jobs {
         ControlFlow::Continue(())
     }
 
-    fn show(&self, index: &mut Index, running: &Running, moment: Moment) {
-        let Index { runs, profiles, jobs, .. } = index;
+    fn show(&self, index: &mut JobIndex, running: &Running, moment: StepProgress) {
+        let JobIndex { runs, profiles, jobs, .. } = index;
         let Some(run) = runs.get_mut(&running.number) else { return };
         let progress = run.track.at(moment, profiles);
         for id in running.ids() {
@@ -243,10 +249,10 @@ impl Jobs {
     }
 
     /// Records that the device has generated the videos of a batch. Their files are written next.
-    pub fn made(&self, running: &Running) {
+    pub fn mark_generated(&self, running: &Running) {
         let mut index = self.lock();
         index.moved = Some(Instant::now());
-        self.show(&mut index, running, Moment { stage: JobPhase::Encoding, step: 0, steps: 0 });
+        self.show(&mut index, running, StepProgress { stage: JobPhase::Encoding, step: 0, steps: 0 });
         drop(index);
         self.is_changed();
     }
@@ -283,7 +289,7 @@ impl Jobs {
     pub fn requeue_running(&self) {
         let ids: Vec<VideoId> = {
             let index = self.lock();
-            let running = index.jobs.iter().filter(|(_, entry)| entry.record.state == State::InProgress);
+            let running = index.jobs.iter().filter(|(_, entry)| entry.record.state == JobState::InProgress);
             running.map(|(id, _)| id.clone()).collect()
         };
         self.requeue_each(&ids);
@@ -295,7 +301,7 @@ impl Jobs {
             let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { continue };
             // The job did not cause the interruption, so this attempt does not count.
             let attempts = entry.record.attempts.saturating_sub(1);
-            let record = Record { state: State::Queued, attempts, ..Record::clone(&entry.record) };
+            let record = Record { state: JobState::Queued, attempts, ..Record::clone(&entry.record) };
             let is_over = entry.record.state.is_terminal();
             drop(index);
             let written = if is_over { Ok(()) } else { self.write_with_retry(id, &record) };

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::index::{At, Entry, Index, Named, Place, RequestName, Waiting, key_of};
+use super::index::{IdempotentJob, JobEntry, JobIndex, JobLifecycle, QueuePosition, QueuedJob, RequestName, key_of};
 use super::waiters::{Waiter, count};
 use super::{Caller, Jobs, Submitted, Ticket, retry_after};
 use crate::error::ApiError;
-use crate::job::{Accepted, Record, Snapshot};
-use crate::schedule::Candidate;
+use crate::job::{AcceptedJob, Record, Snapshot};
+use crate::schedule::ScheduleCandidate;
 use crate::store::{no_room, unstored};
 
 /// Lifetime of an idempotency key.
@@ -18,7 +18,7 @@ pub(super) const NAMED: Duration = Duration::from_secs(24 * 3600);
 /// Guard that frees a request's idempotency key unless the job is stored, even after a panic.
 struct KeyGuard<'a> {
     jobs: &'a Jobs,
-    accepted: &'a Accepted,
+    accepted: &'a AcceptedJob,
 }
 
 impl Drop for KeyGuard<'_> {
@@ -79,7 +79,7 @@ impl Jobs {
     }
 
     /// Rejects requests that exceed the queue limits. The limit per key applies only to servers with keys.
-    fn check_bounds(&self, index: &Index, caller: &Caller) -> Result<(), ApiError> {
+    fn check_bounds(&self, index: &JobIndex, caller: &Caller) -> Result<(), ApiError> {
         let (most, most_own) = (self.settings.queue, self.settings.queue_per_key);
         let full = |code, queue: &str, most: usize| {
             let seconds = retry_after(index);
@@ -95,7 +95,7 @@ impl Jobs {
         Ok(())
     }
 
-    fn release(&self, index: &mut Index, owner: &str) {
+    fn release(&self, index: &mut JobIndex, owner: &str) {
         if let Some(held) = index.tickets.get_mut(owner) {
             *held -= 1;
             if *held == 0 {
@@ -108,7 +108,7 @@ impl Jobs {
     ///
     /// # Errors
     /// Returns `idempotency_conflict` or `insufficient_storage`, or an error if the job cannot be stored.
-    pub fn submit(&self, mut ticket: Ticket, accepted: Accepted) -> Result<Submitted, ApiError> {
+    pub fn submit(&self, mut ticket: Ticket, accepted: AcceptedJob) -> Result<Submitted, ApiError> {
         if let Some(before) = self.name(&accepted, ticket.waits)? {
             return Ok(Submitted::Again(before));
         }
@@ -140,7 +140,7 @@ impl Jobs {
     /// Returns whether one of the caller's requests has already used an idempotency key.
     pub fn is_named(&self, caller: &Caller, key: &str) -> bool {
         let index = self.lock();
-        index.named.get(&RequestName::of(caller, key)).is_some_and(|named| named.until > Instant::now())
+        index.named.get(&RequestName::new(caller, key)).is_some_and(|named| named.until > Instant::now())
     }
 
     /// Returns the earlier job with the same idempotency key, if there is one. If `waits`, counts the client among the
@@ -155,7 +155,7 @@ impl Jobs {
         body_sha256: &str,
         waits: bool,
     ) -> Result<Option<Snapshot>, ApiError> {
-        let (mut index, found) = self.named(self.lock(), &RequestName::of(caller, key), body_sha256)?;
+        let (mut index, found) = self.named(self.lock(), &RequestName::new(caller, key), body_sha256)?;
         if let Some(found) = found.as_ref().filter(|_| waits) {
             count(&mut index, &found.accepted.id);
         }
@@ -171,10 +171,10 @@ impl Jobs {
     /// Returns the job to which an idempotency key belongs. Fails if its request had a different body.
     fn named<'a>(
         &'a self,
-        mut index: MutexGuard<'a, Index>,
+        mut index: MutexGuard<'a, JobIndex>,
         key: &RequestName,
         body_sha256: &str,
-    ) -> Result<(MutexGuard<'a, Index>, Option<Snapshot>), ApiError> {
+    ) -> Result<(MutexGuard<'a, JobIndex>, Option<Snapshot>), ApiError> {
         loop {
             let Some(named) = index.named.get(key).filter(|named| named.until > Instant::now()) else {
                 return Ok((index, None));
@@ -198,7 +198,7 @@ impl Jobs {
     }
 
     /// Reserves the idempotency key of a request, or returns the job to which the key already belongs.
-    fn name(&self, accepted: &Accepted, waits: bool) -> Result<Option<Snapshot>, ApiError> {
+    fn name(&self, accepted: &AcceptedJob, waits: bool) -> Result<Option<Snapshot>, ApiError> {
         let Some(key) = key_of(accepted) else { return Ok(None) };
         let (mut index, found) = self.named(self.lock(), &key, &accepted.body_sha256)?;
         if let Some(found) = &found {
@@ -207,12 +207,12 @@ impl Jobs {
             }
         } else {
             let (id, body_sha256) = (accepted.id.clone(), accepted.body_sha256.clone());
-            index.named.insert(key, Named { id, body_sha256, until: Instant::now() + NAMED, is_kept: false });
+            index.named.insert(key, IdempotentJob { id, body_sha256, until: Instant::now() + NAMED, is_kept: false });
         }
         Ok(found)
     }
 
-    fn release_key(&self, accepted: &Accepted) {
+    fn release_key(&self, accepted: &AcceptedJob) {
         if let Some(key) = key_of(accepted) {
             self.lock().named.remove(&key);
             self.freed.notify_all();
@@ -237,27 +237,27 @@ impl Jobs {
 }
 
 /// Returns how many queued jobs and reserved queue slots an API key has.
-fn own_places(index: &Index, owner: &str) -> usize {
-    let waits = |place: &&Place| index.jobs.get(&place.id).is_some_and(|entry| entry.accepted.owner == owner);
+fn own_places(index: &JobIndex, owner: &str) -> usize {
+    let waits = |place: &&QueuePosition| index.jobs.get(&place.id).is_some_and(|entry| entry.accepted.owner == owner);
     index.tickets.get(owner).copied().unwrap_or(0) + index.waiting.keys().filter(waits).count()
 }
 
 /// Adds a job to the queue. With `batch`, adds it before new jobs, because an earlier server process has started it.
 pub(super) fn enqueue(
-    index: &mut Index,
-    accepted: Accepted,
+    index: &mut JobIndex,
+    accepted: AcceptedJob,
     record: Record,
     batch: Option<Arc<Vec<crate::id::VideoId>>>,
 ) {
-    let place = Place { is_new: batch.is_none(), id: accepted.id.clone() };
-    let waiting = Waiting { candidate: candidate(&accepted), batch };
-    let entry = Entry::new(accepted, record, At::Queue(place.clone()));
+    let place = QueuePosition { is_new: batch.is_none(), id: accepted.id.clone() };
+    let waiting = QueuedJob { candidate: candidate(&accepted), batch };
+    let entry = JobEntry::new(accepted, record, JobLifecycle::Queue(place.clone()));
     index.jobs.insert(place.id.clone(), entry);
     index.waiting.insert(place, waiting);
 }
 
-fn candidate(accepted: &Accepted) -> Candidate {
-    Candidate {
+fn candidate(accepted: &AcceptedJob) -> ScheduleCandidate {
+    ScheduleCandidate {
         shape: Arc::from(accepted.shape.as_str()),
         batch_key: Arc::from(accepted.batch_key.as_str()),
         loras: Arc::from(accepted.config.summary().loras.as_str()),

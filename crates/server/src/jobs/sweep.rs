@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Jobs;
-use super::index::{At, Entry};
+use super::index::{JobEntry, JobLifecycle};
 use crate::id::VideoId;
-use crate::job::State;
+use crate::job::JobState;
 use crate::store::Usage;
 
 /// Maximum number of ended jobs in memory, regardless of `serve.keep`.
@@ -22,7 +22,7 @@ impl Jobs {
     /// has too little space, and input files that no job uses.
     pub fn sweep(&self) {
         let now = Instant::now();
-        let over = |entry: &Entry| entry.at == At::Over && !entry.is_busy && !entry.is_hidden;
+        let over = |entry: &JobEntry| entry.at == JobLifecycle::Over && !entry.is_busy && !entry.is_hidden;
         let (expired, old): (BTreeSet<VideoId>, Vec<VideoId>) = {
             let mut index = self.lock();
             index.named.retain(|_, named| named.until > now);
@@ -51,7 +51,7 @@ impl Jobs {
             };
             let gives_room = || {
                 let index = self.lock();
-                index.jobs.get(id).is_some_and(|entry| entry.record.state == State::Completed)
+                index.jobs.get(id).is_some_and(|entry| entry.record.state == JobState::Completed)
             };
             if surplus > 0 {
                 surplus -= 1;
@@ -88,7 +88,7 @@ impl Jobs {
         let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return };
         let owner = entry.accepted.owner.clone();
-        if entry.at != At::Over {
+        if entry.at != JobLifecycle::Over {
             self.settle(&mut index, id, None);
             return;
         }

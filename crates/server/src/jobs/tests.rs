@@ -12,12 +12,12 @@ use crate::store::FileStore;
 
 const SEND: &str = "k";
 
-struct Server {
+struct TestServer {
     jobs: Arc<Jobs>,
     ids: Ids,
 }
 
-impl Server {
+impl TestServer {
     fn open(folder: &std::path::Path) -> Self {
         let settings = Settings {
             listen: "127.0.0.1:0".into(),
@@ -43,18 +43,18 @@ impl Server {
             drain_timeout: Duration::from_secs(30),
         };
         // The clock agrees with `created_at` of the requests.
-        let pace = Pace { clock: Arc::new(|| 100), ..Pace::default() };
+        let pace = JobTiming { clock: Arc::new(|| 100), ..JobTiming::default() };
         let store = FileStore::open(folder).expect("a store");
         let jobs = Jobs::open_at(Arc::new(store), settings, pace).expect("jobs");
-        Server { ids: Ids::behind(jobs.last_id().as_ref()), jobs }
+        TestServer { ids: Ids::after(jobs.last_id().as_ref()), jobs }
     }
 
     fn caller() -> Caller {
         Caller { name: String::new(), sees_all: true }
     }
 
-    fn accepted(&self) -> Accepted {
-        Accepted {
+    fn accepted(&self) -> AcceptedJob {
+        AcceptedJob {
             id: self.ids.next().expect("an id"),
             created_at: 100,
             owner: String::new(),
@@ -78,19 +78,19 @@ impl Server {
 
     /// Submits a request whose client waits for the job. All requests have the same idempotency key.
     fn wait(&self) -> (VideoId, Waiter) {
-        let ticket = self.jobs.admit(&Server::caller()).expect("a place").waits();
+        let ticket = self.jobs.admit(&TestServer::caller()).expect("a place").waits();
         let (Submitted::New(job) | Submitted::Again(job)) = self.jobs.submit(ticket, self.accepted()).expect("taken");
         (job.accepted.id.clone(), self.jobs.waiter(&job))
     }
 
     /// Sends the request again; returns the earlier job, if there is one, with a guard for the client.
     fn again(&self) -> Option<(VideoId, Waiter)> {
-        let job = self.jobs.replayed(&Server::caller(), SEND, "body", true).expect("the same request")?;
+        let job = self.jobs.replayed(&TestServer::caller(), SEND, "body", true).expect("the same request")?;
         Some((job.accepted.id.clone(), self.jobs.waiter(&job)))
     }
 
     fn is_cancelled(&self, id: &VideoId) -> bool {
-        let job = self.jobs.get(&Server::caller(), id).expect("a job");
+        let job = self.jobs.get(&TestServer::caller(), id).expect("a job");
         job.record.failure.as_ref().is_some_and(|failure| failure.code == "cancelled")
     }
 }
@@ -98,7 +98,7 @@ impl Server {
 #[test]
 fn job_is_cancelled_when_its_last_waiter_disconnects() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::open(folder.path());
+    let server = TestServer::open(folder.path());
     let (id, first) = server.wait();
     let (same, second) = server.wait();
     let (replayed, third) = server.again().expect("the job");
@@ -111,7 +111,7 @@ fn job_is_cancelled_when_its_last_waiter_disconnects() {
     // The retry does not find the cancelled job and creates a new one, also after a restart.
     assert!(server.again().is_none());
     drop(server);
-    let server = Server::open(folder.path());
+    let server = TestServer::open(folder.path());
     assert!(server.is_cancelled(&id) && server.again().is_none());
     let (other, waiter) = server.wait();
     assert_ne!(other, id);
@@ -121,7 +121,7 @@ fn job_is_cancelled_when_its_last_waiter_disconnects() {
     drop(later);
     assert!(!server.is_cancelled(&other));
     // If the job's owner cancels it, the key still belongs to the job.
-    server.jobs.cancel(&Server::caller(), &other).expect("cancelled");
+    server.jobs.cancel(&TestServer::caller(), &other).expect("cancelled");
     assert_eq!(server.again().map(|(id, _)| id), Some(other));
 }
 
@@ -130,7 +130,7 @@ fn job_is_cancelled_when_its_last_waiter_disconnects() {
 #[test]
 fn job_runs_after_a_failed_cancellation() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::open(folder.path());
+    let server = TestServer::open(folder.path());
     let (id, _waiter) = server.wait();
     let (index, is_there) = server.jobs.reserve(server.jobs.lock(), &id);
     drop(index);

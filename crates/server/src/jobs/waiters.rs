@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Jobs;
 use super::end::GONE;
-use super::index::Index;
+use super::index::JobIndex;
 use crate::error::Failure;
 use crate::id::VideoId;
 
@@ -65,7 +65,7 @@ impl Jobs {
 }
 
 /// Increments the number of clients that wait for a job.
-pub(super) fn count(index: &mut Index, id: &VideoId) {
+pub(super) fn count(index: &mut JobIndex, id: &VideoId) {
     if let Some(entry) = index.jobs.get_mut(id) {
         entry.waiters += 1;
     }

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Metrics, Outcome, Phase, PipelineLabel, StateLabel};
-use crate::device::{Device, Figures, Made, Moment, Order, RunError, Stop, Watch};
+use super::{Metrics, OutcomeLabels, PhaseLabels, PipelineLabel, StateLabel};
+use crate::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use crate::error::Failure;
 use crate::id::VideoId;
-use crate::job::{Accepted, JobPhase, Produced, Record, State};
-use crate::store::{JobStore, Stored, Usage, Variant};
+use crate::job::{AcceptedJob, JobPhase, JobState, Record, VideoProperties};
+use crate::store::{JobStore, StoredJob, Usage, Variant};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -21,8 +21,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Times of a job that has not ended.
 #[derive(Debug)]
-struct Way {
-    state: State,
+struct JobTimes {
+    state: JobState,
     pipeline: String,
     created: Instant,
     /// When the job was started.
@@ -37,7 +37,7 @@ struct Way {
 #[derive(Debug)]
 pub(crate) struct Pulse {
     metrics: Arc<Metrics>,
-    ways: Mutex<HashMap<VideoId, Way>>,
+    ways: Mutex<HashMap<VideoId, JobTimes>>,
     beat: Mutex<Beat>,
 }
 
@@ -45,13 +45,13 @@ pub(crate) struct Pulse {
 #[derive(Debug, Default)]
 struct Beat {
     /// Current stage, and when the device last reported progress in it; `None` while the device is idle.
-    at: Option<(Stage, Instant)>,
+    at: Option<(StageKey, Instant)>,
     /// Moving average of the seconds between two progress reports, by shape and stage.
-    means: HashMap<Stage, f64>,
+    means: HashMap<StageKey, f64>,
 }
 
 /// Shape and stage. Times are averaged separately for each shape and stage, because large shapes take longer.
-type Stage = (Arc<str>, JobPhase);
+type StageKey = (Arc<str>, JobPhase);
 
 /// Time without progress after which the device counts as stuck if the stage has no average. Loading and compiling
 /// always use this time, because their durations vary too much: a program may come from the cache, and a LoRA may have
@@ -78,7 +78,7 @@ impl Pulse {
 
     /// Records that the device has reported progress in a stage, or is idle. Returns the stage of the previous report
     /// and the time since then.
-    fn beat(&self, stage: Option<Stage>) -> Option<(JobPhase, Duration)> {
+    fn beat(&self, stage: Option<StageKey>) -> Option<(JobPhase, Duration)> {
         let now = Instant::now();
         let mut beat = lock(&self.beat);
         let before = beat.at.take().map(|(stage, since)| (stage, now - since));
@@ -97,14 +97,14 @@ impl Pulse {
     /// Updates the number of jobs by state. Call this before the metrics are read.
     pub(crate) fn settle(&self) {
         let ways = lock(&self.ways);
-        for state in [State::Queued, State::InProgress, State::Completed, State::Failed] {
+        for state in [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed] {
             let count = ways.values().filter(|way| way.state == state).count();
             self.metrics.jobs.get_or_create(&StateLabel { state: state.name() }).set(count as i64);
         }
     }
 
-    fn enter(&self, accepted: &Accepted, state: State, overhead: Duration) {
-        let way = Way {
+    fn enter(&self, accepted: &AcceptedJob, state: JobState, overhead: Duration) {
+        let way = JobTimes {
             state,
             pipeline: accepted.config.summary().pipeline.clone(),
             created: Instant::now(),
@@ -121,24 +121,24 @@ impl Pulse {
         let Some(way) = ways.get_mut(id) else { return };
         let before = std::mem::replace(&mut way.state, record.state);
         match record.state {
-            State::InProgress if before == State::Queued => {
+            JobState::InProgress if before == JobState::Queued => {
                 way.begun = Some(Instant::now());
                 metrics.queue_seconds.observe(way.created.elapsed().as_secs_f64());
             }
-            State::Completed | State::Failed if !before.is_terminal() => {
+            JobState::Completed | JobState::Failed if !before.is_terminal() => {
                 let outcome = record.failure.as_ref().map_or("completed", |failure| failure.code.as_str());
-                let outcome = Outcome { outcome: outcome.to_string(), pipeline: way.pipeline.clone() };
+                let outcome = OutcomeLabels { outcome: outcome.to_string(), pipeline: way.pipeline.clone() };
                 metrics.jobs_ended.get_or_create(&outcome).inc();
-                if let Some(written) = way.written.filter(|_| record.state == State::Completed) {
+                if let Some(written) = way.written.filter(|_| record.state == JobState::Completed) {
                     metrics.overhead_seconds.observe((way.overhead + written.elapsed()).as_secs_f64());
                 }
-                record.produced.iter().for_each(|made| self.made(made));
+                record.produced.iter().for_each(|made| self.count_video(made));
             }
             _ => {}
         }
     }
 
-    fn made(&self, made: &Produced) {
+    fn count_video(&self, made: &VideoProperties) {
         let metrics = &self.metrics;
         metrics.frames.inc_by(made.num_frames as u64);
         if made.fps > 0.0 {
@@ -172,10 +172,10 @@ impl ObservedStore {
 }
 
 impl JobStore for ObservedStore {
-    fn create(&self, accepted: &Accepted) -> io::Result<()> {
+    fn create(&self, accepted: &AcceptedJob) -> io::Result<()> {
         let since = Instant::now();
         self.timed(|store| store.create(accepted))?;
-        self.pulse.enter(accepted, State::Queued, since.elapsed());
+        self.pulse.enter(accepted, JobState::Queued, since.elapsed());
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl JobStore for ObservedStore {
         Ok(())
     }
 
-    fn load_all(&self) -> io::Result<Vec<Stored>> {
+    fn load_all(&self) -> io::Result<Vec<StoredJob>> {
         let all = self.inner.load_all()?;
         for stored in &all {
             self.pulse.enter(&stored.accepted, stored.record.state, Duration::ZERO);
@@ -230,18 +230,18 @@ impl JobStore for ObservedStore {
 
 /// Device whose runs are measured.
 pub(crate) struct ObservedDevice {
-    inner: Box<dyn Device>,
+    inner: Box<dyn JobDevice>,
     pulse: Arc<Pulse>,
 }
 
 impl ObservedDevice {
     /// Wraps the device `inner`.
-    pub(crate) fn new(inner: Box<dyn Device>, pulse: Arc<Pulse>) -> Self {
+    pub(crate) fn new(inner: Box<dyn JobDevice>, pulse: Arc<Pulse>) -> Self {
         ObservedDevice { inner, pulse }
     }
 
     /// Adds the time between the start of each job and the start of its run on the device to the job's overhead.
-    fn begun(&self, order: &Order) {
+    fn begun(&self, order: &JobBatch) {
         let mut ways = lock(&self.pulse.ways);
         for job in &order.jobs {
             if let Some(way) = ways.get_mut(&job.id) {
@@ -256,11 +256,11 @@ struct StageTimes<'a> {
     pulse: &'a Pulse,
     shape: Arc<str>,
     spent: HashMap<JobPhase, Duration>,
-    last: Option<Moment>,
+    last: Option<StepProgress>,
 }
 
 impl StageTimes<'_> {
-    fn at(&mut self, moment: Option<Moment>) {
+    fn at(&mut self, moment: Option<StepProgress>) {
         let before = self.pulse.beat(moment.map(|moment| (Arc::clone(&self.shape), moment.stage)));
         if let Some((stage, took)) = before {
             *self.spent.entry(stage).or_default() += took;
@@ -285,7 +285,7 @@ impl StageTimes<'_> {
             self.pulse
                 .metrics
                 .phase_seconds
-                .get_or_create(&Phase { phase: phase.unwrap_or_default() })
+                .get_or_create(&PhaseLabels { phase: phase.unwrap_or_default() })
                 .observe(seconds);
             if stage == JobPhase::Compiling {
                 self.pulse.metrics.compile_seconds.observe(seconds);
@@ -294,12 +294,12 @@ impl StageTimes<'_> {
     }
 }
 
-fn shape_of(order: &Order) -> Arc<str> {
+fn shape_of(order: &JobBatch) -> Arc<str> {
     order.jobs.first().map_or_else(|| Arc::from(""), |job| Arc::from(job.shape.as_str()))
 }
 
-impl Device for ObservedDevice {
-    fn warm(&mut self, order: &Order) -> Result<(), RunError> {
+impl JobDevice for ObservedDevice {
+    fn warm(&mut self, order: &JobBatch) -> Result<(), RunError> {
         self.pulse.beat(Some((shape_of(order), JobPhase::Compiling)));
         let result = self.inner.warm(order);
         self.pulse.beat(None);
@@ -307,14 +307,14 @@ impl Device for ObservedDevice {
         result
     }
 
-    fn run(&mut self, order: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+    fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let metrics = Arc::clone(&self.pulse.metrics);
         self.begun(order);
         let since = Instant::now();
         let pulse = Arc::clone(&self.pulse);
         let mut stages = StageTimes { pulse: &pulse, shape: shape_of(order), spent: HashMap::new(), last: None };
-        stages.at(Some(Moment { stage: JobPhase::Loading, step: 0, steps: 0 }));
-        let mut measured = |moment: Moment| -> ControlFlow<Stop> {
+        stages.at(Some(StepProgress { stage: JobPhase::Loading, step: 0, steps: 0 }));
+        let mut measured = |moment: StepProgress| -> ControlFlow<Stop> {
             stages.at(Some(moment));
             watch(moment)
         };
@@ -329,7 +329,8 @@ impl Device for ObservedDevice {
             metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
-        let measured = |(inner, id)| Box::new(ObservedVideo { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn Made>;
+        let measured =
+            |(inner, id)| Box::new(ObservedVideo { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn GeneratedVideo>;
         result.map(|made| made.into_iter().zip(ids).map(measured).collect())
     }
 
@@ -344,20 +345,20 @@ impl Device for ObservedDevice {
 
 /// Generated video whose encoding is measured.
 struct ObservedVideo {
-    inner: Box<dyn Made>,
+    inner: Box<dyn GeneratedVideo>,
     id: VideoId,
     pulse: Arc<Pulse>,
 }
 
-impl Made for ObservedVideo {
+impl GeneratedVideo for ObservedVideo {
     fn keep(&mut self, folder: &Path) {
         self.inner.keep(folder);
     }
 
-    fn write(&mut self, folder: &Path) -> Result<Produced, Failure> {
+    fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure> {
         let since = Instant::now();
         let result = self.inner.write(folder);
-        let phase = Phase { phase: "encoding".into() };
+        let phase = PhaseLabels { phase: "encoding".into() };
         self.pulse.metrics.phase_seconds.get_or_create(&phase).observe(since.elapsed().as_secs_f64());
         if let Some(way) = lock(&self.pulse.ways).get_mut(&self.id) {
             way.written = Some(Instant::now());
@@ -371,14 +372,14 @@ mod tests {
     use super::*;
 
     /// Test device that reports a fixed number of resumed runs.
-    struct Resumed(u64);
+    struct ResumingDevice(u64);
 
-    impl Device for Resumed {
-        fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+    impl JobDevice for ResumingDevice {
+        fn warm(&mut self, _: &JobBatch) -> Result<(), RunError> {
             Ok(())
         }
 
-        fn run(&mut self, _: &Order, _: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        fn run(&mut self, _: &JobBatch, _: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
             Ok(Vec::new())
         }
 
@@ -394,26 +395,26 @@ mod tests {
     fn resumed_counts_only_runs_with_a_checkpoint() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
         for (found, all) in [(0, 0), (1, 1), (0, 1)] {
-            let mut device = ObservedDevice::new(Box::new(Resumed(found)), Pulse::new(Arc::clone(&metrics)));
-            let order = Order { jobs: Vec::new(), steps: None, resume: true };
+            let mut device = ObservedDevice::new(Box::new(ResumingDevice(found)), Pulse::new(Arc::clone(&metrics)));
+            let order = JobBatch { jobs: Vec::new(), steps: None, resume: true };
             assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
             assert_eq!(metrics.resumed.get(), all);
         }
     }
 
     /// Device that runs several steps in one call.
-    struct Grouped;
+    struct GroupingDevice;
 
-    impl Device for Grouped {
-        fn warm(&mut self, _: &Order) -> Result<(), RunError> {
+    impl JobDevice for GroupingDevice {
+        fn warm(&mut self, _: &JobBatch) -> Result<(), RunError> {
             Ok(())
         }
 
-        fn run(&mut self, _: &Order, watch: Watch) -> Result<Vec<Box<dyn Made>>, RunError> {
+        fn run(&mut self, _: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
             let groups =
                 [(JobPhase::TextEncoder, 0), (JobPhase::Denoise, 0), (JobPhase::Denoise, 5), (JobPhase::Denoise, 8)];
             for (stage, step) in groups {
-                assert!(watch(Moment { stage, step, steps: 8 }).is_continue());
+                assert!(watch(StepProgress { stage, step, steps: 8 }).is_continue());
             }
             Ok(Vec::new())
         }
@@ -428,10 +429,10 @@ mod tests {
     #[test]
     fn steps_of_a_multi_step_call_are_counted() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
-        let mut device = ObservedDevice::new(Box::new(Grouped), Pulse::new(Arc::clone(&metrics)));
-        let order = Order { jobs: Vec::new(), steps: None, resume: false };
+        let mut device = ObservedDevice::new(Box::new(GroupingDevice), Pulse::new(Arc::clone(&metrics)));
+        let order = JobBatch { jobs: Vec::new(), steps: None, resume: false };
         assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
-        let text = metrics.text(crate::metrics::Now::default());
+        let text = metrics.text(crate::metrics::MeasuredValues::default());
         assert!(text.contains("ltx2_step_seconds_count 8\n"), "{text}");
     }
 

@@ -14,9 +14,9 @@ use rustix::fs::FallocateFlags;
 
 use super::folder::{Folder, TEMPORARY};
 use super::reading::{self, NEW, ORDER, RECORD, REQUEST};
-use super::{JobStore, KEPT, STEPS, Stored, Usage, Variant};
+use super::{JobStore, KEPT, STEPS, StoredJob, Usage, Variant};
 use crate::id::VideoId;
-use crate::job::{Accepted, Record, State};
+use crate::job::{AcceptedJob, JobState, Record};
 
 /// Contents of the file `format`. The number is incremented when a YAML key that stored requests contain is renamed.
 const FORMAT: &str = "2\n";
@@ -111,7 +111,7 @@ impl FileStore {
         let _ = self.emptier.send(());
     }
 
-    fn make(&self, new: &str, accepted: &Accepted) -> io::Result<u64> {
+    fn make(&self, new: &str, accepted: &AcceptedJob) -> io::Result<u64> {
         let text = serde_json::to_vec(accepted)?;
         let folder = self.jobs.new_child(new)?;
         folder.write(REQUEST, &text)?;
@@ -155,7 +155,7 @@ impl FileStore {
 }
 
 impl JobStore for FileStore {
-    fn create(&self, accepted: &Accepted) -> io::Result<()> {
+    fn create(&self, accepted: &AcceptedJob) -> io::Result<()> {
         let new = format!("{NEW}{}", accepted.id);
         match self.make(&new, accepted) {
             Ok(bytes) => {
@@ -174,7 +174,7 @@ impl JobStore for FileStore {
 
     fn transition(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         let folder = self.jobs.child(id.as_str())?;
-        if record.state == State::Completed {
+        if record.state == JobState::Completed {
             for variant in Variant::each().filter(|variant| folder.has_file(variant.file())) {
                 folder.make_private(variant.file())?;
             }
@@ -183,7 +183,7 @@ impl JobStore for FileStore {
         folder.put(RECORD, &serde_json::to_vec(record)?, || failpoint::reach("record", name))?;
         folder.sync()?;
         failpoint::reach("recorded", name);
-        if record.state == State::Failed {
+        if record.state == JobState::Failed {
             Variant::each().for_each(|variant| drop(folder.unlink(variant.file())));
             reading::drop_temporaries(&folder);
         }
@@ -213,12 +213,12 @@ impl JobStore for FileStore {
         Ok(())
     }
 
-    fn load_all(&self) -> io::Result<Vec<Stored>> {
+    fn load_all(&self) -> io::Result<Vec<StoredJob>> {
         let names = self.jobs.names()?;
         let path = self.path.join("jobs");
         let read = threads::in_order(&names, threads::cores(), |name| {
             let text = name.to_string_lossy();
-            (!text.starts_with(NEW)).then(|| reading::stored(&self.jobs, &path, &text))
+            (!text.starts_with(NEW)).then(|| reading::read_job(&self.jobs, &path, &text))
         });
         let mut all = Vec::new();
         for (name, read) in names.iter().zip(read) {

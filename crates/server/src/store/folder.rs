@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 
 #[cfg(test)]
-use super::tests::{Call, note};
+use super::tests::{StoreCall, note};
 
 /// Mode of new folders, which only the owner can access.
 const FOLDER: Mode = Mode::RWXU;
@@ -70,7 +70,7 @@ impl Folder {
     pub(super) fn new_child(&self, name: &str) -> io::Result<Self> {
         rustix::fs::mkdirat(&self.0, name, FOLDER)?;
         #[cfg(test)]
-        note(&self.0, |at| Call::Folder(at.join(name)));
+        note(&self.0, |at| StoreCall::Folder(at.join(name)));
         self.child(name)
     }
 
@@ -104,7 +104,7 @@ impl Folder {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = File::from(rustix::fs::openat(&self.0, name, flags, FILE)?);
         #[cfg(test)]
-        note(&self.0, |at| Call::File(at.join(name)));
+        note(&self.0, |at| StoreCall::File(at.join(name)));
         Ok(file)
     }
 
@@ -113,10 +113,10 @@ impl Folder {
         let mut file = self.create(name)?;
         file.write_all(bytes)?;
         #[cfg(test)]
-        note(&self.0, |at| Call::Bytes(at.join(name), bytes.to_vec()));
+        note(&self.0, |at| StoreCall::Bytes(at.join(name), bytes.to_vec()));
         file.sync_all()?;
         #[cfg(test)]
-        note(&self.0, |at| Call::SyncFile(at.join(name)));
+        note(&self.0, |at| StoreCall::SyncFile(at.join(name)));
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl Folder {
             moment();
             rustix::fs::renameat(&self.0, &temporary, &self.0, name)?;
             #[cfg(test)]
-            note(&self.0, |at| Call::Rename(at.join(&temporary), at.join(name)));
+            note(&self.0, |at| StoreCall::Rename(at.join(&temporary), at.join(name)));
             Ok(())
         };
         write().inspect_err(|_| drop(self.unlink(&temporary)))
@@ -138,7 +138,7 @@ impl Folder {
     pub(super) fn move_to(&self, name: &Path, other: &Folder, new: &Path) -> io::Result<()> {
         rustix::fs::renameat_with(&self.0, name, &other.0, new, rustix::fs::RenameFlags::NOREPLACE)?;
         #[cfg(test)]
-        note(&self.0, |from| Call::Rename(from.join(name), super::tests::path(&other.0).join(new)));
+        note(&self.0, |from| StoreCall::Rename(from.join(name), super::tests::path(&other.0).join(new)));
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl Folder {
         match rustix::fs::unlinkat(&self.0, name, AtFlags::empty()) {
             Ok(()) => {
                 #[cfg(test)]
-                note(&self.0, |at| Call::Unlink(at.join(name)));
+                note(&self.0, |at| StoreCall::Unlink(at.join(name)));
                 Ok(())
             }
             Err(rustix::io::Errno::NOENT) => Ok(()),
@@ -188,7 +188,7 @@ impl Folder {
     pub(super) fn sync(&self) -> io::Result<()> {
         rustix::fs::fsync(&self.0)?;
         #[cfg(test)]
-        note(&self.0, Call::SyncFolder);
+        note(&self.0, StoreCall::SyncFolder);
         Ok(())
     }
 }

@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::folder::{Folder, TEMPORARY};
-use super::{STEPS, Stored, Variant};
+use super::{STEPS, StoredJob, Variant};
 use crate::id::VideoId;
-use crate::job::{Accepted, Produced, Record, State};
+use crate::job::{AcceptedJob, JobState, Record, VideoProperties};
 
 /// File that contains the accepted request.
 pub(super) const REQUEST: &str = "request.json";
@@ -22,22 +22,22 @@ pub(super) const ORDER: &str = "order.json";
 pub(super) const NEW: &str = ".new-";
 
 /// Reads a job. Returns the job with its size on disk in bytes, or the reason why it cannot be read.
-pub(super) fn stored(jobs: &Folder, path: &Path, name: &str) -> Result<(Stored, u64), String> {
+pub(super) fn read_job(jobs: &Folder, path: &Path, name: &str) -> Result<(StoredJob, u64), String> {
     let id = VideoId::parse(name).ok_or("its folder name is not a video id")?;
     let folder = jobs.child(name).map_err(|error| error.to_string())?;
     drop_temporaries(&folder);
-    let accepted: Accepted = json(&folder, REQUEST)?.ok_or("no request.json")?;
+    let accepted: AcceptedJob = json(&folder, REQUEST)?.ok_or("no request.json")?;
     if accepted.id != id {
         return Err(format!("request.json contains the id {} of another job", accepted.id));
     }
     let record = json(&folder, RECORD)?.unwrap_or_else(Record::queued);
     // If the record of the batch is damaged, the job runs alone, because the job itself is complete.
     let order = json(&folder, ORDER).ok().flatten().unwrap_or_default();
-    let produced = (record.state == State::InProgress)
+    let produced = (record.state == JobState::InProgress)
         .then(|| produced(&folder, &path.join(name), accepted.config.summary().has_audio));
     let produced = produced.flatten();
     let bytes = folder.bytes();
-    Ok((Stored { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))
+    Ok((StoredJob { accepted, record, order, has_steps: folder.has_file(STEPS), produced }, bytes))
 }
 
 /// Removes incomplete files that an earlier process left behind.
@@ -57,7 +57,7 @@ fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, S
 }
 
 /// Returns the video if all its files exist. A file gets its final name only when it is complete.
-fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
+fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<VideoProperties> {
     let has = |variant: Variant| folder.has_file(variant.file()) || (variant == Variant::Audio && !has_audio);
     if !Variant::each().all(has) {
         return None;
@@ -73,7 +73,7 @@ fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<Produced> {
         // Only the sidecar keeps these two keys.
         ["timeline", "programs"].iter().for_each(|key| drop(all.remove(*key)));
     }
-    Some(Produced {
+    Some(VideoProperties {
         width: clip.width,
         height: clip.height,
         num_frames: clip.frames,

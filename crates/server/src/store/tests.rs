@@ -8,14 +8,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::folder::Folder;
-use super::{FileStore, JobStore, Stored, Variant};
+use super::{FileStore, JobStore, StoredJob, Variant};
 use crate::id::{Ids, VideoId};
-use crate::job::{Accepted, Record, State};
+use crate::job::{AcceptedJob, JobState, Record};
 use crate::job_config::tests::job_config;
 
 /// A file system call, or a job state that clients know from this point on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Call {
+pub(super) enum StoreCall {
     Folder(PathBuf),
     File(PathBuf),
     Bytes(PathBuf, Vec<u8>),
@@ -24,14 +24,14 @@ pub(super) enum Call {
     Unlink(PathBuf),
     SyncFolder(PathBuf),
     /// Clients know that the job is in one of these states; `None`: the job may have been removed.
-    Known(VideoId, Vec<Option<State>>),
+    Known(VideoId, Vec<Option<JobState>>),
 }
 
 /// Contents of the video file of each job.
 const VIDEO: &[u8] = b"frames";
 
 thread_local! {
-    static CALLS: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
+    static CALLS: RefCell<Option<Vec<StoreCall>>> = const { RefCell::new(None) };
 }
 
 /// Returns the path of an open folder.
@@ -40,7 +40,7 @@ pub(super) fn path(folder: &OwnedFd) -> PathBuf {
 }
 
 /// Records a call on a folder if recording is enabled in this thread.
-pub(super) fn note(folder: &OwnedFd, call: impl FnOnce(PathBuf) -> Call) {
+pub(super) fn note(folder: &OwnedFd, call: impl FnOnce(PathBuf) -> StoreCall) {
     CALLS.with_borrow_mut(|calls| {
         if let Some(calls) = calls {
             calls.push(call(path(folder)));
@@ -48,10 +48,10 @@ pub(super) fn note(folder: &OwnedFd, call: impl FnOnce(PathBuf) -> Call) {
     });
 }
 
-fn known(id: &VideoId, states: &[Option<State>]) {
+fn known(id: &VideoId, states: &[Option<JobState>]) {
     CALLS.with_borrow_mut(|calls| {
         if let Some(calls) = calls {
-            calls.push(Call::Known(id.clone(), states.to_vec()));
+            calls.push(StoreCall::Known(id.clone(), states.to_vec()));
         }
     });
 }
@@ -59,7 +59,7 @@ fn known(id: &VideoId, states: &[Option<State>]) {
 /// Which halves of a rename reach the disk: the removal of the old name, and the addition of the new name. If both
 /// names are in the same folder, both halves or neither reach the disk.
 #[derive(Clone, Copy)]
-struct Kept {
+struct RenameHalves {
     from: bool,
     to: bool,
 }
@@ -67,16 +67,16 @@ struct Kept {
 /// Numbers that identify the files and folders at each path. Each created file has a new number, because the store
 /// never overwrites a file in place.
 #[derive(Clone, Debug, Default)]
-struct Names(BTreeMap<PathBuf, usize>);
+struct FileNumbers(BTreeMap<PathBuf, usize>);
 
-impl Names {
+impl FileNumbers {
     /// Applies the halves in `kept` of call number `n`. Skips a half whose folder does not exist.
-    fn change(&mut self, n: usize, call: &Call, kept: Kept) {
+    fn change(&mut self, n: usize, call: &StoreCall, kept: RenameHalves) {
         match call {
-            Call::Folder(path) | Call::File(path) if kept.to && self.0.contains_key(folder(path)) => {
+            StoreCall::Folder(path) | StoreCall::File(path) if kept.to && self.0.contains_key(folder(path)) => {
                 self.0.insert(path.clone(), n);
             }
-            Call::Rename(from, to) => {
+            StoreCall::Rename(from, to) => {
                 let below: Vec<PathBuf> = self.0.keys().filter(|path| path.starts_with(from)).cloned().collect();
                 for path in below {
                     let number = self.0[&path];
@@ -90,7 +90,7 @@ impl Names {
                     }
                 }
             }
-            Call::Unlink(path) if kept.from => {
+            StoreCall::Unlink(path) if kept.from => {
                 self.0.remove(path);
             }
             _ => {}
@@ -103,28 +103,28 @@ fn folder(path: &Path) -> &Path {
 }
 
 /// Contents of the disk after a stop, by path: the bytes of a file, or `None` for a folder.
-type Left = BTreeMap<PathBuf, Option<Vec<u8>>>;
+type DiskContents = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// Returns all states of the folder `root` that the disk may be in if the machine stops after `calls`.
-fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
+fn after(root: &Path, calls: &[StoreCall]) -> BTreeSet<DiskContents> {
     // For each rename: the numbers of the folders that lose the old name and gain the new one.
-    let first = Names(BTreeMap::from([(root.to_path_buf(), usize::MAX)]));
+    let first = FileNumbers(BTreeMap::from([(root.to_path_buf(), usize::MAX)]));
     let mut names = first.clone();
     let (mut changes, mut synced) = (Vec::new(), Vec::new());
     let (mut bytes, mut safe) = (BTreeMap::<usize, Vec<u8>>::new(), BTreeMap::<usize, usize>::new());
     for (n, call) in calls.iter().enumerate() {
         match call {
-            Call::Folder(path) | Call::File(path) | Call::Rename(path, _) | Call::Unlink(path) => {
-                let to = if let Call::Rename(_, to) = call { to } else { path };
+            StoreCall::Folder(path) | StoreCall::File(path) | StoreCall::Rename(path, _) | StoreCall::Unlink(path) => {
+                let to = if let StoreCall::Rename(_, to) = call { to } else { path };
                 changes.push((n, [path, to].map(|path| names.0[folder(path)])));
-                names.change(n, call, Kept { from: true, to: true });
+                names.change(n, call, RenameHalves { from: true, to: true });
             }
-            Call::Bytes(path, more) => bytes.entry(names.0[path]).or_default().extend(more),
-            Call::SyncFile(path) => {
+            StoreCall::Bytes(path, more) => bytes.entry(names.0[path]).or_default().extend(more),
+            StoreCall::SyncFile(path) => {
                 safe.insert(names.0[path], bytes.get(&names.0[path]).map_or(0, Vec::len));
             }
-            Call::SyncFolder(path) => synced.push((n, names.0[path])),
-            Call::Known(..) => {}
+            StoreCall::SyncFolder(path) => synced.push((n, names.0[path])),
+            StoreCall::Known(..) => {}
         }
     }
     let is_safe = |n: usize, of: usize| synced.iter().any(|(at, folder)| *at > n && of == *folder);
@@ -149,12 +149,12 @@ fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
         for (n, folders) in &changes {
             let is_kept = |of: usize| is_safe(*n, of) || end[&of].is_some_and(|last| *n <= last);
             let [from, to] = folders.map(is_kept);
-            names.change(*n, &calls[*n], Kept { from, to });
+            names.change(*n, &calls[*n], RenameHalves { from, to });
         }
         for part in 0..3 {
             // None, half or all of the unsynced bytes have reached the disk.
             let left = |(path, number): (&PathBuf, &usize)| {
-                let is_file = matches!(calls.get(*number), Some(Call::File(_)));
+                let is_file = matches!(calls.get(*number), Some(StoreCall::File(_)));
                 let content = is_file.then(|| {
                     let whole = bytes.get(number).map_or(&[][..], Vec::as_slice);
                     let safe = safe.get(number).copied().unwrap_or(0);
@@ -169,7 +169,7 @@ fn after(root: &Path, calls: &[Call]) -> BTreeSet<Left> {
 }
 
 /// Opens a store on the contents of a disk. Returns how it contradicts what clients know; `None` if it does not.
-fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>) -> Option<String> {
+fn wrong(left: &DiskContents, known: &BTreeMap<VideoId, (Vec<Option<JobState>>, AcceptedJob)>) -> Option<String> {
     let state = tempfile::tempdir().expect("a folder");
     for (path, content) in left {
         match content {
@@ -191,17 +191,17 @@ fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>)
         return Some("a job is damaged".into());
     }
     for (id, (states, accepted)) in known {
-        let job: Option<&Stored> = found.iter().find(|stored| stored.accepted.id == *id);
+        let job: Option<&StoredJob> = found.iter().find(|stored| stored.accepted.id == *id);
         let state = job.map(|stored| stored.record.state);
         if !states.contains(&state) || job.is_some_and(|stored| stored.accepted != *accepted) {
             return Some(format!("{id} is {state:?}, and may be {states:?}"));
         }
         let video = store.folder(id).join(Variant::Video.file());
-        if state == Some(State::Completed) && std::fs::read(video).ok().as_deref() != Some(VIDEO) {
+        if state == Some(JobState::Completed) && std::fs::read(video).ok().as_deref() != Some(VIDEO) {
             return Some(format!("{id} is completed without its video"));
         }
         let batch: Vec<&VideoId> = known.keys().collect();
-        if state == Some(State::InProgress)
+        if state == Some(JobState::InProgress)
             && job.is_some_and(|stored| stored.order.iter().collect::<Vec<_>>() != batch)
         {
             return Some(format!("{id} is in progress without its batch"));
@@ -211,11 +211,11 @@ fn wrong(left: &Left, known: &BTreeMap<VideoId, (Vec<Option<State>>, Accepted)>)
 }
 
 /// Stops after each call in turn and returns the first contradiction.
-fn first_contradiction(root: &Path, calls: &[Call], jobs: &[Accepted]) -> Option<String> {
+fn first_contradiction(root: &Path, calls: &[StoreCall], jobs: &[AcceptedJob]) -> Option<String> {
     let mut known = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for n in 0..=calls.len() {
-        if let Some(Call::Known(id, states)) = n.checked_sub(1).map(|last| &calls[last]) {
+        if let Some(StoreCall::Known(id, states)) = n.checked_sub(1).map(|last| &calls[last]) {
             let job = jobs.iter().find(|job| job.id == *id).expect("one of the jobs");
             known.insert(id.clone(), (states.clone(), job.clone()));
             seen.clear();
@@ -229,8 +229,8 @@ fn first_contradiction(root: &Path, calls: &[Call], jobs: &[Accepted]) -> Option
     None
 }
 
-fn accepted(id: VideoId) -> Accepted {
-    Accepted {
+fn accepted(id: VideoId) -> AcceptedJob {
+    AcceptedJob {
         id,
         created_at: 1,
         owner: String::new(),
@@ -280,35 +280,35 @@ fn linked_state_folder_is_followed_or_rejected_with_reason() {
 fn crash_after_any_call_loses_no_acknowledged_state() {
     let state = tempfile::tempdir().expect("a folder");
     let root = state.path().canonicalize().expect("a path");
-    let ids = Ids::behind(None);
+    let ids = Ids::after(None);
     let jobs = [(); 2].map(|()| accepted(ids.next().expect("an id")));
     CALLS.set(Some(Vec::new()));
     let store = FileStore::open(&root).expect("opens");
     let [one, two] = &jobs;
-    let change = |id: &VideoId, from: State, to: State| {
+    let change = |id: &VideoId, from: JobState, to: JobState| {
         known(id, &[Some(from), Some(to)]);
         store.transition(id, &Record { state: to, attempts: 1, ..Record::queued() }).expect("kept");
         known(id, &[Some(to)]);
     };
     for job in &jobs {
         store.create(job).expect("kept");
-        known(&job.id, &[Some(State::Queued)]);
+        known(&job.id, &[Some(JobState::Queued)]);
     }
     store.begin(&[one.id.clone(), two.id.clone()]).expect("kept");
-    change(&one.id, State::Queued, State::InProgress);
-    change(&two.id, State::Queued, State::InProgress);
+    change(&one.id, JobState::Queued, JobState::InProgress);
+    change(&two.id, JobState::Queued, JobState::InProgress);
     // The video is written in the same way as by `media::atomic`, which also syncs the folder.
     let made = Folder::at(&store.folder(&one.id)).expect("the job's");
     made.put(Variant::Video.file(), VIDEO, || ()).expect("written");
-    change(&one.id, State::InProgress, State::Completed);
-    change(&two.id, State::InProgress, State::Failed);
-    known(&one.id, &[Some(State::Completed), None]);
+    change(&one.id, JobState::InProgress, JobState::Completed);
+    change(&two.id, JobState::InProgress, JobState::Failed);
+    known(&one.id, &[Some(JobState::Completed), None]);
     store.remove(&one.id).expect("removed");
     known(&one.id, &[None]);
     let calls = CALLS.take().expect("they were kept");
     assert_eq!(first_contradiction(&root, &calls, &jobs), None);
 
-    let syncs = |call: &Call| matches!(call, Call::SyncFile(_) | Call::SyncFolder(_));
+    let syncs = |call: &StoreCall| matches!(call, StoreCall::SyncFile(_) | StoreCall::SyncFolder(_));
     let needed: Vec<usize> = (0..calls.len()).filter(|n| syncs(&calls[*n])).collect();
     assert!(needed.len() > 15, "{calls:#?}");
     for n in needed {

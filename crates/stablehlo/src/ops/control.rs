@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use crate::DType;
 use crate::builder::{Builder, Captures, RegionKind, Value};
-use crate::propagation::Known;
+use crate::propagation::KnownSharding;
 use crate::types::{Type, list};
-use crate::work::Work;
+use crate::work::ProgramWork;
 
 impl Value {
     /// Adds an optimization barrier: the value is computed once, before its users, instead of again in each of them.
@@ -46,7 +46,7 @@ impl Builder {
                 format!("the loop carries {} values, but the body returns {}", carried.len(), next.len()),
             );
         }
-        let shardings: Vec<Known> = next.iter().map(|v| v.sharding.clone()).collect();
+        let shardings: Vec<KnownSharding> = next.iter().map(|v| v.sharding.clone()).collect();
         let next: Vec<Rc<str>> = next.iter().map(|v| self.name_of(v)).collect();
         let region = self.pop_region();
         let RegionKind::Loop { captures } = region.kind else { return init.to_vec() };
@@ -84,7 +84,7 @@ impl Builder {
         let index = self.name_of(index);
         let (before, mark) = (self.0.borrow().dot_flops, self.0.borrow().work.mark());
         let (mut types, mut most) = (Vec::<Type>::new(), before);
-        let (mut work, mut shardings) = (Work::default(), Vec::new());
+        let (mut work, mut shardings) = (ProgramWork::default(), Vec::new());
         let bodies: Vec<String> = (0..count)
             .map(|k| {
                 self.0.borrow_mut().dot_flops = before;
@@ -113,7 +113,7 @@ impl Builder {
         self.0.borrow_mut().work.extend(&work);
         let text = format!("\"stablehlo.case\"({index}) ({}) : (tensor<i32>) -> ({})", list(bodies), list(&types));
         let results = self.op_many("case", text, &types).into_iter().zip(shardings);
-        results.map(|(v, sharding): (Value, Known)| v.with_sharding(sharding)).collect()
+        results.map(|(v, sharding): (Value, KnownSharding)| v.with_sharding(sharding)).collect()
     }
 
     /// Runs `body(i, carried)` for each `i` in `begin..end`, which are i32 scalars.

@@ -14,10 +14,10 @@ pub(super) const FLASHPACK: &str = "FlashPack weights, which this program does n
 const MAX_LISTED: usize = 3;
 
 /// Stem, number and count from a shard's file name.
-type Shard = (String, usize, usize);
+type ShardName = (String, usize, usize);
 
 /// Parses a name such as `model-00001-of-00004.safetensors`.
-fn shard_of(name: &str) -> Option<Shard> {
+fn shard_of(name: &str) -> Option<ShardName> {
     let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     Some((stem.to_string(), number.parse().ok()?, count.parse().ok().filter(|count| *count < 1000)?))
@@ -28,7 +28,7 @@ pub(super) fn is_flashpack(name: &Path) -> bool {
 }
 
 /// The weights of a folder.
-pub(super) enum Found {
+pub(super) enum WeightFiles {
     /// An index or a weight file.
     File(PathBuf),
     /// All files of a set of shards without an index, in order.
@@ -36,7 +36,7 @@ pub(super) enum Found {
 }
 
 /// Selects a folder's index, weight file, or set of shards.
-pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
+pub(super) fn find_weights(folder: &Path) -> Result<WeightFiles, WeightsError> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
         let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
@@ -52,7 +52,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
                 format!("{stem}{variant}.safetensors"),
             ];
             if let Some(name) = candidates.into_iter().find(|c| names.contains(c)) {
-                return Ok(Found::File(folder.join(name)));
+                return Ok(WeightFiles::File(folder.join(name)));
             }
         }
     }
@@ -66,9 +66,9 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     let lone =
         only(files.clone()).filter(|path| shard_of(&path.to_string_lossy()).is_none_or(|(_, _, count)| count == 1));
     if let Some(path) = only(indices).or(lone) {
-        return Ok(Found::File(path));
+        return Ok(WeightFiles::File(path));
     }
-    let shards: Vec<Shard> = files.iter().filter_map(|name| shard_of(name)).collect();
+    let shards: Vec<ShardName> = files.iter().filter_map(|name| shard_of(name)).collect();
     let is_one_set = shards.iter().all(|(stem, _, count)| (stem, count) == (&shards[0].0, &shards[0].2));
     if let Some((stem, _, count)) = shards.first().filter(|_| is_one_set && shards.len() == files.len()) {
         let missing: Vec<String> = (1..=*count)
@@ -77,7 +77,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
             .map(|number| format!("{stem}-{number:05}-of-{count:05}.safetensors"))
             .collect();
         if missing.is_empty() && shards.len() == *count {
-            return Ok(Found::Shards(files.into_iter().map(|name| folder.join(name)).collect()));
+            return Ok(WeightFiles::Shards(files.into_iter().map(|name| folder.join(name)).collect()));
         }
         let (got, missing) = (shards.len(), missing.join(", "));
         let reason =
@@ -86,7 +86,7 @@ pub(super) fn find_weights(folder: &Path) -> Result<Found, WeightsError> {
     }
     let ggufs: Vec<_> = names.iter().filter(|name| name.ends_with(".gguf")).collect();
     if let Some(path) = only(ggufs.clone()).filter(|_| files.is_empty()) {
-        return Ok(Found::File(path));
+        return Ok(WeightFiles::File(path));
     }
     let several = |files: &[&String], kind: &str| {
         let names: Vec<_> = files.iter().map(|n| n.as_str()).collect();

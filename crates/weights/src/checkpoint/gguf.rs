@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::gguf_types::{self, Kind};
-use super::shard::Shard;
-use super::{Entry, TensorView};
+use super::shard::ShardFile;
+use super::{TensorEntry, TensorView};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -31,7 +31,7 @@ const ARRAY: u32 = 9;
 
 /// Reads the header from front to back. No allocation exceeds the size of the file, whatever the header says.
 struct Reader<'a> {
-    shard: &'a Shard,
+    shard: &'a ShardFile,
     /// Offset of the next byte in the file.
     at: u64,
     buffer: Vec<u8>,
@@ -187,7 +187,10 @@ impl Info {
 }
 
 /// Reads a file's header; returns the shard with the metadata, in which short arrays are JSON lists, and the tensors.
-pub(super) fn open(path: &Path, mut shard: Shard) -> Result<(Arc<Shard>, BTreeMap<String, Entry>), WeightsError> {
+pub(super) fn open(
+    path: &Path,
+    mut shard: ShardFile,
+) -> Result<(Arc<ShardFile>, BTreeMap<String, TensorEntry>), WeightsError> {
     let mut reader = Reader { shard: &shard, at: MAGIC.len() as u64, buffer: Vec::new(), start: 0 };
     let version = reader.u32()?;
     if !matches!(version, 2 | 3) {
@@ -245,7 +248,7 @@ pub(super) fn open(path: &Path, mut shard: Shard) -> Result<(Arc<Shard>, BTreeMa
             decoder: info.kind.decoder(),
             first: 0,
         };
-        let entry = Entry { type_name: info.kind.name.into(), is_known: true, view };
+        let entry = TensorEntry { type_name: info.kind.name.into(), is_known: true, view };
         if entries.insert(info.name.clone(), entry).is_some() {
             return Err(bad(format!("tensor `{}` is defined twice", info.name)));
         }

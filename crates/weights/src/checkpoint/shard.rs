@@ -16,7 +16,7 @@ const MAX_HEADER: u64 = 100_000_000;
 
 /// One open file. It is not memory-mapped, because access to a mapping of a truncated file would crash the process.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct ShardFile {
     pub(super) path: PathBuf,
     file: File,
     pub(super) size: u64,
@@ -26,13 +26,13 @@ pub(super) struct Shard {
     pub(super) metadata: HashMap<String, String>,
 }
 
-impl Shard {
+impl ShardFile {
     /// Opens a file; its metadata is empty.
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = File::open(path).map_err(WeightsError::io(path, "cannot open"))?;
         let about = file.metadata().map_err(WeightsError::io(path, "cannot read its size"))?;
         let (size, written) = (about.len(), about.modified().ok());
-        Ok(Shard { path: path.to_path_buf(), file, size, written, metadata: HashMap::new() })
+        Ok(ShardFile { path: path.to_path_buf(), file, size, written, metadata: HashMap::new() })
     }
 
     /// Reads the header of a safetensors file; also returns the offset of the tensor data.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::view::decoder::{ByRow, Codes, Decoder};
-use super::{Checkpoint, Entry};
+use super::{Checkpoint, TensorEntry};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -54,7 +54,8 @@ impl Checkpoint {
         if !is_read || !(is_integer || entry.type_name == "f8_e4m3") {
             return Err(refused(format!(" of {}", entry.type_name)));
         }
-        let is_of_rows = |part: &Entry| matches!(*part.view.shape, [] | [1] | [1, 1]) || *part.view.shape == [rows, 1];
+        let is_of_rows =
+            |part: &TensorEntry| matches!(*part.view.shape, [] | [1] | [1, 1]) || *part.view.shape == [rows, 1];
         if !is_of_rows(&scale) || !matches!(&*scale.type_name, "f32" | "bf16" | "f16") {
             let (scale, dtype) = (&scale.view.shape, &scale.type_name);
             return Err(refused(format!(" of shape {shape:?} with scales of {dtype} and shape {scale:?}")));

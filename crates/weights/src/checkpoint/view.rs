@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ltx2_stablehlo::DType;
 
-use super::shard::Shard;
+use super::shard::ShardFile;
 use crate::error::WeightsError;
 use crate::tensor::Tensor;
 
@@ -20,7 +20,7 @@ pub struct TensorView {
     pub(super) key: Arc<str>,
     pub(super) dtype: DType,
     pub(super) shape: Arc<[usize]>,
-    pub(super) shard: Arc<Shard>,
+    pub(super) shard: Arc<ShardFile>,
     /// Location of the values or codes.
     pub(super) range: Range<u64>,
     /// Conversion of the codes to `dtype`. `None`: the values are stored as they are read.

@@ -9,7 +9,7 @@ use crate::source::ModelSource;
 
 /// What a tensor is in an update, determined by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Role {
+pub(super) enum LoraTensorRole {
     /// `A` of a LoRA, `[rank, in]`.
     Down,
     /// `B` of a LoRA, `[out, rank]`.
@@ -41,28 +41,28 @@ pub(super) enum Role {
 }
 
 /// Names of roles: the name, what follows it, the role, and whether PEFT's `state_dict` puts an adapter's name between.
-const ROLES: [(&str, &str, Role, bool); 21] = [
-    (".lora_A", ".weight", Role::Down, true),
-    (".lora_down", ".weight", Role::Down, false),
-    (".lora_B", ".weight", Role::Up, true),
-    (".lora_up", ".weight", Role::Up, false),
-    (".lora_B", ".bias", Role::UpBias, true),
-    (".alpha", "", Role::Alpha, false),
-    (".lora_magnitude_vector", "", Role::PeftMagnitude, true),
-    (".lora_magnitude_vector", ".weight", Role::PeftMagnitude, true),
-    (".dora_scale", "", Role::LycorisMagnitude, false),
-    (".hada_w1_a", "", Role::Hada1A, true),
-    (".hada_w1_b", "", Role::Hada1B, true),
-    (".hada_w2_a", "", Role::Hada2A, true),
-    (".hada_w2_b", "", Role::Hada2B, true),
-    (".lokr_w1", "", Role::Kron1, true),
-    (".lokr_w1_a", "", Role::Kron1A, true),
-    (".lokr_w1_b", "", Role::Kron1B, true),
-    (".lokr_w2", "", Role::Kron2, true),
-    (".lokr_w2_a", "", Role::Kron2A, true),
-    (".lokr_w2_b", "", Role::Kron2B, true),
-    (".diff", "", Role::Diff, false),
-    (".diff_b", "", Role::DiffBias, false),
+const ROLES: [(&str, &str, LoraTensorRole, bool); 21] = [
+    (".lora_A", ".weight", LoraTensorRole::Down, true),
+    (".lora_down", ".weight", LoraTensorRole::Down, false),
+    (".lora_B", ".weight", LoraTensorRole::Up, true),
+    (".lora_up", ".weight", LoraTensorRole::Up, false),
+    (".lora_B", ".bias", LoraTensorRole::UpBias, true),
+    (".alpha", "", LoraTensorRole::Alpha, false),
+    (".lora_magnitude_vector", "", LoraTensorRole::PeftMagnitude, true),
+    (".lora_magnitude_vector", ".weight", LoraTensorRole::PeftMagnitude, true),
+    (".dora_scale", "", LoraTensorRole::LycorisMagnitude, false),
+    (".hada_w1_a", "", LoraTensorRole::Hada1A, true),
+    (".hada_w1_b", "", LoraTensorRole::Hada1B, true),
+    (".hada_w2_a", "", LoraTensorRole::Hada2A, true),
+    (".hada_w2_b", "", LoraTensorRole::Hada2B, true),
+    (".lokr_w1", "", LoraTensorRole::Kron1, true),
+    (".lokr_w1_a", "", LoraTensorRole::Kron1A, true),
+    (".lokr_w1_b", "", LoraTensorRole::Kron1B, true),
+    (".lokr_w2", "", LoraTensorRole::Kron2, true),
+    (".lokr_w2_a", "", LoraTensorRole::Kron2A, true),
+    (".lokr_w2_b", "", LoraTensorRole::Kron2B, true),
+    (".diff", "", LoraTensorRole::Diff, false),
+    (".diff_b", "", LoraTensorRole::DiffBias, false),
 ];
 
 /// Name parts that identify unsupported adapter types.
@@ -77,8 +77,8 @@ const UNSUPPORTED: [(&str, &str); 4] = [
 ///
 /// # Errors
 /// Returns a predicate of the key if it belongs to no supported adapter.
-pub(super) fn split(key: &str) -> Result<(&str, Role), String> {
-    let role = |(name, end, role, named): &(&str, &str, Role, bool)| {
+pub(super) fn split(key: &str) -> Result<(&str, LoraTensorRole), String> {
+    let role = |(name, end, role, named): &(&str, &str, LoraTensorRole, bool)| {
         let (module, rest) = key.rsplit_once(name)?;
         let adapter = rest.strip_suffix(end)?;
         let is_name = |rest: &str| rest.strip_prefix('.').is_some_and(|name| !name.is_empty() && !name.contains('.'));
@@ -196,16 +196,16 @@ mod tests {
     #[test]
     fn roles_are_split_with_and_without_adapter_names() {
         for (key, module, role) in [
-            ("a.b.lora_A.weight", "a.b", Role::Down),
-            ("a.b.lora_A.default.weight", "a.b", Role::Down),
-            ("a.b.lora_B.bias", "a.b", Role::UpBias),
-            ("a.b.lora_magnitude_vector", "a.b", Role::PeftMagnitude),
-            ("a.b.lora_magnitude_vector.weight", "a.b", Role::PeftMagnitude),
-            ("a.b.lora_magnitude_vector.default.weight", "a.b", Role::PeftMagnitude),
-            ("a.b.lokr_w1_a", "a.b", Role::Kron1A),
-            ("a.b.lokr_w1.default", "a.b", Role::Kron1),
-            ("lora_unet_a_b.dora_scale", "lora_unet_a_b", Role::LycorisMagnitude),
-            ("a.b.diff_b", "a.b", Role::DiffBias),
+            ("a.b.lora_A.weight", "a.b", LoraTensorRole::Down),
+            ("a.b.lora_A.default.weight", "a.b", LoraTensorRole::Down),
+            ("a.b.lora_B.bias", "a.b", LoraTensorRole::UpBias),
+            ("a.b.lora_magnitude_vector", "a.b", LoraTensorRole::PeftMagnitude),
+            ("a.b.lora_magnitude_vector.weight", "a.b", LoraTensorRole::PeftMagnitude),
+            ("a.b.lora_magnitude_vector.default.weight", "a.b", LoraTensorRole::PeftMagnitude),
+            ("a.b.lokr_w1_a", "a.b", LoraTensorRole::Kron1A),
+            ("a.b.lokr_w1.default", "a.b", LoraTensorRole::Kron1),
+            ("lora_unet_a_b.dora_scale", "lora_unet_a_b", LoraTensorRole::LycorisMagnitude),
+            ("a.b.diff_b", "a.b", LoraTensorRole::DiffBias),
         ] {
             assert_eq!(split(key), Ok((module, role)), "{key}");
         }

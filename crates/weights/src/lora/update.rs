@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::keys::Role;
+use super::keys::LoraTensorRole;
 use super::metadata::Listed;
 use super::wrong;
 use crate::checkpoint::TensorView;
@@ -155,26 +155,32 @@ impl Update {
 pub(super) fn assemble(
     path: &Path,
     module: &str,
-    found: BTreeMap<Role, TensorView>,
+    found: BTreeMap<LoraTensorRole, TensorView>,
     listed: Listed,
 ) -> Result<Vec<(&'static str, Update)>, WeightsError> {
-    let mut parts = Parts { path, found };
-    let mut deltas =
-        [parts.low_rank()?, parts.hadamard()?, parts.kronecker()?, parts.full(Role::Diff)].into_iter().flatten();
+    let mut parts = LoraTensors { path, found };
+    let mut deltas = [parts.low_rank()?, parts.hadamard()?, parts.kronecker()?, parts.full(LoraTensorRole::Diff)]
+        .into_iter()
+        .flatten();
     let delta = deltas.next();
     if let (Some(delta), Some(other)) = (&delta, deltas.next()) {
         let reason = format!("updates the same weight as `{}`", delta.views()[0].key());
         return Err(wrong(path, other.views()[0].key(), reason));
     }
     let matrices = delta.as_ref().filter(|delta| !matches!(delta, Delta::Full(_)));
-    let needs_matrices = [Role::Alpha, Role::UpBias, Role::PeftMagnitude, Role::LycorisMagnitude];
+    let needs_matrices = [
+        LoraTensorRole::Alpha,
+        LoraTensorRole::UpBias,
+        LoraTensorRole::PeftMagnitude,
+        LoraTensorRole::LycorisMagnitude,
+    ];
     let lone = needs_matrices.iter().find_map(|role| parts.found.get(role)).filter(|_| matrices.is_none());
     if let Some(view) = lone {
         return Err(wrong(path, view.key(), "has no matrices to which it applies"));
     }
     let magnitude = matrices.map(|delta| parts.magnitude(delta)).transpose()?.flatten();
     let scaling = matrices.map(|delta| parts.scaling(delta, listed)).transpose()?.unwrap_or((1.0, 1.0));
-    let [lora_bias, bias] = [Role::UpBias, Role::DiffBias].map(|role| parts.full(role));
+    let [lora_bias, bias] = [LoraTensorRole::UpBias, LoraTensorRole::DiffBias].map(|role| parts.full(role));
     if let (Some(one), Some(other)) = (&lora_bias, &bias) {
         let reason = format!("updates the same bias as `{}`", one.views()[0].key());
         return Err(wrong(path, other.views()[0].key(), reason));
@@ -191,14 +197,15 @@ pub(super) fn assemble(
 }
 
 /// The tensors of one module in a file.
-struct Parts<'a> {
+struct LoraTensors<'a> {
     path: &'a Path,
-    found: BTreeMap<Role, TensorView>,
+    found: BTreeMap<LoraTensorRole, TensorView>,
 }
 
-impl Parts<'_> {
+impl LoraTensors<'_> {
     fn low_rank(&mut self) -> Result<Option<Delta>, WeightsError> {
-        let Some([down, up]) = self.pair([Role::Down, Role::Up], "LoRA", ["lora_A", "lora_B"])? else {
+        let Some([down, up]) = self.pair([LoraTensorRole::Down, LoraTensorRole::Up], "LoRA", ["lora_A", "lora_B"])?
+        else {
             return Ok(None);
         };
         self.check_product([&down, &up], [0, 1])?;
@@ -206,8 +213,8 @@ impl Parts<'_> {
     }
 
     fn hadamard(&mut self) -> Result<Option<Delta>, WeightsError> {
-        let one = self.product([Role::Hada1A, Role::Hada1B], "LoHa", ["hada_w1_a", "hada_w1_b"])?;
-        let two = self.product([Role::Hada2A, Role::Hada2B], "LoHa", ["hada_w2_a", "hada_w2_b"])?;
+        let one = self.product([LoraTensorRole::Hada1A, LoraTensorRole::Hada1B], "LoHa", ["hada_w1_a", "hada_w1_b"])?;
+        let two = self.product([LoraTensorRole::Hada2A, LoraTensorRole::Hada2B], "LoHa", ["hada_w2_a", "hada_w2_b"])?;
         let pairs = match (one, two) {
             (None, None) => return Ok(None),
             (Some(one), Some(two)) => [one, two],
@@ -230,8 +237,16 @@ impl Parts<'_> {
     }
 
     fn kronecker(&mut self) -> Result<Option<Delta>, WeightsError> {
-        let one = self.factor(Role::Kron1, [Role::Kron1A, Role::Kron1B], ["lokr_w1_a", "lokr_w1_b"])?;
-        let two = self.factor(Role::Kron2, [Role::Kron2A, Role::Kron2B], ["lokr_w2_a", "lokr_w2_b"])?;
+        let one = self.factor(
+            LoraTensorRole::Kron1,
+            [LoraTensorRole::Kron1A, LoraTensorRole::Kron1B],
+            ["lokr_w1_a", "lokr_w1_b"],
+        )?;
+        let two = self.factor(
+            LoraTensorRole::Kron2,
+            [LoraTensorRole::Kron2A, LoraTensorRole::Kron2B],
+            ["lokr_w2_a", "lokr_w2_b"],
+        )?;
         let factors = match (one, two) {
             (None, None) => return Ok(None),
             (Some(one), Some(two)) => [one, two],
@@ -248,12 +263,17 @@ impl Parts<'_> {
         Ok(Some(Delta::Kronecker(factors)))
     }
 
-    fn full(&mut self, role: Role) -> Option<Delta> {
+    fn full(&mut self, role: LoraTensorRole) -> Option<Delta> {
         self.found.remove(&role).map(Delta::Full)
     }
 
     /// Takes a factor of a LoKr: a matrix, or a pair.
-    fn factor(&mut self, whole: Role, pair: [Role; 2], names: [&str; 2]) -> Result<Option<Factor>, WeightsError> {
+    fn factor(
+        &mut self,
+        whole: LoraTensorRole,
+        pair: [LoraTensorRole; 2],
+        names: [&str; 2],
+    ) -> Result<Option<Factor>, WeightsError> {
         let pair = self.product(pair, "LoKr", names)?;
         let Some(view) = self.found.remove(&whole) else { return Ok(pair.map(Factor::Product)) };
         if let Some([a, _]) = pair {
@@ -268,7 +288,7 @@ impl Parts<'_> {
     /// Takes two matrices `[n, rank]` and `[rank, m]`.
     fn product(
         &mut self,
-        roles: [Role; 2],
+        roles: [LoraTensorRole; 2],
         kind: &str,
         names: [&str; 2],
     ) -> Result<Option<[TensorView; 2]>, WeightsError> {
@@ -282,7 +302,7 @@ impl Parts<'_> {
     /// Takes both or none of two matrices.
     fn pair(
         &mut self,
-        roles: [Role; 2],
+        roles: [LoraTensorRole; 2],
         kind: &str,
         names: [&str; 2],
     ) -> Result<Option<[TensorView; 2]>, WeightsError> {
@@ -312,7 +332,7 @@ impl Parts<'_> {
 
     /// Takes the magnitude of a DoRA.
     fn magnitude(&mut self, delta: &Delta) -> Result<Option<(TensorView, Norms)>, WeightsError> {
-        let roles = [(Role::PeftMagnitude, Norms::PeftRows), (Role::LycorisMagnitude, Norms::Rows)];
+        let roles = [(LoraTensorRole::PeftMagnitude, Norms::PeftRows), (LoraTensorRole::LycorisMagnitude, Norms::Rows)];
         let mut found = roles.into_iter().filter_map(|(role, norms)| Some((self.found.remove(&role)?, norms)));
         let (Some((view, norms)), other) = (found.next(), found.next()) else { return Ok(None) };
         if let Some((other, _)) = other {
@@ -333,7 +353,7 @@ impl Parts<'_> {
     /// Takes alpha and returns it with the number by which it is divided.
     fn scaling(&mut self, delta: &Delta, listed: Listed) -> Result<(f64, f64), WeightsError> {
         let rank = delta.rank().map(|rank| rank as f64);
-        let own = self.found.remove(&Role::Alpha);
+        let own = self.found.remove(&LoraTensorRole::Alpha);
         let key = own.as_ref().map_or(delta.views()[0].key(), TensorView::key).to_string();
         let (alpha, divisor) = match (own, listed.alpha, rank.or(listed.rank)) {
             (Some(view), _, _) => match (self.scalar(&view)?, rank) {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::lora::{lora_fingerprint, updates};
-use super::super::lora_merge::{Merged, merge};
+use super::super::lora_merge::{MergedTensor, merge};
 use super::super::*;
 use super::{fails, open, put};
 
@@ -55,15 +55,15 @@ fn lora(path: &Path) -> Result<LoraFile, WeightsError> {
     LoraFile::open(path.to_str().unwrap())
 }
 
-fn numbers(merged: &Merged) -> Vec<f32> {
+fn numbers(merged: &MergedTensor) -> Vec<f32> {
     match merged {
-        Merged::Half(DType::BF16, words) => words.iter().map(|word| bf16::from_bits(*word).to_f32()).collect(),
-        Merged::Half(dtype, _) => panic!("{dtype}"),
-        Merged::Single(words) => words.clone(),
+        MergedTensor::Half(DType::BF16, words) => words.iter().map(|word| bf16::from_bits(*word).to_f32()).collect(),
+        MergedTensor::Half(dtype, _) => panic!("{dtype}"),
+        MergedTensor::Single(words) => words.clone(),
     }
 }
 
-fn merged(model: &ModelSource, name: &str, loras: &[Lora], order: MergeOrder) -> Result<Vec<f32>, WeightsError> {
+fn merged(model: &ModelSource, name: &str, loras: &[ScaledLora], order: MergeOrder) -> Result<Vec<f32>, WeightsError> {
     loras.iter().try_for_each(|lora| lora.file.check(model))?;
     let view = model.checkpoint(Component::Transformer)?.get_float(name)?;
     let found = updates(loras, Component::Transformer, name);
@@ -93,7 +93,7 @@ fn merged_weights_equal_those_of_peft_and_lycoris_bit_for_bit() {
         let path = folder.join(case);
         let path = if path.is_dir() { path } else { path.with_extension("safetensors") };
         let file = Arc::new(lora(&path).unwrap());
-        let loras = [Lora { file, strength: strength.parse().unwrap() }];
+        let loras = [ScaledLora { file, strength: strength.parse().unwrap() }];
         let want: Vec<f32> = expected.get(key).unwrap().to_tensor().unwrap().into_f32().into_iter().collect();
         // The orders other than `exact` describe LoRAs alone.
         let is_lora = ["peft_lora", "peft_rslora", "lycoris_lora"].contains(&case) && name.ends_with("weight");
@@ -124,7 +124,7 @@ fn large_adapters_equal_their_definitions() {
     ]);
     let loras = [("kron", &kron, 0.5), ("dora", &dora, 1.0)].map(|(name, tensors, strength)| {
         let file = write(&dir.path().join(name).with_extension("safetensors"), tensors, &[]);
-        Lora { file: Arc::new(lora(&file).unwrap()), strength }
+        ScaledLora { file: Arc::new(lora(&file).unwrap()), strength }
     });
     let got = merged(&model, &name, &loras, MergeOrder::Exact).unwrap();
 
@@ -162,7 +162,7 @@ fn peft_dora_norms_ignore_earlier_updates() {
     let files = [("diff", [(format!("{Q}.diff"), one(4.0, &[1, 1]))].into()), ("dora", dora.into())];
     let loras = files.map(|(name, tensors)| {
         let file = write(&dir.path().join(name).with_extension("safetensors"), &tensors, &[]);
-        Lora { file: Arc::new(lora(&file).unwrap()), strength: 1.0 }
+        ScaledLora { file: Arc::new(lora(&file).unwrap()), strength: 1.0 }
     });
     // (8 / (3 + 1)) * (3 + 4 + 1).
     assert_eq!(merged(&model, &name, &loras, MergeOrder::Exact).unwrap(), [16.0]);
@@ -249,7 +249,7 @@ fn damaged_adapters_are_refused_with_file_and_key() {
         change(&mut all);
         let file = lora(&write(&dir.path().join("bad.safetensors"), &all, &[]));
         let checked = file.and_then(|file| {
-            let loras = [Lora { file: Arc::new(file), strength: 2.0 }];
+            let loras = [ScaledLora { file: Arc::new(file), strength: 2.0 }];
             merged(&model, "a.weight", &loras, MergeOrder::Exact)
         });
         fails(checked, &[&["bad.safetensors", shapes[0].0], parts].concat());

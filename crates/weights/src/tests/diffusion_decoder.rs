@@ -28,10 +28,10 @@ fn vae() -> Value {
     })
 }
 
-type Given<'a> = (&'a str, &'a [usize], &'a [f32]);
+type TensorValues<'a> = (&'a str, &'a [usize], &'a [f32]);
 
 /// Writes a file of bf16 tensors with values.
-fn file(path: PathBuf, prefix: &str, vae: &Value, tensors: &[Given]) -> PathBuf {
+fn file(path: PathBuf, prefix: &str, vae: &Value, tensors: &[TensorValues]) -> PathBuf {
     let names: Vec<String> = tensors.iter().map(|(name, ..)| format!("{prefix}{name}")).collect();
     let shapes: Vec<_> = names.iter().zip(tensors).map(|(name, (_, shape, _))| (&**name, "BF16", *shape)).collect();
     let header = json!({"config": json!({"vae": vae}).to_string(), "model_version": "2.5.0"});
@@ -43,7 +43,7 @@ fn file(path: PathBuf, prefix: &str, vae: &Value, tensors: &[Given]) -> PathBuf 
     put(path, bytes)
 }
 
-const TENSORS: [Given; 12] = [
+const TENSORS: [TensorValues; 12] = [
     ("encoder.conv_in.conv.weight", &[1], &[1.0]),
     ("decoder.conv_in_x_t.weight", &[1, 2], &[1.0, 2.0]),
     ("decoder.t_embedder.mlp.2.bias", &[1], &[4.0]),
@@ -141,11 +141,12 @@ fn conv_config() -> Value {
 #[test]
 fn mismatches_are_reported_by_key() {
     let dir = TempDir::new().expect("dir");
-    let written = |vae: &Value, tensors: &[Given]| open(&file(dir.path().join("f.safetensors"), "", vae, tensors));
-    fn tensors<'a>(more: Given<'a>) -> Vec<Given<'a>> {
+    let written =
+        |vae: &Value, tensors: &[TensorValues]| open(&file(dir.path().join("f.safetensors"), "", vae, tensors));
+    fn tensors<'a>(more: TensorValues<'a>) -> Vec<TensorValues<'a>> {
         [&TENSORS[..2], &[more]].concat()
     }
-    let checkpoint = |tensors: &[Given]| {
+    let checkpoint = |tensors: &[TensorValues]| {
         let source = written(&vae(), tensors).expect("opens");
         source.refuse_unread()?;
         source.checkpoint(Component::DiffusionDecoder)
@@ -159,7 +160,7 @@ fn mismatches_are_reported_by_key() {
             "split equally into decoder.diff_blocks.0.attn.to_q.bias",
         ],
     );
-    let gate: Given = ("decoder.diff_blocks.0.gate_mlp", &[3], &[0.0; 3]);
+    let gate: TensorValues = ("decoder.diff_blocks.0.gate_mlp", &[3], &[0.0; 3]);
     let mut wrong = tensors(gate);
     wrong.push(("decoder.diff_blocks.0.mlp.w_down.weight", &[2, 1], &[0.0; 2]));
     fails(checkpoint(&wrong), &["gate_mlp", "[3]", "[2]"]);

@@ -12,10 +12,10 @@ use crate::source::ModelSource;
 use ltx2_stablehlo::DType;
 
 /// A tensor of a file: name, element type, shape and bytes.
-type Stored<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
+type TorchaoTensor<'a> = (&'a str, &'a str, &'a [usize], Vec<u8>);
 
 /// Writes a file of these tensors.
-fn file(path: PathBuf, tensors: &[Stored], metadata: Value) -> PathBuf {
+fn file(path: PathBuf, tensors: &[TorchaoTensor], metadata: Value) -> PathBuf {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     header.insert("__metadata__".into(), metadata);
     for (name, dtype, shape, bytes) in tensors {
@@ -46,7 +46,7 @@ fn numbers() -> Vec<u8> {
     NUMBERS.map(|n| n as u8).to_vec()
 }
 
-fn int8<'a>(scales: Vec<f32>, shape: &'a [usize]) -> Vec<Stored<'a>> {
+fn int8<'a>(scales: Vec<f32>, shape: &'a [usize]) -> Vec<TorchaoTensor<'a>> {
     vec![
         ("a.b._weight_qdata", "I8", &[2, 3], numbers()),
         ("a.b._weight_scale", "F32", shape, floats(&scales)),
@@ -103,7 +103,7 @@ fn int8_weights_are_dequantized() {
 #[test]
 fn fp8_weights_keep_their_bytes_and_scales() {
     let dir = TempDir::new().expect("dir");
-    let tensors: [Stored; 2] = [
+    let tensors: [TorchaoTensor; 2] = [
         ("a.b._weight_qdata", "F8_E4M3", &[2, 3], vec![0x38, 0x40, 0xb8, 0x30, 0, 0x7e]),
         ("a.b._weight_scale", "F32", &[2, 1], floats(&SCALES)),
     ];
@@ -120,8 +120,9 @@ fn fp8_weights_keep_their_bytes_and_scales() {
 #[test]
 fn other_torchao_formats_are_refused() {
     let dir = TempDir::new().expect("dir");
-    let open =
-        |tensors: &[Stored], form: Value| Checkpoint::open(&file(dir.path().join("x.safetensors"), tensors, form));
+    let open = |tensors: &[TorchaoTensor], form: Value| {
+        Checkpoint::open(&file(dir.path().join("x.safetensors"), tensors, form))
+    };
     let dynamic = metadata("Int8Tensor", "bfloat16", json!({"_type": "QuantizeTensorToInt8Kwargs", "_data": {}}));
     let refused = open(&int8(SCALES.into(), &[2, 1]), dynamic);
     fails(refused, &["x.safetensors", "a.b.weight", "torchao as Int8Tensor with quantized activations"]);

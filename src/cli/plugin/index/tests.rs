@@ -40,7 +40,7 @@ fn name() -> String {
     format!("some_plugin-1.2.0-py3-none-{PLATFORM}.whl")
 }
 
-fn downloaded(index: &Index, wheel: &Wheel) -> Result<String> {
+fn downloaded(index: &WheelIndex, wheel: &Wheel) -> Result<String> {
     let folder = tempfile::tempdir().unwrap();
     Ok(fs::read_to_string(index.download(wheel, folder.path())?).unwrap())
 }
@@ -107,7 +107,7 @@ fn mirror_credentials_are_sent_for_page_and_file() {
     let page = format!("<a href=\"/files/{}\">a</a>", name());
     let (host, heads) =
         serving(vec![answer("200 OK", "content-type: text/html\r\n", &page), answer("200 OK", "", "the wheel")]);
-    let index = Index::new(settings(&[format!("http://me:p%40ss@{host}/simple/")])).unwrap();
+    let index = WheelIndex::new(settings(&[format!("http://me:p%40ss@{host}/simple/")])).unwrap();
     assert_eq!(downloaded(&index, &wheel("ab")).unwrap(), "the wheel");
     for path in ["/simple/some-plugin/".to_string(), format!("/files/{}", name())] {
         let head = heads.recv().unwrap();
@@ -125,7 +125,7 @@ fn interrupted_download_resumes_after_last_received_byte() {
     let json = "content-type: application/vnd.pypi.simple.v1+json\r\n";
     let unavailable = answer("503 Service Unavailable", "", "");
     let (host, heads) = serving(vec![answer("200 OK", json, &page), broken, unavailable, rest]);
-    let index = Index::new(settings(&[format!("http://{host}/simple")])).unwrap();
+    let index = WheelIndex::new(settings(&[format!("http://{host}/simple")])).unwrap();
     assert_eq!(downloaded(&index, &wheel("ab")).unwrap(), "the wheel");
     let heads: Vec<String> = heads.iter().map(|head| head.to_lowercase()).collect();
     assert!(!heads[1].contains("range:") && heads[2].contains("range: bytes=5-"), "{heads:?}");
@@ -141,7 +141,7 @@ fn error_lists_each_location_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = settings(&[format!("http://me:secret@{absent}"), format!("http://{changed}")]);
     settings.links = vec![folder.path().to_str().unwrap().into()];
-    let error = format!("{:#}", downloaded(&Index::new(settings).unwrap(), &wheel("ab")).unwrap_err());
+    let error = format!("{:#}", downloaded(&WheelIndex::new(settings).unwrap(), &wheel("ab")).unwrap_err());
     for words in [
         "some-plugin==1.2.0: cannot download: ",
         &format!("{}: none of the 0 listed files is some-plugin 1.2.0 for {PLATFORM}; ", folder.path().display()),
@@ -160,10 +160,10 @@ fn wheel_folder_needs_no_network() {
     fs::write(folder.path().join(name()), "the wheel").unwrap();
     let path = folder.path().to_str().unwrap();
     for links in [path.to_string(), format!("file://{path}")] {
-        let index = Index::new(Settings { links: vec![links], ..settings(&[]) }).unwrap();
+        let index = WheelIndex::new(Settings { links: vec![links], ..settings(&[]) }).unwrap();
         assert_eq!(downloaded(&index, &wheel("ab")).unwrap(), "the wheel");
     }
-    let none = Index::new(settings(&[])).unwrap();
+    let none = WheelIndex::new(settings(&[])).unwrap();
     assert!(format!("{:#}", downloaded(&none, &wheel("ab")).unwrap_err()).contains("PIP_NO_INDEX"));
 }
 
@@ -171,18 +171,18 @@ fn wheel_folder_needs_no_network() {
 fn page_is_requested_through_proxy() {
     let (proxy, heads) = serving(vec![answer("404 Not Found", "", "")]);
     let settings = Settings { proxy: Some(format!("http://{proxy}")), ..settings(&["http://mirror.invalid".into()]) };
-    assert!(downloaded(&Index::new(settings).unwrap(), &wheel("ab")).is_err());
+    assert!(downloaded(&WheelIndex::new(settings).unwrap(), &wheel("ab")).is_err());
     let head = heads.recv().unwrap();
     assert!(head.contains("mirror.invalid"), "{head}");
     let wrong = Settings { proxy: Some("not a url".into()), ..super::tests::settings(&[]) };
-    assert!(Index::new(wrong).err().unwrap().to_string().contains("PIP_PROXY: not a url"));
+    assert!(WheelIndex::new(wrong).err().unwrap().to_string().contains("PIP_PROXY: not a url"));
 }
 
 #[test]
 fn file_without_certificate_is_reported() {
     let error = |cert: &Path| {
         let settings = Settings { cert: Some(cert.into()), ..settings(&[]) };
-        Index::new(settings).err().unwrap().to_string()
+        WheelIndex::new(settings).err().unwrap().to_string()
     };
     assert!(error(Path::new("/nowhere.pem")).starts_with("PIP_CERT: /nowhere.pem: cannot read"));
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -11,9 +11,9 @@
 //! declared sharding; a compiler that shards a matmul further could be faster than the bound.
 
 use crate::analysis::{Chip, CollectiveKind, Work};
-use crate::hlo::{Mesh, Sharding, Type};
+use crate::hlo::{DeviceMesh, Sharding, Type};
 use crate::models::Network;
-use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Placement, Quantization, Role};
+use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Quantization, Role, ValuePlacement};
 use crate::runtime::shards;
 
 /// Lower bounds of a step's time, in milliseconds.
@@ -39,7 +39,7 @@ impl Bound {
 const KEPT: f64 = 0.98;
 
 /// A collective that a layout requires.
-struct Demand {
+struct RequiredCollective {
     kind: CollectiveKind,
     /// Bytes that a device receives per step.
     wire: f64,
@@ -62,7 +62,7 @@ pub fn bound(
     let Some(chip) = chip else {
         return Bound { links: demands().map(|d| d.wire).sum(), ..Bound::default() };
     };
-    let seconds = |d: &Demand| {
+    let seconds = |d: &RequiredCollective| {
         let names: Vec<&str> = d.axes.iter().map(String::as_str).collect();
         let groups: Vec<Vec<i64>> =
             mesh.groups(&names).0.into_iter().map(|g| g.into_iter().map(|d| d as i64).collect()).collect();
@@ -98,49 +98,50 @@ pub(crate) fn needed(network: &Network) -> i64 {
     (arguments + results) as i64
 }
 
-fn weights(network: &Network) -> impl Iterator<Item = &Placement> {
-    let parameter = |p: &&Placement| matches!(p.role, Role::Parameter | Role::Stored);
+fn weights(network: &Network) -> impl Iterator<Item = &ValuePlacement> {
+    let parameter = |p: &&ValuePlacement| matches!(p.role, Role::Parameter | Role::Stored);
     let mut seen = std::collections::BTreeSet::new();
     network.placements.iter().filter(parameter).filter(move |p| seen.insert(p.tensor.clone()))
 }
 
 /// Returns how many parameters a placement represents. If layers are unrolled, only the placements of the first layer
 /// are recorded, and each represents all layers.
-fn times(p: &Placement, blocks: usize) -> f64 {
+fn times(p: &ValuePlacement, blocks: usize) -> f64 {
     let alone = p.tensor.contains(".*.") && p.axes.first() != Some(&Axis::Layers);
     if alone { blocks as f64 } else { 1.0 }
 }
 
 /// Returns the sharding that a parameter has during compute, according to the layout's `rules` and regardless of
 /// `storage`.
-fn computed(p: &Placement, layout: &Layout) -> Sharding {
+fn computed(p: &ValuePlacement, layout: &Layout) -> Sharding {
     let placed = layout.place(&p.tensor, &p.ty, &p.axes).ok().flatten();
     placed.map_or_else(|| Sharding(vec![Vec::new(); p.axes.len()]), |p| p.sharding)
 }
 
-fn size(ty: &Type, sharding: &Sharding, mesh: &Mesh) -> f64 {
+fn size(ty: &Type, sharding: &Sharding, mesh: &DeviceMesh) -> f64 {
     sharding.local(ty, mesh).map_or(0.0, |local| local.bytes() as f64)
 }
 
 /// Returns the collectives that move weights.
-fn of_weights(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
-    let split = VideoTokens::of(network, layout, blocks).and_then(|tokens| tokens.split_weights(network, layout));
-    stored(network, layout, blocks).into_iter().chain(split).collect()
+fn of_weights(network: &Network, layout: &Layout, blocks: usize) -> Vec<RequiredCollective> {
+    let split =
+        VideoTokens::from_network(network, layout, blocks).and_then(|tokens| tokens.split_weights(network, layout));
+    fsdp_gathers(network, layout, blocks).into_iter().chain(split).collect()
 }
 
 /// Returns the collectives that move activations.
-fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
+fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<RequiredCollective> {
     let of = |tokens: VideoTokens| {
         let mut all = tokens.attention(&layout.context_parallel, layout);
         all.extend(tokens.sums(layout));
         all
     };
-    VideoTokens::of(network, layout, blocks).map(of).unwrap_or_default()
+    VideoTokens::from_network(network, layout, blocks).map(of).unwrap_or_default()
 }
 
 /// Returns the all-gathers of FSDP-sharded weights; each weight is gathered once per step.
-fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
-    let mut all: Vec<Demand> = Vec::new();
+fn fsdp_gathers(network: &Network, layout: &Layout, blocks: usize) -> Vec<RequiredCollective> {
+    let mut all: Vec<RequiredCollective> = Vec::new();
     for p in weights(network).filter(|p| p.role == Role::Stored) {
         let whole = computed(p, layout);
         let wire = (size(&p.ty, &whole, &layout.mesh) - size(&p.ty, &p.sharding, &layout.mesh)) * times(p, blocks);
@@ -149,7 +150,7 @@ fn stored(network: &Network, layout: &Layout, blocks: usize) -> Vec<Demand> {
         let axes: Vec<String> = split(&p.sharding).into_iter().filter(|a| !own.contains(a)).collect();
         match all.iter_mut().find(|d| d.axes == axes) {
             Some(d) => d.wire += wire,
-            None => all.push(Demand { kind: CollectiveKind::AllGather, wire, axes }),
+            None => all.push(RequiredCollective { kind: CollectiveKind::AllGather, wire, axes }),
         }
     }
     all
@@ -173,8 +174,8 @@ struct VideoTokens {
 impl VideoTokens {
     /// Derives how the video tokens are sharded from the queries of self-attention. `None`: the program has no
     /// self-attention of video tokens.
-    fn of(network: &Network, layout: &Layout, blocks: usize) -> Option<VideoTokens> {
-        let queries = |p: &&Placement| {
+    fn from_network(network: &Network, layout: &Layout, blocks: usize) -> Option<VideoTokens> {
+        let queries = |p: &&ValuePlacement| {
             p.role == Role::Activation
                 && p.tensor.contains(".attn1.")
                 && p.axes == [Axis::CfgBatch, Axis::VideoSequence, Axis::Heads, Axis::HeadDim]
@@ -200,9 +201,9 @@ impl VideoTokens {
         self.axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64
     }
 
-    fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<Demand> {
+    fn attention(&self, policy: &ContextParallelPolicy, layout: &Layout) -> Vec<RequiredCollective> {
         let (n, part) = (self.parts(layout), self.own_heads * self.blocks);
-        let demand = |kind, wire| Demand { kind, wire, axes: self.axes.clone() };
+        let demand = |kind, wire| RequiredCollective { kind, wire, axes: self.axes.clone() };
         // Queries, keys, values and output are exchanged; each device keeps its own shard.
         let trade = |n: f64| demand(CollectiveKind::AllToAll, 4.0 * part * (n - 1.0) / n);
         let pass = |kind, n: f64| match kind {
@@ -218,7 +219,10 @@ impl VideoTokens {
                 let near = policy.ulysses.unwrap_or(1) as f64;
                 // The all-to-all runs within small groups of adjacent devices; its bytes are counted at the rate of an
                 // all-gather.
-                vec![Demand { kind: CollectiveKind::AllGather, ..trade(near) }, pass(policy.outer, n / near)]
+                vec![
+                    RequiredCollective { kind: CollectiveKind::AllGather, ..trade(near) },
+                    pass(policy.outer, n / near),
+                ]
             }
             kind => vec![pass(kind, n)],
         }
@@ -226,20 +230,20 @@ impl VideoTokens {
 
     /// Returns the all-reduces that sum partial results over sharded heads or MLP widths: after self-attention, after
     /// text cross-attention, and after the feed-forward layer.
-    fn sums(&self, layout: &Layout) -> Vec<Demand> {
+    fn sums(&self, layout: &Layout) -> Vec<RequiredCollective> {
         let of = |axes: &[String], times: f64| {
             let n = axes.iter().filter_map(|a| layout.mesh.size(a)).product::<usize>() as f64;
             let wire = times * self.blocks * 2.0 * self.bytes * (n - 1.0) / n;
-            (n > 1.0).then(|| Demand { kind: CollectiveKind::AllReduce, wire, axes: axes.to_vec() })
+            (n > 1.0).then(|| RequiredCollective { kind: CollectiveKind::AllReduce, wire, axes: axes.to_vec() })
         };
         of(&self.heads, 2.0).into_iter().chain(of(&self.inner, 1.0)).collect()
     }
 
     /// Returns the all-gathers that are needed if a weight is sharded over the same devices as the tokens that it
     /// multiplies. Either the weight or the tokens can be gathered; the cheaper of the two is counted.
-    fn split_weights(&self, network: &Network, layout: &Layout) -> Option<Demand> {
+    fn split_weights(&self, network: &Network, layout: &Layout) -> Option<RequiredCollective> {
         let n = self.parts(layout);
-        let of_video = |p: &&Placement| p.tensor.contains(".attn1.") || p.tensor.contains("*.ff.");
+        let of_video = |p: &&ValuePlacement| p.tensor.contains(".attn1.") || p.tensor.contains("*.ff.");
         let wire: f64 = weights(network)
             .filter(|p| {
                 p.role == Role::Parameter && of_video(p) && p.axes.iter().filter(|a| **a != Axis::Layers).count() > 1
@@ -252,6 +256,6 @@ impl VideoTokens {
                 same.then(|| travels.min(self.blocks * self.bytes * (n - 1.0)))
             })
             .sum();
-        (wire > 0.0).then(|| Demand { kind: CollectiveKind::AllGather, wire, axes: self.axes.clone() })
+        (wire > 0.0).then(|| RequiredCollective { kind: CollectiveKind::AllGather, wire, axes: self.axes.clone() })
     }
 }

@@ -3,9 +3,9 @@
 
 use super::missing::{MissingRuleReport, MissingRules, lack, rules_text, with_rules};
 use super::space::{file_mesh, has_groups};
-use super::{Devices, Estimate, Estimator, MAX_REPEATED_WORK, Point, Ranking, ranking_by};
+use super::{Estimate, Estimator, MAX_REPEATED_WORK, Point, Ranking, RankingDevices, ranking_by};
 use crate::config::{Config, LayoutSource, read_layout_source, resolve_mesh};
-use crate::hlo::Mesh;
+use crate::hlo::DeviceMesh;
 use crate::pipeline::error::Result;
 use crate::pipeline::programs::build::ProgramKind;
 
@@ -30,7 +30,7 @@ pub(crate) struct Addition {
 
 /// Result of comparing a layout with the shipped ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Comparison {
+pub(crate) struct LayoutComparison {
     pub(crate) own: Estimate,
     ranking: Ranking,
     /// Missing rules that make the layout faster, or with which it fits in memory; the largest saving first.
@@ -42,7 +42,11 @@ pub(crate) struct Comparison {
 /// Compares the layout of a configuration, on its mesh, with the shipped layouts on all meshes, without compiling.
 /// Compares all denoising loops of the first request, or only the program `only`. `None`: no program can be built for
 /// the layout on this mesh.
-pub(crate) fn compare(config: &Config, devices: Devices, only: Option<ProgramKind>) -> Result<Option<Comparison>> {
+pub(crate) fn compare(
+    config: &Config,
+    devices: RankingDevices,
+    only: Option<ProgramKind>,
+) -> Result<Option<LayoutComparison>> {
     let source = read_layout_source(&config.layout)?;
     let mesh = resolve_mesh(config.mesh.as_ref().unwrap_or(&source.file.mesh), devices.count)?;
     let estimator = Estimator::new(config, devices, only)?;
@@ -55,8 +59,8 @@ fn compare_source(
     ranking: &Ranking,
     name: &str,
     source: &LayoutSource,
-    mesh: &Mesh,
-) -> Result<Option<Comparison>> {
+    mesh: &DeviceMesh,
+) -> Result<Option<LayoutComparison>> {
     // Unlike `placed`, this also accepts a layout that does not use every mesh axis, so that devices repeat each
     // other's work.
     let point = |source: &LayoutSource| {
@@ -90,7 +94,7 @@ fn compare_source(
     additions.sort_by(|(a, _), (b, _)| b.saved.total_cmp(&a.saved).then(rules(a).cmp(&rules(b))));
     let additions = additions.into_iter().filter(|(addition, point)| fits(&addition.estimate, point));
     let additions = additions.map(|(addition, _)| addition).take(MOST).collect();
-    Ok(Some(Comparison { own, ranking: ranking.clone(), additions, nearest }))
+    Ok(Some(LayoutComparison { own, ranking: ranking.clone(), additions, nearest }))
 }
 
 /// Returns the saving `own - other` as a fraction of `own`.
@@ -120,7 +124,7 @@ impl Ranking {
     }
 }
 
-impl Comparison {
+impl LayoutComparison {
     /// Returns the estimate of the fastest shipped layout.
     pub(crate) fn fastest(&self) -> &Estimate {
         &self.ranking.first
@@ -196,12 +200,12 @@ mod tests {
     use crate::pipeline::plan::layouts::placed;
     use crate::runtime::{Target, Toolchain};
 
-    fn compared(set: &[&str], target: &str) -> Comparison {
+    fn compared(set: &[&str], target: &str) -> LayoutComparison {
         let config = Config::load("ltx2", set.iter().copied()).unwrap();
         let target: Target = target.parse().unwrap();
         let (toolchain, count, capacity) = target.described();
         let chip = target.chip();
-        let devices = Devices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
         compare(&config, devices, None).unwrap().unwrap()
     }
 
@@ -248,7 +252,7 @@ mod tests {
     fn repeated_work_is_reported_for_unknown_chip() {
         let config = Config::load("ltx2", ["layout=replicated"]).unwrap();
         let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA X1".into(), version: String::new() };
-        let devices = Devices { toolchain: &toolchain, count: 4, capacity: None, chip: None };
+        let devices = RankingDevices { toolchain: &toolchain, count: 4, capacity: None, chip: None };
         let faster = compare(&config, devices, None).unwrap().unwrap().faster().unwrap();
         assert!(faster.ends_with(" % of the work"), "{faster}");
     }
@@ -258,11 +262,11 @@ mod tests {
         let config = Config::load("ltx2", ["layout=cfg"]).unwrap();
         let chip = Chip::named("h200").unwrap();
         let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA H200".into(), version: String::new() };
-        let devices = Devices { toolchain: &toolchain, count: 2, capacity: None, chip: Some(chip) };
+        let devices = RankingDevices { toolchain: &toolchain, count: 2, capacity: None, chip: Some(chip) };
         let same = compare(&config, devices, None).unwrap().unwrap();
         let named = |factor: f64| {
             let own = Estimate { cost: same.own.cost * factor, ..same.own.clone() };
-            Comparison { own, ..same.clone() }.faster().is_some()
+            LayoutComparison { own, ..same.clone() }.faster().is_some()
         };
         assert_eq!([named(0.9), named(1.0), named(1.03), named(1.04)], [false, false, false, true]);
     }
@@ -287,7 +291,7 @@ mod tests {
             let (toolchain, count, _) = parsed.described();
             let chip = parsed.chip();
             // Use no memory limit, so that the comparison depends on time only.
-            let devices = Devices { toolchain: &toolchain, count, capacity: None, chip: chip.as_ref() };
+            let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip: chip.as_ref() };
             let estimator = Estimator::new(&config, devices, None).unwrap();
             let ranking = ranking_by(&estimator, &config, None).unwrap();
             let names = untested.clone();
@@ -329,7 +333,7 @@ mod tests {
     }
 
     /// Returns each rule that has an effect on the mesh, together with the layout without it.
-    fn without_each(whole: &LayoutSource, mesh: &Mesh) -> Vec<(MissingRule, LayoutSource)> {
+    fn without_each(whole: &LayoutSource, mesh: &DeviceMesh) -> Vec<(MissingRule, LayoutSource)> {
         let mut all = Vec::new();
         let mut keep = |remove: &dyn Fn(&mut LayoutSource)| {
             let mut rest = whole.clone();
@@ -345,7 +349,7 @@ mod tests {
     }
 
     /// Returns whether a layout equals the shipped layout `shipped`, which must use all axes of the mesh.
-    fn is_same(own: &LayoutSource, shipped: &str, mesh: &Mesh) -> bool {
+    fn is_same(own: &LayoutSource, shipped: &str, mesh: &DeviceMesh) -> bool {
         let other = read_layout_source(shipped).unwrap();
         placed(shipped.into(), None, &other, mesh).is_some()
             && own.file.context_parallel == other.file.context_parallel

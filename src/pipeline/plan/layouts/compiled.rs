@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::estimate::{Devices, Estimator};
+use super::estimate::{Estimator, RankingDevices};
 use super::mesh_name;
 use super::space::placed;
 use crate::config::{Config, parse_mesh, read_layout_source, resolve_mesh};
 use crate::runtime::Target;
 
 /// Target, preset and shape (width x height x frames) that a group of modules has in common.
-type Group = (String, String, String);
+type ModuleGroup = (String, String, String);
 
 /// Returns layout, mesh and predicted milliseconds per step of each module, by group. Skips modules with 8-bit weights,
 /// for which only one layout was compiled.
-fn modules() -> BTreeMap<Group, Vec<(String, String, f64)>> {
-    let mut all: BTreeMap<Group, Vec<(String, String, f64)>> = BTreeMap::new();
+fn modules() -> BTreeMap<ModuleGroup, Vec<(String, String, f64)>> {
+    let mut all: BTreeMap<ModuleGroup, Vec<(String, String, f64)>> = BTreeMap::new();
     for line in include_str!("../../../../benchmarks/tpu-slices.md").lines().filter(|l| l.starts_with("| tpu:")) {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let [_, target, preset, shape, case, _, time, ..] = cells[..] else { panic!("{line}") };
@@ -30,14 +30,14 @@ fn modules() -> BTreeMap<Group, Vec<(String, String, f64)>> {
 
 /// Returns the time that is lost by choosing the module with the smallest estimate instead of the fastest one, as a
 /// fraction of the fastest module's time.
-fn behind((target, preset, shape): &Group, modules: &[(String, String, f64)]) -> f64 {
+fn lost_time((target, preset, shape): &ModuleGroup, modules: &[(String, String, f64)]) -> f64 {
     let target: Target = target.parse().unwrap();
     let (toolchain, count, capacity) = target.described();
     let chip = target.chip().unwrap();
     let sizes: Vec<&str> = shape.split('x').collect();
     let set = ["width", "height", "num_frames"].iter().zip(sizes).map(|(key, n)| format!("request.{key}={n}"));
     let config = Config::load(preset, set).unwrap();
-    let devices = Devices { toolchain: &toolchain, count, capacity, chip: Some(&chip) };
+    let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: Some(&chip) };
     let estimator = Estimator::new(&config, devices, None).unwrap();
     let estimate = |layout: &str, mesh: &str| {
         let mesh = resolve_mesh(&parse_mesh(mesh).unwrap(), count).unwrap();
@@ -60,6 +60,6 @@ fn smallest_estimate_selects_nearly_fastest_module() {
         // For the larger shape of LTX-2.3 on TPU7x, the estimates wrongly prefer `cfg-hybrid` to `cfg-ulysses`; for the
         // other models and shapes on this target, `cfg-hybrid` is faster.
         let limit = if (target, preset, shape) == ("tpu:tpu7x:2x2x1", "ltx2_3", "1280x768x121") { 0.045 } else { 0.01 };
-        assert!(behind(group, modules) <= limit, "{group:?}");
+        assert!(lost_time(group, modules) <= limit, "{group:?}");
     }
 }

@@ -17,7 +17,7 @@ use crate::runtime::{Toolchain, device_bytes};
 
 /// The devices for which layouts are ranked.
 #[derive(Clone, Copy)]
-pub(crate) struct Devices<'a> {
+pub(crate) struct RankingDevices<'a> {
     pub(crate) toolchain: &'a Toolchain,
     pub(crate) count: usize,
     /// Bytes that a program may use on each device. `None`: no limit.
@@ -28,7 +28,7 @@ pub(crate) struct Devices<'a> {
 
 /// Denoising loop of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Loop {
+pub(crate) struct LoopSpec {
     pub(crate) kind: ProgramKind,
     /// Number of transformer evaluations.
     pub(crate) steps: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Loop {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) layout: String,
-    pub(crate) mesh: hlo::Mesh,
+    pub(crate) mesh: hlo::DeviceMesh,
     /// Time of all evaluations for all videos in milliseconds; received bytes if the chip is unknown.
     pub(crate) cost: f64,
     /// FLOPs of the matmuls on one device, for all evaluations.
@@ -58,26 +58,26 @@ pub(crate) struct Estimate {
 
 /// Estimates layouts for the denoising loops of a configuration.
 pub(crate) struct Estimator<'a> {
-    pub(super) devices: Devices<'a>,
+    pub(super) devices: RankingDevices<'a>,
     /// Number of videos to generate.
     pub(super) videos: usize,
     programs: Programs,
     /// Options for building programs, except for the layout.
     build: Build,
-    pub(crate) loops: Vec<Loop>,
+    pub(crate) loops: Vec<LoopSpec>,
 }
 
 impl<'a> Estimator<'a> {
     /// Creates an estimator for all denoising loops of a configuration's first request, or for the program `only`.
     /// Fails if the request does not have that program.
-    pub(crate) fn new(config: &Config, devices: Devices<'a>, only: Option<ProgramKind>) -> Result<Self> {
+    pub(crate) fn new(config: &Config, devices: RankingDevices<'a>, only: Option<ProgramKind>) -> Result<Self> {
         let alone = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let build = setup::build_for(&alone, 1, devices.toolchain)?;
         // Blocks in a loop have the same arguments and placements as unrolled blocks, and are built in a fraction of
         // the time. Quantized blocks differ from each other, so they must be unrolled.
         let unroll_layers = build.lowering.unroll_layers && build.quantization != Quantization::None;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
-        let programs = Programs::of(&alone, None)?;
+        let programs = Programs::from_config(&alone, None)?;
         let all = programs.loops(config.sampler.steps);
         let asked = match only {
             Some(kind) => match all.into_iter().find(|(k, _)| *k == kind) {
@@ -87,7 +87,7 @@ impl<'a> Estimator<'a> {
             },
             None => all,
         };
-        let loops = asked.into_iter().map(|(kind, steps)| Loop { kind, steps }).collect();
+        let loops = asked.into_iter().map(|(kind, steps)| LoopSpec { kind, steps }).collect();
         Ok(Estimator { devices, videos: config.request.num_videos, programs, build, loops })
     }
 
@@ -109,7 +109,7 @@ impl<'a> Estimator<'a> {
             let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
             let evaluations = (l.steps * runs) as f64;
             let program = &network.program;
-            let time = |chip| StepTime::of(program, chip, bound.weights).total();
+            let time = |chip| StepTime::predict(program, chip, bound.weights).total();
             cost += evaluations * chip.map_or_else(|| received(program), time);
             flops += evaluations * program.work.flops();
             least += evaluations * bound.cost();

@@ -4,13 +4,13 @@ use std::fmt;
 
 use super::space::placed;
 use crate::config::{LayoutSource, read_layout_source, shipped_layouts};
-use crate::hlo::Mesh;
+use crate::hlo::DeviceMesh;
 use crate::nn::{Override, Rule};
 use crate::pipeline::error::Result;
 
 /// Section of a layout file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Section {
+enum LayoutSection {
     Rules,
     Storage,
     /// A tensor pattern of the `tensors` section.
@@ -20,7 +20,7 @@ enum Section {
 /// A rule that a shipped layout has and another layout lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingRule {
-    section: Section,
+    section: LayoutSection,
     rule: Rule,
 }
 
@@ -29,9 +29,9 @@ impl fmt::Display for MissingRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rule = format!("{}: [{}]", self.rule.axis.name(), self.rule.mesh_axes.join(", "));
         match &self.section {
-            Section::Rules => write!(f, "rules: {rule}"),
-            Section::Storage => write!(f, "storage: {rule}"),
-            Section::Tensors(pattern) => write!(f, "tensors: \"{pattern}\": {{{rule}}}"),
+            LayoutSection::Rules => write!(f, "rules: {rule}"),
+            LayoutSection::Storage => write!(f, "storage: {rule}"),
+            LayoutSection::Tensors(pattern) => write!(f, "tensors: \"{pattern}\": {{{rule}}}"),
         }
     }
 }
@@ -46,9 +46,9 @@ impl MissingRule {
     /// Adds the rule to a layout; replaces a rule with the same section and tensor axis.
     fn add_to(&self, layout: &mut LayoutSource) {
         let rules = match &self.section {
-            Section::Rules => &mut layout.rules,
-            Section::Storage => &mut layout.storage,
-            Section::Tensors(pattern) => {
+            LayoutSection::Rules => &mut layout.rules,
+            LayoutSection::Storage => &mut layout.storage,
+            LayoutSection::Tensors(pattern) => {
                 let at = layout.overrides.iter().position(|o| o.pattern == *pattern).unwrap_or_else(|| {
                     layout.overrides.push(Override { pattern: pattern.clone(), rules: Vec::new() });
                     layout.overrides.len() - 1
@@ -93,7 +93,7 @@ pub(crate) struct MissingRuleReport {
 
 /// Compares a layout with the shipped layouts that use all axes of a mesh. Ignores rules that have no effect on the
 /// mesh.
-pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<MissingRuleReport> {
+pub(crate) fn lack(own: &LayoutSource, mesh: &DeviceMesh) -> Result<MissingRuleReport> {
     let mut candidates: Vec<MissingRules> = Vec::new();
     let mut parts: Vec<MissingRules> = Vec::new();
     for shipped in shipped_layouts() {
@@ -120,14 +120,14 @@ pub(crate) fn lack(own: &LayoutSource, mesh: &Mesh) -> Result<MissingRuleReport>
 
 /// Returns the rules of `other` that shard a tensor axis over a mesh axis over which `own` does not shard that tensor
 /// axis.
-pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &Mesh) -> Vec<MissingRule> {
+pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &DeviceMesh) -> Vec<MissingRule> {
     let split = |rules: &[Rule], axis| -> Vec<String> {
         let rule = rules.iter().find(|rule| rule.axis == axis);
         rule.into_iter().flat_map(|rule| &rule.mesh_axes).filter(|a| mesh.size(a).is_some()).cloned().collect()
     };
     let mut all = Vec::new();
     for (section, own, other) in
-        [(Section::Rules, &own.rules, &other.rules), (Section::Storage, &own.storage, &other.storage)]
+        [(LayoutSection::Rules, &own.rules, &other.rules), (LayoutSection::Storage, &own.storage, &other.storage)]
     {
         for rule in other {
             let (has, wanted) = (split(own, rule.axis), split(other, rule.axis));
@@ -143,7 +143,7 @@ pub(super) fn lacking(own: &LayoutSource, other: &LayoutSource, mesh: &Mesh) -> 
             // Skip an override that shards the axis in the same way as the layout's general rule.
             let general = split(&own.rules, rule.axis);
             if !is_given && split(&o.rules, rule.axis) != general {
-                all.push(MissingRule { section: Section::Tensors(o.pattern.clone()), rule: rule.clone() });
+                all.push(MissingRule { section: LayoutSection::Tensors(o.pattern.clone()), rule: rule.clone() });
             }
         }
     }

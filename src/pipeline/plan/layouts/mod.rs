@@ -17,8 +17,8 @@ mod time;
 
 pub(crate) use bound::needed;
 pub use bound::{Bound, bound};
-pub(crate) use compare::{Comparison, compare};
-pub(crate) use estimate::{Devices, Estimate, Estimator};
+pub(crate) use compare::{LayoutComparison, compare};
+pub(crate) use estimate::{Estimate, Estimator, RankingDevices};
 pub(crate) use missing::{rules_text, with_rules};
 pub(crate) use space::{Extent, composed, mesh_name, meshes};
 pub use space::{Point, placed};
@@ -46,7 +46,7 @@ const MAX_REPEATED_WORK: f64 = 1.25;
 
 /// Ranks the shipped layouts on the mesh of the configuration, or on all meshes if it sets none. Fails if no shipped
 /// layout uses the mesh.
-pub(crate) fn ranking(config: &Config, devices: Devices) -> Result<Ranking> {
+pub(crate) fn ranking(config: &Config, devices: RankingDevices) -> Result<Ranking> {
     ranking_by(&Estimator::new(config, devices, None)?, config, config.mesh)
 }
 
@@ -123,7 +123,7 @@ pub struct Candidates {
 /// Returns an error if the configuration's programs cannot be built, or if no shipped layout uses its mesh.
 pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
     let (toolchain, chip, count) = (machine.toolchain(), machine.target.chip(), machine.devices.len());
-    let devices = Devices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() };
+    let devices = RankingDevices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() };
     let estimator = Estimator::new(config, devices, None)?;
     let of = |e: &Estimate, fits| {
         let (layout, mesh) = (e.layout.clone(), mesh_name(&e.mesh));
@@ -154,7 +154,7 @@ impl Ranking {
     }
 
     /// Returns a log line with the chosen layout and the next fastest.
-    pub(crate) fn decision(&self, devices: Devices) -> String {
+    pub(crate) fn decision(&self, devices: RankingDevices) -> String {
         let here = format!("{} x {}", devices.count, devices.toolchain.kind);
         let next = self.next.as_ref().map_or(String::new(), |next| format!("; next: {}", self.said(next)));
         format!("layout auto: for {here}: {} (predicted){next}", self.said(&self.first))
@@ -164,12 +164,12 @@ impl Ranking {
 /// Replaces `layout: auto` with the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
 /// whether a shipped layout is faster and which rules are missing. Fails for `auto` if no shipped layout uses the
 /// configuration's mesh.
-pub(crate) fn resolve(config: &Config, devices: Devices) -> Result<Config> {
+pub(crate) fn resolve(config: &Config, devices: RankingDevices) -> Result<Config> {
     if config.layout != AUTO {
         if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {
-                Ok(found) => found.iter().flat_map(Comparison::lines).for_each(|line| tracing::debug!("{line}")),
+                Ok(found) => found.iter().flat_map(LayoutComparison::lines).for_each(|line| tracing::debug!("{line}")),
                 Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
             }
         }
@@ -208,7 +208,7 @@ mod tests {
     /// Returns layout and mesh of the fastest estimate, and the log line.
     fn first(set: &[&str], platform: &str, kind: &str, count: usize) -> (String, String, String) {
         let (config, toolchain, chip, count) = ranked(set, platform, kind, count);
-        let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
         let all = ranking(&config, devices).unwrap();
         assert!(all.first.fits);
         (all.first.layout.clone(), mesh_name(&all.first.mesh), all.decision(devices))
@@ -223,7 +223,8 @@ mod tests {
             let chip = Chip::named("h100").unwrap();
             let toolchain =
                 Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
-            let devices = Devices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
+            let devices =
+                RankingDevices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
             let first = ranking(&config, devices).unwrap().first;
             assert!(first.fits, "{preset} on {count}");
             (first.layout.clone(), mesh_name(&first.mesh))
@@ -261,7 +262,8 @@ mod tests {
             let config = Config::load("ltx2", set.iter().copied().chain(["request.num_frames=33"])).unwrap();
             assert_eq!(request::branches(&config).len(), number);
             let first = |count| {
-                let devices = Devices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
+                let devices =
+                    RankingDevices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
                 ranking(&config, devices).unwrap().first
             };
             let whole = first(1).flops;
@@ -305,8 +307,8 @@ mod tests {
     fn indivisible_token_counts_keep_the_fused_kernel() {
         let (config, toolchain, chip, _) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let fused = |layout: &str, context: usize| {
-            let devices = Devices { toolchain: &toolchain, count: context, capacity: None, chip };
-            let mesh = hlo::Mesh::new(&[("context", context)]);
+            let devices = RankingDevices { toolchain: &toolchain, count: context, capacity: None, chip };
+            let mesh = hlo::DeviceMesh::new(&[("context", context)]);
             let point = placed(layout.into(), None, &read_layout_source(layout).unwrap(), &mesh).unwrap();
             let (_, networks) = Estimator::new(&config, devices, None).unwrap().estimate(&point).unwrap();
             let all = &networks[0].program.work.matmuls;
@@ -325,7 +327,7 @@ mod tests {
     #[test]
     fn resolved_config_has_the_chosen_layout() {
         let (config, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 2);
-        let devices = Devices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
         let resolved = resolve(&config, devices).unwrap();
         assert_eq!(
             (resolved.layout.as_str(), mesh_name(&resolved.placement(2).unwrap().mesh).as_str()),
@@ -337,9 +339,9 @@ mod tests {
             "the guide has another line than {said}"
         );
         // If no layout fits, the one that needs the fewest bytes is chosen; the memory plan then reports the shortage.
-        let none = ranking(&config, Devices { capacity: Some(1 << 30), ..devices }).unwrap();
+        let none = ranking(&config, RankingDevices { capacity: Some(1 << 30), ..devices }).unwrap();
         assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);
-        let alone = resolve(&config, Devices { count: 1, ..devices }).unwrap();
+        let alone = resolve(&config, RankingDevices { count: 1, ..devices }).unwrap();
         assert_eq!(alone.layout, "replicated");
     }
 
@@ -347,7 +349,7 @@ mod tests {
     fn fitting_layout_is_chosen_among_equally_fast_ones() {
         let (config, toolchain, chip, count) =
             ranked(&["mesh.cfg=2", "mesh.context=2", "mesh.tensor=2"], "tpu", "TPU v6 lite", 8);
-        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
         let estimator = Estimator::new(&config, devices, None).unwrap();
         let mesh = resolve_mesh(&config.mesh.unwrap(), count).unwrap();
         let bytes = ["tensor", "tensor-encoder"].map(|name| {
@@ -357,7 +359,7 @@ mod tests {
         });
         let [(cost, whole), (same, apart)] = bytes;
         assert!(cost == same && apart < whole, "{bytes:?}");
-        let first = |capacity| ranking(&config, Devices { capacity: Some(capacity), ..devices }).unwrap().first;
+        let first = |capacity| ranking(&config, RankingDevices { capacity: Some(capacity), ..devices }).unwrap().first;
         let (small, large) = (first((whole + apart) / 2), first(whole));
         assert_eq!((small.layout.as_str(), small.fits), ("tensor-encoder", true));
         assert!(large.layout != "tensor-encoder" && large.fits, "{large:?}");
@@ -367,10 +369,11 @@ mod tests {
     fn run_count_is_videos_divided_by_data_axis() {
         let (config, toolchain, chip, count) = ranked(&["request.num_videos=4"], "cuda", "NVIDIA H200", 4);
         let estimator =
-            Estimator::new(&config, Devices { toolchain: &toolchain, count, capacity: None, chip }, None).unwrap();
+            Estimator::new(&config, RankingDevices { toolchain: &toolchain, count, capacity: None, chip }, None)
+                .unwrap();
         let of = |mesh: &[(&str, usize)]| {
             let source = read_layout_source("cfg-ulysses").unwrap();
-            let point = placed("x".into(), None, &source, &hlo::Mesh::new(mesh)).unwrap();
+            let point = placed("x".into(), None, &source, &hlo::DeviceMesh::new(mesh)).unwrap();
             estimator.estimate(&point).unwrap().0
         };
         let (apart, together) = (of(&[("data", 4)]), of(&[("cfg", 2), ("context", 2)]));
@@ -384,7 +387,7 @@ mod tests {
     #[test]
     fn rounds_count_per_tile_and_loras_of_one_pass_count_twice() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
-        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
         let loops = |rounds: &str| {
             let config = Config::load("ltx2_5_dfr", [&*format!("dfr.temporal_rounds={rounds}")]).unwrap();
             let loops = Estimator::new(&config, devices, None).unwrap().loops;
@@ -396,12 +399,12 @@ mod tests {
         assert_eq!(loops("2"), [("denoise", 8), ("refine", 3), ("round", 24)]);
 
         let source = read_layout_source("replicated").unwrap();
-        let point = placed("x".into(), None, &source, &hlo::Mesh::new(&[])).unwrap();
+        let point = placed("x".into(), None, &source, &hlo::DeviceMesh::new(&[])).unwrap();
         let bytes = |loras: &str| {
             let config = Config::load("ltx2_two_stage", [&*format!("model.loras={loras}")]).unwrap();
             let build =
                 setup::build_for(&Config { layout: "replicated".into(), ..config.clone() }, 1, &toolchain).unwrap();
-            let each = Programs::of(&config, None).unwrap().parameters(&build).unwrap();
+            let each = Programs::from_config(&config, None).unwrap().parameters(&build).unwrap();
             (Estimator::new(&config, devices, None).unwrap().parameters(&point).unwrap(), each["transformer"] as i64)
         };
         let (plain, transformer) = bytes("[]");
@@ -416,7 +419,7 @@ mod tests {
     #[test]
     fn loops_count_evaluations_and_bounds_use_dtype_rates() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
-        let devices = Devices { toolchain: &toolchain, count, capacity: None, chip };
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
         // A second-order sampler with 15 and 3 steps: two evaluations per step and a final one.
         let hq = Config::load("ltx2_hq", std::iter::empty::<&str>()).unwrap();
         let loops = Estimator::new(&hq, devices, None).unwrap().loops;
@@ -426,7 +429,7 @@ mod tests {
             let set = set.iter().map(String::as_str).take(if weights == "int8" { 2 } else { 1 });
             let config = Config::load("ltx2", set).unwrap();
             let source = read_layout_source("replicated").unwrap();
-            let point = placed("x".into(), None, &source, &hlo::Mesh::new(&[])).unwrap();
+            let point = placed("x".into(), None, &source, &hlo::DeviceMesh::new(&[])).unwrap();
             Estimator::new(&config, devices, None).unwrap().estimate(&point).unwrap().0.bound
         };
         let (bf16, fp8, int8) = (least("bf16"), least("fp8"), least("int8"));

@@ -14,7 +14,7 @@ pub struct Point {
     pub(crate) named: Option<String>,
     pub source: LayoutSource,
     /// Mesh axes with more than one device, outermost first.
-    pub mesh: hlo::Mesh,
+    pub mesh: hlo::DeviceMesh,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
 
 /// Returns all factorizations of the number of devices into the five mesh axes. The axis `data` is limited to one
 /// device per video, and `cfg` to one device per guidance branch.
-pub(crate) fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
+pub(crate) fn meshes(extent: Extent) -> Vec<hlo::DeviceMesh> {
     let mut all = vec![Vec::new()];
     for axis in AXES {
         let most = match axis {
@@ -49,13 +49,13 @@ pub(crate) fn meshes(extent: Extent) -> Vec<hlo::Mesh> {
     all.retain(|sizes| sizes.iter().product::<usize>() == extent.devices);
     let named = |sizes: Vec<usize>| {
         let axes = AXES.iter().zip(sizes).filter(|(_, n)| *n > 1);
-        hlo::Mesh { axes: axes.map(|(a, n)| ((*a).to_string(), n)).collect() }
+        hlo::DeviceMesh { axes: axes.map(|(a, n)| ((*a).to_string(), n)).collect() }
     };
     all.into_iter().map(named).collect()
 }
 
 /// Formats a mesh in the syntax of `--mesh`, e.g. `cfg=2,context=4`.
-pub(crate) fn mesh_name(mesh: &hlo::Mesh) -> String {
+pub(crate) fn mesh_name(mesh: &hlo::DeviceMesh) -> String {
     match mesh.axes.is_empty() {
         true => "data=1".into(),
         false => mesh.axes.iter().map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(","),
@@ -63,7 +63,7 @@ pub(crate) fn mesh_name(mesh: &hlo::Mesh) -> String {
 }
 
 /// Converts a mesh to the type that a layout file uses.
-pub(super) fn file_mesh(mesh: &hlo::Mesh) -> Mesh {
+pub(super) fn file_mesh(mesh: &hlo::DeviceMesh) -> Mesh {
     let of = |axis: &str| mesh.size(axis).and_then(|n| i64::try_from(n).ok()).unwrap_or(1);
     let [data, cfg, fsdp, context, tensor] = AXES.map(of);
     Mesh { data, cfg, fsdp, context, tensor, ..Mesh::default() }
@@ -92,7 +92,7 @@ fn compute_axes(source: &LayoutSource) -> BTreeSet<&str> {
 
 /// Combines a layout with a mesh. `None`: the layout does not use every mesh axis, either for compute or for storing
 /// weights, or its attention groups do not fit the mesh.
-pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh: &hlo::Mesh) -> Option<Point> {
+pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh: &hlo::DeviceMesh) -> Option<Point> {
     let mut used = compute_axes(source);
     used.extend(source.storage.iter().flat_map(|r| r.mesh_axes.iter().map(String::as_str)));
     if !mesh.axes.iter().all(|(axis, _)| used.contains(axis.as_str())) {
@@ -107,7 +107,7 @@ pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh:
 }
 
 /// Returns whether the devices that share a sequence can be divided evenly into the groups that hybrid attention uses.
-pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::Mesh) -> bool {
+pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::DeviceMesh) -> bool {
     let e = &source.file.context_parallel;
     let tokens = source.rules.iter().find(|r| r.axis == Axis::VideoSequence);
     let own = tokens.into_iter().flat_map(|r| &r.mesh_axes).filter_map(|a| mesh.size(a)).product::<usize>();
@@ -117,7 +117,7 @@ pub(super) fn has_groups(source: &LayoutSource, mesh: &hlo::Mesh) -> bool {
 /// Returns layouts for a mesh, composed of the shipped layouts' rules: guidance branches are sharded over `cfg`, tokens
 /// over `context`, heads and MLP widths over `tensor`. The layouts differ in the kind of context-parallel attention and
 /// in the mesh axes over which weights are stored.
-pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
+pub(crate) fn composed(mesh: &hlo::DeviceMesh) -> Vec<Point> {
     let has = |axis: &str| mesh.size(axis).is_some();
     let rule = |axis: Axis, mesh_axes: &[&str]| Rule {
         axis,
@@ -164,7 +164,7 @@ pub(crate) fn composed(mesh: &hlo::Mesh) -> Vec<Point> {
 
 /// Returns the sets of mesh axes over which weights can be stored: all subsets of the axes over which weights are
 /// otherwise replicated, each in order from outermost to innermost.
-fn storage_axes(mesh: &hlo::Mesh) -> Vec<Vec<&'static str>> {
+fn storage_axes(mesh: &hlo::DeviceMesh) -> Vec<Vec<&'static str>> {
     let free: Vec<&'static str> =
         ["data", "cfg", "fsdp", "context"].into_iter().filter(|a| mesh.size(a).is_some()).collect();
     let subsets = 0..1usize << free.len();
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn layout_accepts_only_meshes_whose_axes_it_uses() {
-        let mesh = |axes: &[(&str, usize)]| hlo::Mesh::new(axes);
-        let on = |name: &str, m: &hlo::Mesh| {
+        let mesh = |axes: &[(&str, usize)]| hlo::DeviceMesh::new(axes);
+        let on = |name: &str, m: &hlo::DeviceMesh| {
             let source = read_layout_source(name).unwrap();
             placed(name.into(), Some(name.into()), &source, m).is_some()
         };
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn composed_layouts_include_the_shipped_ones() {
-        let mesh = hlo::Mesh::new(&[("cfg", 2), ("context", 4)]);
+        let mesh = hlo::DeviceMesh::new(&[("cfg", 2), ("context", 4)]);
         let all = composed(&mesh);
         // There are four ways to store weights, and five kinds of attention.
         assert_eq!(all.len(), 20);
@@ -244,7 +244,7 @@ mod tests {
         assert!(labels.contains(&"cfg=2,context=4 ulysses stored over cfg"), "{labels:?}");
         let policy = read_layout_source("cfg-ulysses").unwrap().file.context_parallel;
         assert!(all.iter().any(|p| p.source.file.context_parallel == policy && p.source.storage.is_empty()));
-        let fsdp = composed(&hlo::Mesh::new(&[("fsdp", 8)]));
+        let fsdp = composed(&hlo::DeviceMesh::new(&[("fsdp", 8)]));
         assert_eq!(fsdp.iter().map(|p| p.label.as_str()).collect::<Vec<_>>(), ["fsdp=8 stored over fsdp"]);
         let text = all[0].source.to_yaml(&[]);
         assert!(text.starts_with("mesh: {cfg: 2, context: 4}\n"), "{text}");

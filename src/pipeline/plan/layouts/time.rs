@@ -11,7 +11,7 @@
 //! The step time is the sum of the parts, minus the hidden time.
 
 use crate::analysis::{Chip, CollectiveKind, Links, Work};
-use crate::hlo::{DType, Matmul, Pattern, Program, Transfer};
+use crate::hlo::{CollectiveTransfer, DType, Matmul, Pattern, Program};
 
 /// Estimated passes of a matmul's left operand and result through device memory, by the norms, rotations and sums around
 /// it. Modules of the published models, compiled for H100s, have 2.1.
@@ -48,11 +48,12 @@ impl StepTime {
 
     /// Predicts the time of a program's step. `weights`: milliseconds of link time that is spent on gathering weights.
     /// A loop whose trip count is not constant is counted as one step.
-    pub(crate) fn of(program: &Program, chip: &Chip, weights: f64) -> StepTime {
+    pub(crate) fn predict(program: &Program, chip: &Chip, weights: f64) -> StepTime {
         let work = &program.work;
         let of_matmuls = |of: fn(&Matmul, &Chip) -> f64| work.matmuls.iter().map(|m| m.times * of(m, chip) * 1e3).sum();
-        let of_transfers =
-            |of: fn(&Transfer, &Chip) -> f64| work.transfers.iter().map(|t| t.times * of(t, chip) * 1e3).sum();
+        let of_transfers = |of: fn(&CollectiveTransfer, &Chip) -> f64| {
+            work.transfers.iter().map(|t| t.times * of(t, chip) * 1e3).sum()
+        };
         let (matmuls, links): (f64, f64) = (of_matmuls(matmul), of_transfers(link));
         match chip.links {
             // Only the matmul of a layer waits for the layer's weights, so compilers can start to gather weights early.
@@ -90,7 +91,7 @@ fn passes(m: &Matmul, chip: &Chip) -> f64 {
     chip.op_time(Work { bytes: PASSES * (left + result), kernels: PASSES, ..Work::default() }).total()
 }
 
-fn copies(t: &Transfer, chip: &Chip) -> f64 {
+fn copies(t: &CollectiveTransfer, chip: &Chip) -> f64 {
     match t.pattern {
         Pattern::AllGather | Pattern::AllToAll => {
             chip.op_time(Work { bytes: COPIES * t.bytes, ..Work::default() }).total()
@@ -99,16 +100,16 @@ fn copies(t: &Transfer, chip: &Chip) -> f64 {
     }
 }
 
-fn link(t: &Transfer, chip: &Chip) -> f64 {
+fn link(t: &CollectiveTransfer, chip: &Chip) -> f64 {
     let groups: Vec<Vec<i64>> = t.groups.0.iter().map(|g| g.iter().map(|d| *d as i64).collect()).collect();
     chip.link_seconds(kind(t), wire_bytes(t), &groups)
 }
 
-fn gather(t: &Transfer, chip: &Chip) -> f64 {
+fn gather(t: &CollectiveTransfer, chip: &Chip) -> f64 {
     if t.pattern == Pattern::AllGather { link(t, chip) } else { 0.0 }
 }
 
-fn kind(t: &Transfer) -> CollectiveKind {
+fn kind(t: &CollectiveTransfer) -> CollectiveKind {
     match t.pattern {
         Pattern::AllGather => CollectiveKind::AllGather,
         Pattern::AllToAll => CollectiveKind::AllToAll,
@@ -119,7 +120,7 @@ fn kind(t: &Transfer) -> CollectiveKind {
 }
 
 /// Returns the bytes that a device receives when the collective is executed once.
-fn wire_bytes(t: &Transfer) -> f64 {
+fn wire_bytes(t: &CollectiveTransfer) -> f64 {
     kind(t).wire_bytes(t.bytes, t.groups.size())
 }
 

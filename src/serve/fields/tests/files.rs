@@ -5,15 +5,15 @@ use base64::engine::general_purpose::STANDARD;
 use ndarray::{Array2, Array4};
 use serde_json::{Value, json};
 
-use super::{FormPart, ParsedConfig, Server, at};
+use super::{FormPart, ParsedConfig, TestConverter, at};
 use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
 use crate::serve::fields::media::takes_file;
 use crate::serve::fields::{Shape, source_video};
 use crate::serve::form::Form;
-use crate::serve::generator::{Endpoint, Source};
-use crate::serve::job::Accepted;
+use crate::serve::generator::{Endpoint, SourceVideo};
+use crate::serve::job::AcceptedJob;
 
 fn image(name: &str) -> Vec<u8> {
     std::fs::read(format!("tests/fixtures/images/{name}")).expect("a fixture")
@@ -42,11 +42,11 @@ fn sound() -> Vec<u8> {
 
 /// Encodes fields and files as a multipart form and converts the form into a job.
 fn form(
-    server: &Server,
+    server: &TestConverter,
     fields: &[(&str, &str)],
     files: &[(&str, &[u8])],
     endpoint: Endpoint,
-) -> Result<Accepted, ApiError> {
+) -> Result<AcceptedJob, ApiError> {
     let heads = fields.iter().map(|(name, _)| format!("name=\"{name}\""));
     let named = files.iter().map(|(name, _)| format!("name=\"{name}\"; filename=\"../a\""));
     let heads: Vec<String> = heads.chain(named).collect();
@@ -55,7 +55,7 @@ fn form(
     server.accept(server.read_form(&parts)?, endpoint)
 }
 
-fn create(server: &Server, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<Accepted, ApiError> {
+fn create(server: &TestConverter, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<AcceptedJob, ApiError> {
     form(server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), files, Endpoint::Create)
 }
 
@@ -71,7 +71,7 @@ fn only_contents_of_media_fields_take_files() {
 
 #[test]
 fn image_encodings_give_the_same_job() {
-    let (server, bytes) = (Server::new("nano", &[]), image("frame.png"));
+    let (server, bytes) = (TestConverter::new("nano", &[]), image("frame.png"));
     let url = data_url(&bytes);
     let first = create(&server, &[], &[("input_reference", &bytes)]).expect("a file");
     assert_eq!((first.config().pipeline, first.inputs.len()), (Pipeline::ImageToVideo, 1));
@@ -113,7 +113,7 @@ fn image_encodings_give_the_same_job() {
 
 #[test]
 fn images_are_stored_upright() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let accepted = create(&server, &[], &[("input_reference", &image("turned_6.jpg"))]).expect("a JPEG");
     let stored = server.folder.path().join("inputs").join(&accepted.inputs[0]);
     let (kept, given) = (read_image(&stored), read_image("tests/fixtures/images/turned_6.jpg".as_ref()));
@@ -124,7 +124,7 @@ fn images_are_stored_upright() {
 
 #[test]
 fn invalid_images_leave_no_files() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let refused = |bytes: &[u8]| {
         let error = create(&server, &[], &[("image", bytes)]).expect_err("refused");
         assert!(!error.message.contains('/'), "{error}");
@@ -162,7 +162,7 @@ fn invalid_images_leave_no_files() {
 #[test]
 fn audio_is_validated_by_its_contents() {
     let bytes = sound();
-    let server = Server::new("nano", &["serve.pipelines=[audio_to_video]"]);
+    let server = TestConverter::new("nano", &["serve.pipelines=[audio_to_video]"]);
     let accepted = create(&server, &[], &[("input_audio", &bytes)]).expect("a WAV");
     assert_eq!(accepted.config().pipeline, Pipeline::AudioToVideo);
     assert_eq!(at(&accepted, "request.audio.path"), accepted.inputs[0]);
@@ -192,7 +192,7 @@ fn audio_is_validated_by_its_contents() {
     assert_eq!((late.code, late.param.as_deref()), ("invalid_audio", Some("input_audio")));
     assert!(late.message.contains("ends after 1.000 s, before its start offset of 1 s"), "{late}");
     // A server that does not enable the audio pipeline rejects the request.
-    let plain = Server::new("nano", &[]);
+    let plain = TestConverter::new("nano", &[]);
     let error = create(&plain, &[], &[("input_audio", &bytes)]).expect_err("refused");
     assert_eq!(error.code, "invalid_value");
     let silent = create(&server, &[("pipeline", "audio_to_video")], &[]).expect_err("no sound");
@@ -202,7 +202,8 @@ fn audio_is_validated_by_its_contents() {
 #[test]
 fn edits_and_extensions_use_the_uploaded_video() {
     let bytes = video(25, 96, 128);
-    let server = Server::new("nano", &["serve.pipelines=[retake, extend]", "request.width=64", "request.height=64"]);
+    let server =
+        TestConverter::new("nano", &["serve.pipelines=[retake, extend]", "request.width=64", "request.height=64"]);
     let edit = |fields: &[(&str, &str)], bytes: &[u8]| {
         form(&server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), &[("video", bytes)], Endpoint::Edit(None))
     };
@@ -274,18 +275,22 @@ fn edits_and_extensions_use_the_uploaded_video() {
         let error = extend(fields).expect_err("refused");
         assert_eq!(error.param.as_deref(), Some(param), "{error}");
     }
-    let unserved =
-        form(&Server::new("nano", &[]), &[("prompt", "a"), ("start", "0")], &[("video", &bytes)], Endpoint::Edit(None));
+    let unserved = form(
+        &TestConverter::new("nano", &[]),
+        &[("prompt", "a"), ("start", "0")],
+        &[("video", &bytes)],
+        Endpoint::Edit(None),
+    );
     assert_eq!(unserved.expect_err("not served").param.as_deref(), Some("pipeline"));
 }
 
 #[test]
 fn finished_video_can_be_edited_and_remixed() {
-    let server = Server::new("nano", &["serve.pipelines=[retake, extend]"]);
+    let server = TestConverter::new("nano", &["serve.pipelines=[retake, extend]"]);
     let source = server.good(&json!({"seed": 5, "steps": 8, "user": "me", "metadata": {"a": "b"}}));
     let file = server.folder.path().join("video.mp4");
     std::fs::write(&file, video(25, 96, 128)).expect("a file");
-    let made = Source { accepted: &source, video: &file };
+    let made = SourceVideo { accepted: &source, video: &file };
     let body = json!({"prompt": "b", "seed": 6, "video": {"id": source.id}, "start": 0.5});
     let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
     assert_eq!(source_video(&read(&body)), Ok(Some(source.id.clone())));
@@ -296,7 +301,7 @@ fn finished_video_can_be_edited_and_remixed() {
     assert_eq!((edited.config().pipeline, edited.remixed_from.as_ref()), (Pipeline::Retake, Some(&source.id)));
     assert_eq!(edited.inputs.len(), 1);
 
-    let remix = |source: &Accepted, body: Value| server.accept(read(&body), Endpoint::Remix(source));
+    let remix = |source: &AcceptedJob, body: Value| server.accept(read(&body), Endpoint::Remix(source));
     let remixed = remix(&source, json!({"prompt": "c"})).expect("a remix");
     assert_eq!((remixed.prompt(), remixed.config().request.seed, remixed.config().sampler.steps), ("c", 5, 8));
     assert_eq!((remixed.remixed_from.as_ref(), remixed.user, remixed.metadata.len()), (Some(&source.id), None, 0));
@@ -315,7 +320,7 @@ fn finished_video_can_be_edited_and_remixed() {
 }
 
 /// A remix that sets one end of the span keeps the other end of its source; the field `retake` replaces both ends.
-fn span_by_span(server: &Server, made: Source) {
+fn span_by_span(server: &TestConverter, made: SourceVideo) {
     let id = &made.accepted.id;
     let read = |body: &Value| Form::json(body.to_string().as_bytes()).expect("JSON");
     let sources = [
@@ -338,7 +343,7 @@ fn span_by_span(server: &Server, made: Source) {
         ] {
             let mut body = body;
             body["prompt"] = "c".into();
-            let remix = |of: &Accepted, body: &Value| {
+            let remix = |of: &AcceptedJob, body: &Value| {
                 server.accept(read(body), Endpoint::Remix(of)).unwrap_or_else(|e| panic!("{source} {body}: {e}"))
             };
             let first = remix(&edited, &body);
@@ -353,7 +358,7 @@ fn span_by_span(server: &Server, made: Source) {
 #[test]
 fn reference_videos_are_stored_with_their_masks() {
     let set = ["serve.pipelines=[in_context]", "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]"];
-    let server = Server::new("nano", &set);
+    let server = TestConverter::new("nano", &set);
     let (clip, mask) = (video(25, 96, 128), video(9, 96, 128));
     let list = r#"[{"file": "clip", "strength": 0.5, "mask": "mask", "frames": 9}]"#;
     let size = [("reference_videos", list), ("size", "128x128"), ("num_frames", "25")];
@@ -375,7 +380,7 @@ fn every_video_pipeline_can_be_warmed_up() {
         "serve.pipelines=[audio_to_video, retake, extend, in_context, keyframes]",
         "model.loras=[{path: tests/fixtures/lora/ic_tiny_a.safetensors}]",
     ];
-    let server = Server::new("nano", &set);
+    let server = TestConverter::new("nano", &set);
     for (pipeline, files) in [
         (Pipeline::TextToVideo, 0),
         (Pipeline::ImageToVideo, 1),
@@ -387,7 +392,7 @@ fn every_video_pipeline_can_be_warmed_up() {
     ] {
         let shape = Shape { width: 128, height: 128, num_frames: 25, pipeline };
         let accepted = server.fields.warm(&shape, &server.ids).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        assert_eq!(Shape::of(&accepted.config()), Some(shape));
+        assert_eq!(Shape::from_config(&accepted.config()), Some(shape));
         assert_eq!(accepted.inputs.len(), files, "{shape}");
     }
     // An extension that is too short is rejected, because it would be rounded up to another length.

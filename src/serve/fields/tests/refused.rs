@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{ParsedConfig, Server};
+use super::{ParsedConfig, TestConverter};
 use crate::serve::fields::Endpoint;
 use crate::serve::form::Form;
 
 #[test]
 #[allow(clippy::too_many_lines)] // A table.
 fn errors_name_the_invalid_field() {
-    let (server, mut wrong) = (Server::new("nano", &[]), Vec::new());
+    let (server, mut wrong) = (TestConverter::new("nano", &[]), Vec::new());
     let long = "x".repeat(16385);
     for (body, code, param) in [
         (json!({"prompt": null}), "missing_prompt", "prompt"),
@@ -211,7 +211,7 @@ fn errors_name_the_invalid_field() {
 
 #[test]
 fn server_limits_are_enforced() {
-    let of = |set: &[&str], body: Value| Server::new("nano", set).bad(&body);
+    let of = |set: &[&str], body: Value| TestConverter::new("nano", set).bad(&body);
     let refused = |code: &'static str, param: &str| (400, code, Some(param.to_string()));
     assert_eq!(of(&["serve.max_frames=25"], json!({"num_frames": 33})), refused("too_large", "num_frames"));
     assert_eq!(of(&["serve.max_tokens=40"], json!({"size": "128x96"})), refused("too_large", "size"));
@@ -226,7 +226,7 @@ fn server_limits_are_enforced() {
         assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
     }
     // Each DFR round doubles the number of frames.
-    let dfr = Server::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=20000"]);
+    let dfr = TestConverter::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=20000"]);
     let rounds = |rounds: usize| {
         let tree = json!({"dfr": {"temporal_rounds": rounds}});
         dfr.bad(&json!({"seed": 1, "size": "768x512", "num_frames": 121, "ltx2": tree}))
@@ -236,23 +236,26 @@ fn server_limits_are_enforced() {
     assert_eq!(of(&["serve.max_images=0"], json!({"images": ["AAAA"]})), refused("invalid_value", "images"));
     let warm = ["serve.only_warm=true", "serve.warm=[128x96x25, 64x64x9]"];
     assert_eq!(of(&warm, json!({"num_frames": 9})), refused("shape_not_warm", "size"));
-    let server = Server::new("nano", &warm);
+    let server = TestConverter::new("nano", &warm);
     assert_eq!(server.good(&json!({"seed": 1, "size": "64x64", "num_frames": 9})).config().request.width, 64);
     assert_eq!(of(&["reference=official"], json!({"num_frames": "auto"})), refused("invalid_value", "num_frames"));
     let auto = json!({"seed": 1, "num_frames": "auto"});
-    let own = Server::new("nano", &[]);
+    let own = TestConverter::new("nano", &[]);
     assert_eq!(own.good(&auto).num_frames(), None);
     assert_ne!(own.good(&auto).batch_key, own.good(&auto).batch_key, "each prompt has its own duration");
     assert_eq!(of(&[], json!({"num_frames": "auto", "size": "2048x1024"})), refused("too_large", "size"));
     // The server's own configuration may set more steps than the limit.
-    assert_eq!(Server::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config().sampler.steps, 20);
+    assert_eq!(
+        TestConverter::new("nano", &["serve.max_steps=10"]).good(&json!({"seed": 1})).config().sampler.steps,
+        20
+    );
 }
 
 /// The errors contain the client's field names. Settings without effect in the server's own configuration are accepted.
 #[test]
 fn errors_name_fields_without_effect() {
     let refused = |param: &str| (400, "invalid_value", Some(param.to_string()));
-    let nano = Server::new("nano", &["two_stage.adain=0.5", "guidance.rescale_scope=batch"]);
+    let nano = TestConverter::new("nano", &["two_stage.adain=0.5", "guidance.rescale_scope=batch"]);
     for (body, param) in [
         (json!({"stg_scale": 1}), "stg_scale"),
         (json!({"extra_body": {"stg_scale": 1}}), "extra_body.stg_scale"),
@@ -264,7 +267,7 @@ fn errors_name_fields_without_effect() {
         assert_eq!(nano.bad(&body), refused(param), "{body}");
     }
     nano.good(&json!({"seed": 1, "stg_scale": 1, "stg_blocks": [1]}));
-    let distilled = Server::new("ltx2_distilled", &["request.negative_prompt=blur"]);
+    let distilled = TestConverter::new("ltx2_distilled", &["request.negative_prompt=blur"]);
     assert_eq!(distilled.bad(&json!({"negative_prompt": "hiss"})), refused("negative_prompt"));
     for neutral in [json!({"negative_prompt": ""}), json!({"guidance_scale": 1}), json!({"stg_scale": 0})] {
         distilled.good(&neutral);
@@ -274,7 +277,7 @@ fn errors_name_fields_without_effect() {
 /// Fields that a remix inherits from its source may be without effect.
 #[test]
 fn remix_may_disable_guidance_of_its_source() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let source = server.good(&json!({"seed": 1, "negative_prompt": "hiss", "stg_scale": 1, "stg_blocks": [1]}));
     let body = json!({"prompt": "b", "guidance_scale": 1, "stg_scale": 0}).to_string();
     let form = Form::json(body.as_bytes()).expect("JSON");
@@ -284,7 +287,7 @@ fn remix_may_disable_guidance_of_its_source() {
 
 #[test]
 fn distilled_model_rejects_steps_and_accepts_sigmas() {
-    let server = Server::new("ltx2_distilled", &[]);
+    let server = TestConverter::new("ltx2_distilled", &[]);
     assert_eq!(server.bad(&json!({"steps": 8})), (400, "invalid_value", Some("steps".into())));
     let accepted = server.good(&json!({"seed": 1}));
     assert_eq!(accepted.config().sampler.sigmas.map(|sigmas| sigmas.len()), Some(9));

@@ -3,16 +3,16 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{ParsedConfig, Server, at};
+use super::{ParsedConfig, TestConverter, at};
 use crate::config::{Decoder, Pipeline};
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
 use crate::serve::form::Form;
-use crate::serve::job::Accepted;
+use crate::serve::job::AcceptedJob;
 
 #[test]
 fn batch_key_ignores_prompt_seed_user_and_metadata() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let of = |body: Value| server.good(&body);
     let first = of(json!({"seed": 1}));
     let other = of(json!({"seed": 2, "prompt": "b", "user": "me", "metadata": {"a": "b"}}));
@@ -46,7 +46,7 @@ fn batch_key_ignores_prompt_seed_user_and_metadata() {
 /// Clients of other servers always send these fields. Their default values have no effect.
 #[test]
 fn neutral_values_have_no_effect() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     let plain = server.good(&json!({"seed": 1}));
     for (name, value) in [
         ("generator_device", json!("cuda")),
@@ -68,7 +68,7 @@ fn neutral_values_have_no_effect() {
 
 #[test]
 fn decoder_and_auto_duration_aliases_work() {
-    let server = Server::new("nano_2_5", &[]);
+    let server = TestConverter::new("nano_2_5", &[]);
     for (body, decoder) in [
         (json!({"seed": 1, "use_diffusion_decoder": true}), Decoder::Diffusion),
         (json!({"seed": 1, "use_diffusion_decoder": "false"}), Decoder::Conv),
@@ -86,7 +86,7 @@ fn loras_are_selected_by_name() {
     let set = [
         "serve.loras={style: {path: tests/fixtures/lora/plain.safetensors}, late: {path: b.safetensors, stages: [2]}}",
     ];
-    let server = Server::new("nano_two_stage", &set);
+    let server = TestConverter::new("nano_two_stage", &set);
     let of = |body: Value| {
         let loras = server.good(&body).config().model.loras;
         loras.into_iter().map(|lora| (lora.path, lora.strength, lora.stages)).collect::<Vec<_>>()
@@ -120,20 +120,20 @@ fn loras_are_selected_by_name() {
 
 #[test]
 fn model_names_and_size_aliases_are_resolved() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     assert_eq!(server.fields.model_names(), ["ltx2_3", "nano"]);
     assert_eq!(server.good(&json!({"seed": 1})).model, "ltx2_3");
     assert_eq!(server.good(&json!({"seed": 1, "model": "nano"})).model, "nano");
-    let named = Server::new("nano", &["serve.served_model_name=[video]", "serve.any_model=true"]);
+    let named = TestConverter::new("nano", &["serve.served_model_name=[video]", "serve.any_model=true"]);
     assert_eq!(named.good(&json!({"seed": 1})).model, "video");
     assert_eq!(named.good(&json!({"seed": 1, "model": "sora-2"})).model, "sora-2");
-    let large = Server::new("nano", &["serve.max_tokens=100000"]);
+    let large = TestConverter::new("nano", &["serve.max_tokens=100000"]);
     let accepted = large.good(&json!({"seed": 1, "size": "1280x720"}));
     assert_eq!((accepted.config().request.width, accepted.config().request.height), (1280, 704));
     assert_eq!(accepted.warnings, ["size 1280x720 is an alias of 1280x704"]);
     // The map is merged over the default aliases, so they must be removed one by one.
     let set = ["serve.size_aliases={1280x720: null, 720x1280: null, small: 64x64}", "serve.max_tokens=100000"];
-    let other = Server::new("nano", &set);
+    let other = TestConverter::new("nano", &set);
     assert_eq!(other.fields.card().size_aliases, [("small".to_string(), "64x64".to_string())].into());
     assert_eq!(other.bad(&json!({"size": "1280x720"})).1, "invalid_size");
     assert_eq!(other.good(&json!({"seed": 1, "size": "small"})).config().request.width, 64);
@@ -143,7 +143,8 @@ fn model_names_and_size_aliases_are_resolved() {
 
 #[test]
 fn card_lists_pipelines_shapes_and_limits() {
-    let server = Server::new("nano", &["serve.pipelines=[two_stage]", "serve.warm=[128x96x25, 256x192x25@two_stage]"]);
+    let server =
+        TestConverter::new("nano", &["serve.pipelines=[two_stage]", "serve.warm=[128x96x25, 256x192x25@two_stage]"]);
     let card = serde_json::to_value(server.fields.card()).expect("JSON");
     assert_eq!(card["pipelines"], json!(["text_to_video", "two_stage", "image_to_video"]));
     assert_eq!(card["shapes"][1], json!({"width": 256, "height": 192, "num_frames": 25, "pipeline": "two_stage"}));
@@ -152,7 +153,7 @@ fn card_lists_pipelines_shapes_and_limits() {
     let two = server.good(&json!({"seed": 1, "pipeline": "two_stage", "size": "256x192"}));
     assert_eq!(two.config().pipeline, Pipeline::TwoStage);
     assert_eq!(server.bad(&json!({"pipeline": "two_stage", "size": "160x96"})).1, "invalid_size");
-    let all = Server::new("nano", &["serve.warm=[none]"]);
+    let all = TestConverter::new("nano", &["serve.warm=[none]"]);
     assert_eq!(all.fields.warm_shapes(), Ok(Vec::new()));
 }
 
@@ -165,13 +166,14 @@ fn field_names_are_unique() {
     names.dedup();
     assert_eq!(names.len(), all, "two fields share a name");
     assert!(FIELDS.iter().all(|spec| spec.description.ends_with(['.', ']', '}'])));
-    let error = Server::new("nano", &[]).json(&json!({"prompt": "a", "guidence_scale": 3})).expect_err("unknown");
+    let error =
+        TestConverter::new("nano", &[]).json(&json!({"prompt": "a", "guidence_scale": 3})).expect_err("unknown");
     assert_eq!(error.message, "unknown field 'guidence_scale'; did you mean 'guidance_scale'?");
 }
 
 #[test]
 fn prompt_comes_only_from_the_request() {
-    let server = Server::new("nano", &["request.prompt=the server's"]);
+    let server = TestConverter::new("nano", &["request.prompt=the server's"]);
     let error = server.json(&json!({"seed": 1})).expect_err("no prompt");
     assert_eq!(error.code, "missing_prompt");
     let accepted = server.good(&json!({"seed": 1, "prompt": "mine"}));
@@ -185,7 +187,7 @@ fn prompt_comes_only_from_the_request() {
 /// If a request sets a YAML key and a field for the same setting, the field takes precedence, with a warning.
 #[test]
 fn field_overriding_a_key_gives_a_warning() {
-    let server = Server::new("nano", &[]);
+    let server = TestConverter::new("nano", &[]);
     for (body, key, wanted, warnings) in [
         (
             json!({"steps": 8, "ltx2": {"sampler": {"steps": 9}}}),
@@ -228,8 +230,8 @@ fn field_overriding_a_key_gives_a_warning() {
 #[allow(clippy::too_many_lines)] // A table.
 #[test]
 fn remix_overrides_its_source_under_any_field_name() {
-    let server = Server::new("nano", &["serve.max_tokens=100000"]);
-    let remix = |source: &Accepted, body: &Value| {
+    let server = TestConverter::new("nano", &["serve.max_tokens=100000"]);
+    let remix = |source: &AcceptedJob, body: &Value| {
         let mut body = body.clone();
         body["prompt"] = "b".into();
         let form = Form::json(body.to_string().as_bytes()).expect("JSON");
@@ -333,7 +335,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 }
 
 thread_local! {
-    static SERVER: Server = Server::new("nano", &["serve.pipelines=[retake, extend, audio_to_video, in_context, keyframes]"]);
+    static SERVER: TestConverter = TestConverter::new("nano", &["serve.pipelines=[retake, extend, audio_to_video, in_context, keyframes]"]);
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! Block sizes of the Mosaic kernel: the numbers of queries and keys per grid step, chosen by sequence lengths and TPU
 //! chip.
 
-use super::shape::Shape;
+use super::shape::AttentionShape;
 use super::text::LANES;
 use ltx2_stablehlo::DType;
 
@@ -20,7 +20,7 @@ pub struct Tpu {
 impl Tpu {
     /// Returns the properties of the chip with this PJRT device kind: `TPU v5 lite`, `TPU v5`, `TPU v6 lite` or
     /// `TPU7x`. Other kinds have the properties of `TPU v5`.
-    pub fn of(kind: &str) -> Self {
+    pub fn from_kind(kind: &str) -> Self {
         // Peak and bandwidth from the chip files of `crates/xla-analysis`; the overhead of a grid step is about 0.35
         // microseconds. The memory is half of a core's 64 MiB of VMEM, or a quarter of v6e's 128 MiB; more does not
         // help. On v5e it is 16 MiB, because the compiler fuses all-gathers with it
@@ -63,7 +63,8 @@ impl Tpu {
     /// Returns the block sizes for bf16 attention of `queries` queries over `keys` keys with head dimension `dim`.
     pub fn step(self, queries: usize, keys: usize, dim: usize) -> Step {
         let heads = LANES.div_ceil(dim);
-        let shape = Shape { rows: 1, queries, keys, heads, kv_heads: heads, dim, dtype: DType::BF16, bias: None };
+        let shape =
+            AttentionShape { rows: 1, queries, keys, heads, kv_heads: heads, dim, dtype: DType::BF16, bias: None };
         let blocks = BlockSizes::choose(&shape, false, self);
         let waste = 1.0 - (queries * keys) as f64 / blocks.scores(&shape) as f64;
         Step { queries: blocks.queries, keys: blocks.keys, waste }
@@ -84,7 +85,7 @@ const MOST_KEYS: usize = 2048;
 impl BlockSizes {
     /// Chooses the block sizes with the lowest estimated time that fit in VMEM. The estimate includes the overhead of
     /// grid steps, reading keys from memory, and computing the scores of padding.
-    pub(crate) fn choose(shape: &Shape, parts: bool, tpu: Tpu) -> Self {
+    pub(crate) fn choose(shape: &AttentionShape, parts: bool, tpu: Tpu) -> Self {
         // A vector register has 8 rows of 32-bit elements; narrower elements are packed into more rows.
         let rows = 32 / shape.dtype.size();
         let candidates = |n: usize, unit: usize, most: usize| {
@@ -109,13 +110,13 @@ impl BlockSizes {
     }
 
     /// Returns the number of grid steps for one block of heads.
-    fn steps(self, shape: &Shape) -> usize {
+    fn steps(self, shape: &AttentionShape) -> usize {
         shape.queries.div_ceil(self.queries) * shape.keys.div_ceil(self.keys)
     }
 
     /// Returns the estimated time of one block of heads, as the number of floating-point operations that the chip could
     /// execute in matmuls in that time.
-    fn cost(self, shape: &Shape, tpu: Tpu) -> usize {
+    fn cost(self, shape: &AttentionShape, tpu: Tpu) -> usize {
         let products = 4 * self.queries * self.keys * shape.lanes() * shape.together();
         let read = 2 * self.keys * shape.lanes() * shape.dtype.size();
         self.steps(shape) * (products.max(read * tpu.flops_per_byte) + tpu.step_megaflops * 1_000_000)
@@ -123,7 +124,7 @@ impl BlockSizes {
 
     /// Returns the bytes of VMEM that a grid step needs for the double-buffered operand and result blocks, the scratch
     /// arrays, and the largest intermediate values.
-    fn memory(self, shape: &Shape, parts: bool) -> usize {
+    fn memory(self, shape: &AttentionShape, parts: bool) -> usize {
         let (lanes, size, f32s) = (shape.lanes(), shape.dtype.size(), DType::F32.size());
         let out = if parts { (lanes + 2 * LANES) * f32s } else { lanes * size };
         let windows = 2 * (self.queries * (lanes * size + out) + 2 * self.keys * lanes * size);
@@ -134,7 +135,7 @@ impl BlockSizes {
     }
 
     /// Returns the number of scores computed per head, including those of padding.
-    pub(crate) fn scores(self, shape: &Shape) -> usize {
+    pub(crate) fn scores(self, shape: &AttentionShape) -> usize {
         self.steps(shape) * self.queries * self.keys
     }
 }
@@ -145,9 +146,9 @@ mod tests {
 
     const KINDS: [&str; 4] = ["TPU v5 lite", "TPU v5", "TPU v6 lite", "TPU7x"];
 
-    fn shape(queries: usize, keys: usize, dim: usize, dtype: DType) -> Shape {
+    fn shape(queries: usize, keys: usize, dim: usize, dtype: DType) -> AttentionShape {
         let heads = LANES.div_ceil(dim);
-        Shape { rows: 2, queries, keys, heads, kv_heads: heads, dim, dtype, bias: None }
+        AttentionShape { rows: 2, queries, keys, heads, kv_heads: heads, dim, dtype, bias: None }
     }
 
     #[test]
@@ -172,7 +173,7 @@ mod tests {
         ];
         for (queries, keys, dim) in lengths {
             for kind in KINDS {
-                let step = Tpu::of(kind).step(queries, keys, dim);
+                let step = Tpu::from_kind(kind).step(queries, keys, dim);
                 assert!(step.waste <= 0.1, "{queries} x {keys} x {dim} on {kind}: {step:?}");
             }
         }
@@ -181,7 +182,7 @@ mod tests {
     #[test]
     fn blocks_are_register_multiples_and_fit_in_vmem() {
         for kind in KINDS {
-            let tpu = Tpu::of(kind);
+            let tpu = Tpu::from_kind(kind);
             for dtype in [DType::BF16, DType::F32] {
                 for queries in [1, 7, 126, 1000, 6143, 6144, 15361] {
                     for keys in [1, 127, 128, 129, 1000, 6145, 15360] {
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn less_memory_gives_smaller_blocks() {
-        let tpu = Tpu::of("TPU v5");
+        let tpu = Tpu::from_kind("TPU v5");
         let shape = shape(1024, 1024, 128, DType::BF16);
         let [whole, little] = [tpu, tpu.with_memory(1 << 20)].map(|tpu| BlockSizes::choose(&shape, false, tpu));
         assert!(little.queries * little.keys < whole.queries * whole.keys, "{whole:?} {little:?}");

@@ -10,25 +10,29 @@
 use std::f64::consts::{LN_2, LOG2_E};
 
 use super::blocks::BlockSizes;
-use super::module::{At, Frame, Order, Window};
-use super::shape::Shape;
-use super::text::{Block, Code, Int, LANES, Matrix};
+use super::module::{BlockIndex, Frame, GridOrder, Window};
+use super::shape::AttentionShape;
+use super::text::{Int, LANES, Matrix, MosaicCode, VmemBlock};
 use ltx2_stablehlo::DType;
 
-impl Shape {
+impl AttentionShape {
     /// Returns the window of a block with `tokens` tokens of one head, or of the heads that fill a register.
-    fn window(&self, dtype: DType, tokens: usize, at: At, head: At) -> Window {
+    fn window(&self, dtype: DType, tokens: usize, at: BlockIndex, head: BlockIndex) -> Window {
         let lanes = self.lanes();
         match self.is_heads_first() {
-            true => Window { dtype, block: vec![1, 1, tokens, lanes], at: vec![At::Axis(ROWS), head, at, At::First] },
-            false => Window { dtype, block: vec![1, tokens, lanes], at: vec![At::Axis(ROWS), at, head] },
+            true => Window {
+                dtype,
+                block: vec![1, 1, tokens, lanes],
+                at: vec![BlockIndex::Axis(ROWS), head, at, BlockIndex::First],
+            },
+            false => Window { dtype, block: vec![1, tokens, lanes], at: vec![BlockIndex::Axis(ROWS), at, head] },
         }
     }
 }
 
 /// Results that the kernel returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum KernelResults {
     /// Normalized values in the element type of the operands.
     Normalized,
     /// Unnormalized values, and the largest score and the sum of weights of each head (one lane per head); all f32.
@@ -39,14 +43,14 @@ pub(super) enum Wanted {
 const LEAST: f32 = f32::MIN;
 
 /// Writes the kernel as MLIR text.
-pub(super) fn kernel(shape: &Shape, wanted: Wanted, blocks: BlockSizes, scale: f64) -> String {
-    let writer = Writer { shape, wanted, blocks, scale, steps: shape.keys.div_ceil(blocks.keys) };
+pub(super) fn kernel(shape: &AttentionShape, wanted: KernelResults, blocks: BlockSizes, scale: f64) -> String {
+    let writer = KernelWriter { shape, wanted, blocks, scale, steps: shape.keys.div_ceil(blocks.keys) };
     writer.frame().module("attention", |code, all| writer.body(code, all))
 }
 
-struct Writer<'a> {
-    shape: &'a Shape,
-    wanted: Wanted,
+struct KernelWriter<'a> {
+    shape: &'a AttentionShape,
+    wanted: KernelResults,
     blocks: BlockSizes,
     scale: f64,
     /// Number of key blocks.
@@ -62,46 +66,48 @@ struct Axes {
 const ROWS: usize = 0;
 const KEYS: usize = 3;
 
-impl Writer<'_> {
+impl KernelWriter<'_> {
     fn axes(&self) -> Axes {
         match self.wanted {
-            Wanted::Normalized => Axes { heads: 1, queries: 2 },
+            KernelResults::Normalized => Axes { heads: 1, queries: 2 },
             // All heads of a block of queries write to the same block of sums, so their grid steps must be consecutive.
-            Wanted::Partial => Axes { heads: 2, queries: 1 },
+            KernelResults::Partial => Axes { heads: 2, queries: 1 },
         }
     }
 
     fn frame(&self) -> Frame {
         let (shape, axes, lanes) = (self.shape, self.axes(), self.shape.lanes());
-        let mut grid = vec![(1, Order::Any); 4];
-        grid[ROWS] = (shape.rows, Order::Any);
-        grid[axes.queries] = (shape.queries.div_ceil(self.blocks.queries), Order::Any);
-        let heads_order = if self.wanted == Wanted::Normalized { Order::Any } else { Order::InTurn };
+        let mut grid = vec![(1, GridOrder::Any); 4];
+        grid[ROWS] = (shape.rows, GridOrder::Any);
+        grid[axes.queries] = (shape.queries.div_ceil(self.blocks.queries), GridOrder::Any);
+        let heads_order = if self.wanted == KernelResults::Normalized { GridOrder::Any } else { GridOrder::InTurn };
         grid[axes.heads] = (shape.heads / shape.together(), heads_order);
-        grid[KEYS] = (self.steps, Order::InTurn);
-        let of_queries = |dtype| shape.window(dtype, self.blocks.queries, At::Axis(axes.queries), At::Axis(axes.heads));
-        let head = match shape.heads / shape.kv_heads {
-            1 => At::Axis(axes.heads),
-            shared => At::Shared(axes.heads, shared),
+        grid[KEYS] = (self.steps, GridOrder::InTurn);
+        let of_queries = |dtype| {
+            shape.window(dtype, self.blocks.queries, BlockIndex::Axis(axes.queries), BlockIndex::Axis(axes.heads))
         };
-        let of_keys = || shape.window(shape.dtype, self.blocks.keys, At::Axis(KEYS), head);
+        let head = match shape.heads / shape.kv_heads {
+            1 => BlockIndex::Axis(axes.heads),
+            shared => BlockIndex::Shared(axes.heads, shared),
+        };
+        let of_keys = || shape.window(shape.dtype, self.blocks.keys, BlockIndex::Axis(KEYS), head);
         let mut windows = vec![of_queries(shape.dtype), of_keys(), of_keys()];
         if let Some(rows) = shape.bias {
-            let row = if rows == 1 { At::First } else { At::Axis(ROWS) };
+            let row = if rows == 1 { BlockIndex::First } else { BlockIndex::Axis(ROWS) };
             windows.push(Window {
                 dtype: DType::F32,
                 block: vec![1, 1, self.blocks.keys],
-                at: vec![row, At::First, At::Axis(KEYS)],
+                at: vec![row, BlockIndex::First, BlockIndex::Axis(KEYS)],
             });
         }
         let sums = || Window {
             dtype: DType::F32,
             block: vec![1, self.blocks.queries, LANES],
-            at: vec![At::Axis(ROWS), At::Axis(axes.queries), At::First],
+            at: vec![BlockIndex::Axis(ROWS), BlockIndex::Axis(axes.queries), BlockIndex::First],
         };
         match self.wanted {
-            Wanted::Normalized => windows.push(of_queries(shape.dtype)),
-            Wanted::Partial => windows.extend([of_queries(DType::F32), sums(), sums()]),
+            KernelResults::Normalized => windows.push(of_queries(shape.dtype)),
+            KernelResults::Partial => windows.extend([of_queries(DType::F32), sums(), sums()]),
         }
         let kept = [self.blocks.queries, LANES];
         let scratch = match self.steps {
@@ -111,9 +117,9 @@ impl Writer<'_> {
         Frame { grid, windows, scratch }
     }
 
-    fn body(&self, code: &Code, all: &[Block]) {
+    fn body(&self, code: &MosaicCode, all: &[VmemBlock]) {
         let operands = 3 + usize::from(self.shape.bias.is_some());
-        let results = if self.wanted == Wanted::Normalized { 1 } else { 3 };
+        let results = if self.wanted == KernelResults::Normalized { 1 } else { 3 };
         let (operands, rest) = all.split_at(operands);
         let (results, scratch) = rest.split_at(results);
         let step = code.place(KEYS);
@@ -141,7 +147,7 @@ impl Writer<'_> {
         code.when(&step.is(self.steps - 1), || self.finish(code, results, &values, &heads));
     }
 
-    fn clear(&self, code: &Code, scratch: &[Block]) {
+    fn clear(&self, code: &MosaicCode, scratch: &[VmemBlock]) {
         for (n, block) in scratch.iter().enumerate() {
             let dims = [block.dims[0], block.dims[1]];
             // Scratch arrays with odd index hold maxima.
@@ -156,7 +162,7 @@ impl Writer<'_> {
 
     /// Loads the values of a block and sets those beyond the last key to 0. A weight of 0 would not be enough, because
     /// the padding is arbitrary and may be NaN or infinite.
-    fn values(&self, code: &Code, block: &Block, step: &Int) -> Matrix {
+    fn values(&self, code: &MosaicCode, block: &VmemBlock, step: &Int) -> Matrix {
         let v = code.load(block);
         if !self.has_partial_block() {
             return v;
@@ -166,7 +172,7 @@ impl Writer<'_> {
     }
 
     /// Returns the queries with the features of all heads except the `i`th of the block set to 0.
-    fn of_head(&self, code: &Code, q: &Matrix, i: usize) -> Matrix {
+    fn of_head(&self, code: &MosaicCode, q: &Matrix, i: usize) -> Matrix {
         match self.shape.together() {
             1 => q.clone(),
             _ => self.lanes_of(code, q.dims, i).select(&q.to(DType::F32), &code.full(0.0, q.dims)).to(q.dtype),
@@ -174,14 +180,14 @@ impl Writer<'_> {
     }
 
     /// Returns a mask of the lanes of the `i`th head of the block.
-    fn lanes_of(&self, code: &Code, dims: [usize; 2], i: usize) -> Matrix {
+    fn lanes_of(&self, code: &MosaicCode, dims: [usize; 2], i: usize) -> Matrix {
         let lane = code.iota(dims, 1);
         let (start, end) = (i * self.shape.dim, (i + 1) * self.shape.dim);
         lane.at_least(start).and(&lane.lt(end))
     }
 
     /// Returns scores multiplied by `log2 e`, for use with `exp2`.
-    fn scores(&self, code: &Code, q: &Matrix, k: &Matrix, bias: Option<&Block>, step: &Int) -> Matrix {
+    fn scores(&self, code: &MosaicCode, q: &Matrix, k: &Matrix, bias: Option<&VmemBlock>, step: &Int) -> Matrix {
         let mut scores = q.product(k, true).scaled(self.scale * LOG2_E);
         if let Some(bias) = bias {
             scores = scores.plus(&code.load(bias).scaled(LOG2_E));
@@ -195,7 +201,7 @@ impl Writer<'_> {
 
     /// Updates the online softmax of one head with a block of keys. `kept` holds the maximum and the sum of weights of
     /// the previous blocks; `None` if there is only one block.
-    fn head(&self, code: &Code, scores: &Matrix, v: &Matrix, kept: Option<&[Block]>) -> Head {
+    fn head(&self, code: &MosaicCode, scores: &Matrix, v: &Matrix, kept: Option<&[VmemBlock]>) -> Head {
         let weighted = |weights: &Matrix| weights.to(v.dtype).product(v, false);
         let Some([largest, sum]) = kept else {
             let largest = scores.row_max();
@@ -219,15 +225,15 @@ impl Writer<'_> {
     }
 
     /// Combines the matrices of the heads into one, in which each head occupies its own lanes.
-    fn side_by_side(&self, code: &Code, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
+    fn side_by_side(&self, code: &MosaicCode, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
         let dims = [self.blocks.queries, self.shape.lanes()];
         let mut parts = heads.iter().map(of).enumerate();
         let first = parts.next().map_or_else(|| code.full(0.0, dims), |(_, first)| first);
         parts.fold(first, |all, (i, part)| self.lanes_of(code, dims, i).select(&part, &all))
     }
 
-    fn finish(&self, code: &Code, results: &[Block], values: &Matrix, heads: &[Head]) {
-        if self.wanted == Wanted::Normalized {
+    fn finish(&self, code: &MosaicCode, results: &[VmemBlock], values: &Matrix, heads: &[Head]) {
+        if self.wanted == KernelResults::Normalized {
             let sums = self.side_by_side(code, heads, |h| self.widened(&h.sum));
             return code.store(&results[0], &values.div(&sums));
         }

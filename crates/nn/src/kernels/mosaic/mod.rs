@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use blocks::BlockSizes;
 pub use blocks::Tpu;
-use flash::Wanted;
-use shape::Shape;
+use flash::KernelResults;
+use shape::AttentionShape;
 
 use ltx2_stablehlo::{CustomCall, DType, Type, Value};
 
@@ -54,28 +54,28 @@ pub(super) fn unsupported_reason(q: &Value, k: &Value, v: &Value, bias: Option<&
 /// Computes attention of queries `q [b, q, h, d]` over keys `k` and values `v`, both `[b, k, kv, d]`, with an additive
 /// bias `[b or 1, 1, 1, k]`. Returns `[b, q, h, d]`.
 pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> Value {
-    let call = Call::new(q, k, bias, Wanted::Normalized, scale, tpu);
+    let call = KernelCall::new(q, k, bias, KernelResults::Normalized, scale, tpu);
     call.restored(&call.run([q, k, v], bias).remove(0))
 }
 
 /// Like [`attention`], but without normalization. Returns, in f32, the weighted values `[b, q, h, d]`, and the largest
 /// score and the sum of weights of each query and head, both `[b, q, h, 1]`.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
-    let call = Call::new(q, k, bias, Wanted::Partial, scale, tpu);
+    let call = KernelCall::new(q, k, bias, KernelResults::Partial, scale, tpu);
     let results = call.run([q, k, v], bias);
     let of_heads = |x: &Value| x.slice(2, 0, q.dim(2)).unsqueeze(3);
     [call.restored(&results[0]), of_heads(&results[1]), of_heads(&results[2])]
 }
 
-struct Call {
-    shape: Shape,
-    wanted: Wanted,
-    config: BackendConfig,
+struct KernelCall {
+    shape: AttentionShape,
+    wanted: KernelResults,
+    config: MosaicBackendConfig,
 }
 
-impl Call {
-    fn new(q: &Value, k: &Value, bias: Option<&Value>, wanted: Wanted, scale: f64, tpu: Tpu) -> Self {
-        let shape = Shape {
+impl KernelCall {
+    fn new(q: &Value, k: &Value, bias: Option<&Value>, wanted: KernelResults, scale: f64, tpu: Tpu) -> Self {
+        let shape = AttentionShape {
             rows: q.dim(0),
             queries: q.dim(1),
             keys: k.dim(1),
@@ -85,10 +85,11 @@ impl Call {
             dtype: q.dtype(),
             bias: bias.map(|b| b.dim(0)),
         };
-        let blocks = BlockSizes::choose(&shape, wanted == Wanted::Partial, tpu);
+        let blocks = BlockSizes::choose(&shape, wanted == KernelResults::Partial, tpu);
         tracing::debug!(?shape, ?blocks, "attention with the Mosaic kernel");
-        let config = BackendConfig::new(&shape, wanted, blocks, tpu, &flash::kernel(&shape, wanted, blocks, scale));
-        Call { shape, wanted, config }
+        let config =
+            MosaicBackendConfig::new(&shape, wanted, blocks, tpu, &flash::kernel(&shape, wanted, blocks, scale));
+        KernelCall { shape, wanted, config }
     }
 
     fn run(&self, operands: [&Value; 3], bias: Option<&Value>) -> Vec<Value> {
@@ -96,7 +97,7 @@ impl Call {
         let bias = bias.map(|bias| bias.reshape(vec![bias.dim(0), 1, bias.dim(3)]));
         let operands: Vec<&Value> = operands.iter().chain(bias.as_ref()).collect();
         let mut results = vec![operands[0].ty().clone()];
-        if self.wanted == Wanted::Partial {
+        if self.wanted == KernelResults::Partial {
             let sums = Type::new(DType::F32, [self.shape.rows, self.shape.queries, text::LANES]);
             results = vec![results[0].with_dtype(DType::F32), sums.clone(), sums];
         }
@@ -132,15 +133,15 @@ impl Call {
 /// Backend configuration of a kernel call, read by libtpu. Because it has no format field, libtpu interprets the body
 /// as MLIR text.
 #[derive(Serialize)]
-struct BackendConfig {
-    custom_call_config: Config,
+struct MosaicBackendConfig {
+    custom_call_config: CustomCallConfig,
     scoped_memory_configs: [ScopedMemory; 1],
 }
 
 #[derive(Serialize)]
-struct Config {
+struct CustomCallConfig {
     body: String,
-    cost_estimate: Cost,
+    cost_estimate: CostEstimate,
     needs_layout_passes: bool,
 }
 
@@ -157,14 +158,14 @@ const VMEM: usize = 1;
 
 /// Cost estimate for one device, including the padding of blocks.
 #[derive(Serialize)]
-struct Cost {
+struct CostEstimate {
     flops: usize,
     transcendentals: usize,
     bytes_accessed: usize,
 }
 
-impl BackendConfig {
-    fn new(shape: &Shape, wanted: Wanted, blocks: BlockSizes, tpu: Tpu, text: &str) -> Self {
+impl MosaicBackendConfig {
+    fn new(shape: &AttentionShape, wanted: KernelResults, blocks: BlockSizes, tpu: Tpu, text: &str) -> Self {
         let scores = shape.rows * shape.heads * blocks.scores(shape);
         let size = shape.dtype.size();
         let queries = shape.rows * shape.queries * shape.heads * shape.dim;
@@ -172,13 +173,13 @@ impl BackendConfig {
         let reads = if blocks.keys >= shape.keys { 1 } else { shape.queries.div_ceil(blocks.queries) };
         let keys = reads * shape.rows * shape.keys * shape.heads * shape.dim;
         let out = match wanted {
-            Wanted::Normalized => queries * size,
-            Wanted::Partial => (queries + 2 * shape.rows * shape.queries * text::LANES) * DType::F32.size(),
+            KernelResults::Normalized => queries * size,
+            KernelResults::Partial => (queries + 2 * shape.rows * shape.queries * text::LANES) * DType::F32.size(),
         };
-        BackendConfig {
-            custom_call_config: Config {
+        MosaicBackendConfig {
+            custom_call_config: CustomCallConfig {
                 body: STANDARD.encode(text),
-                cost_estimate: Cost {
+                cost_estimate: CostEstimate {
                     flops: 4 * scores * shape.dim,
                     transcendentals: scores,
                     bytes_accessed: queries * size + 2 * keys * size + out,

@@ -1,19 +1,19 @@
 //! Mosaic modules: a kernel function that runs once per grid position, and windows that define which block of each
 //! array the function accesses there.
 
-use super::text::{Block, Code, grid_axis};
+use super::text::{MosaicCode, VmemBlock, grid_axis};
 use ltx2_stablehlo::DType;
 
 /// Execution order of the positions along a grid axis: any order, possibly on several cores, or in sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum GridOrder {
     Any,
     InTurn,
 }
 
 /// Block index along a dimension of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum BlockIndex {
     First,
     /// The grid position along an axis.
     Axis(usize),
@@ -26,12 +26,12 @@ pub(super) enum At {
 pub(super) struct Window {
     pub dtype: DType,
     pub block: Vec<usize>,
-    pub at: Vec<At>,
+    pub at: Vec<BlockIndex>,
 }
 
 /// Grid, windows and scratch memory of a kernel.
 pub(super) struct Frame {
-    pub grid: Vec<(usize, Order)>,
+    pub grid: Vec<(usize, GridOrder)>,
     /// Windows of the operands, then of the results.
     pub windows: Vec<Window>,
     /// Shapes of f32 arrays that persist across grid positions.
@@ -41,15 +41,15 @@ pub(super) struct Frame {
 impl Frame {
     /// Returns the module as MLIR text. `body` writes the function; its second argument contains the blocks of
     /// operands, results and scratch arrays, in this order.
-    pub(crate) fn module(&self, name: &str, body: impl FnOnce(&Code, &[Block])) -> String {
+    pub(crate) fn module(&self, name: &str, body: impl FnOnce(&MosaicCode, &[VmemBlock])) -> String {
         let windows = self.windows.iter().map(|w| (w.dtype, w.block.clone()));
         let scratch = self.scratch.iter().map(|dims| (DType::F32, dims.to_vec()));
-        let blocks: Vec<Block> =
-            windows.chain(scratch).enumerate().map(|(n, (dtype, dims))| Block::new(n, dtype, dims)).collect();
-        let code = Code::default();
+        let blocks: Vec<VmemBlock> =
+            windows.chain(scratch).enumerate().map(|(n, (dtype, dims))| VmemBlock::new(n, dtype, dims)).collect();
+        let code = MosaicCode::default();
         body(&code, &blocks);
         let axes = self.axes();
-        let arguments: Vec<String> = blocks.iter().map(Block::argument).collect();
+        let arguments: Vec<String> = blocks.iter().map(VmemBlock::argument).collect();
         let semantics: Vec<&str> = self.grid.iter().map(|(_, order)| semantics(*order)).collect();
         let bounds: Vec<String> = self.grid.iter().map(|(n, _)| n.to_string()).collect();
         let windows: Vec<String> = self.windows.iter().enumerate().map(|(n, w)| w.parameters(n)).collect();
@@ -73,10 +73,10 @@ impl Frame {
     }
 }
 
-fn semantics(order: Order) -> &'static str {
+fn semantics(order: GridOrder) -> &'static str {
     match order {
-        Order::Any => "#tpu.dimension_semantics<parallel>",
-        Order::InTurn => "#tpu.dimension_semantics<arbitrary>",
+        GridOrder::Any => "#tpu.dimension_semantics<parallel>",
+        GridOrder::InTurn => "#tpu.dimension_semantics<arbitrary>",
     }
 }
 
@@ -92,9 +92,9 @@ impl Window {
         let mut places = Vec::new();
         for (dimension, at) in self.at.iter().enumerate() {
             places.push(match *at {
-                At::First => "%zero".to_string(),
-                At::Axis(axis) => grid_axis(axis),
-                At::Shared(axis, by) => {
+                BlockIndex::First => "%zero".to_string(),
+                BlockIndex::Axis(axis) => grid_axis(axis),
+                BlockIndex::Shared(axis, by) => {
                     let (axis, by_name, place) =
                         (grid_axis(axis), format!("%by{dimension}"), format!("%at{dimension}"));
                     lines.push(format!("    {by_name} = arith.constant {by} : i32\n"));

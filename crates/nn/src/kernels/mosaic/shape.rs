@@ -3,7 +3,7 @@ use ltx2_stablehlo::DType;
 
 /// Sizes of the attention operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct AttentionShape {
     /// Size of the batch.
     pub rows: usize,
     pub queries: usize,
@@ -18,7 +18,7 @@ pub(super) struct Shape {
     pub bias: Option<usize>,
 }
 
-impl Shape {
+impl AttentionShape {
     /// Returns the width of a block in lanes: that of one head, or of the heads that fill a register.
     pub(crate) fn lanes(&self) -> usize {
         self.dim.max(LANES)

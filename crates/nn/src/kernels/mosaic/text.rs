@@ -11,10 +11,10 @@ pub(super) const LANES: usize = 128;
 
 /// The function being written. Clones refer to the same function.
 #[derive(Clone, Default)]
-pub(super) struct Code(Rc<RefCell<State>>);
+pub(super) struct MosaicCode(Rc<RefCell<MosaicCodeState>>);
 
 #[derive(Default)]
-struct State {
+struct MosaicCodeState {
     lines: Vec<String>,
     names: usize,
     depth: usize,
@@ -22,7 +22,7 @@ struct State {
 
 /// A block in VMEM that is an argument of the kernel.
 #[derive(Clone)]
-pub(super) struct Block {
+pub(super) struct VmemBlock {
     name: String,
     pub dtype: DType,
     pub dims: Vec<usize>,
@@ -31,19 +31,19 @@ pub(super) struct Block {
 /// A 32-bit integer.
 #[derive(Clone)]
 pub(super) struct Int {
-    code: Code,
+    code: MosaicCode,
     name: String,
 }
 
 /// A condition, `i1`.
-pub(super) struct Flag {
+pub(super) struct Predicate {
     name: String,
 }
 
 /// A matrix in registers.
 #[derive(Clone)]
 pub(super) struct Matrix {
-    code: Code,
+    code: MosaicCode,
     name: String,
     pub dtype: DType,
     pub dims: [usize; 2],
@@ -65,10 +65,10 @@ fn vector(dtype: DType, dims: &[usize]) -> String {
     shaped("vector", dtype, dims, "")
 }
 
-impl Block {
+impl VmemBlock {
     /// Creates the `n`th argument of the kernel.
     pub(crate) fn new(n: usize, dtype: DType, dims: Vec<usize>) -> Self {
-        Block { name: format!("%b{n}"), dtype, dims }
+        VmemBlock { name: format!("%b{n}"), dtype, dims }
     }
 
     fn ty(&self) -> String {
@@ -87,7 +87,7 @@ impl Block {
     }
 }
 
-impl Code {
+impl MosaicCode {
     pub(crate) fn text(&self) -> String {
         self.0.borrow().lines.concat()
     }
@@ -133,13 +133,13 @@ impl Code {
         self.matrix(&text, DType::I32, dims)
     }
 
-    fn origin(&self, block: &Block) -> String {
+    fn origin(&self, block: &VmemBlock) -> String {
         let zero = self.define("arith.constant 0 : index");
         vec![zero; block.dims.len()].join(", ")
     }
 
     /// Loads an entire block, all of whose dimensions except the last two must be 1.
-    pub(crate) fn load(&self, block: &Block) -> Matrix {
+    pub(crate) fn load(&self, block: &VmemBlock) -> Matrix {
         let whole = vector(block.dtype, &block.dims);
         let text = format!("vector.load {}[{}] : {}, {whole}", block.name, self.origin(block), block.ty());
         let dims = block.matrix();
@@ -151,7 +151,7 @@ impl Code {
         self.matrix(&text, block.dtype, dims)
     }
 
-    pub(crate) fn store(&self, block: &Block, value: &Matrix) {
+    pub(crate) fn store(&self, block: &VmemBlock, value: &Matrix) {
         let whole = vector(block.dtype, &block.dims);
         let value = value.to(block.dtype).broadcast(block.matrix());
         let name = match block.dims.len() {
@@ -166,7 +166,7 @@ impl Code {
     }
 
     /// Writes a conditional: the code that `body` writes runs only if the condition holds.
-    pub(crate) fn when(&self, condition: &Flag, body: impl FnOnce()) {
+    pub(crate) fn when(&self, condition: &Predicate, body: impl FnOnce()) {
         self.line(&format!("scf.if {} {{", condition.name));
         self.0.borrow_mut().depth += 1;
         body();
@@ -194,9 +194,9 @@ impl Int {
         self.binary("muli", &self.code.int(n))
     }
 
-    pub(crate) fn is(&self, n: usize) -> Flag {
+    pub(crate) fn is(&self, n: usize) -> Predicate {
         let other = self.code.int(n);
-        Flag { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
+        Predicate { name: self.code.define(&format!("arith.cmpi eq, {}, {} : i32", self.name, other.name)) }
     }
 
     pub(crate) fn splat(&self, dims: [usize; 2]) -> Matrix {

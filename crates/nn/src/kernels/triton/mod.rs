@@ -53,7 +53,7 @@ pub fn window_reach(cells: usize, is_even: bool, window: usize) -> usize {
 }
 
 /// The grid of cells, and the sizes of the queries.
-struct Grid {
+struct KernelGrid {
     axes: [GridAxis; 3],
     videos: usize,
     heads: usize,
@@ -61,9 +61,9 @@ struct Grid {
     dtype: DType,
 }
 
-impl Grid {
+impl KernelGrid {
     fn new(q: &Value, axes: [GridAxis; 3]) -> Self {
-        Grid { axes, videos: q.dim(0), heads: q.dim(4), dim: q.dim(5), dtype: q.dtype() }
+        KernelGrid { axes, videos: q.dim(0), heads: q.dim(4), dim: q.dim(5), dtype: q.dtype() }
     }
 
     /// Returns the number of elements per cell.
@@ -79,7 +79,7 @@ impl Grid {
 /// Returns why the kernel does not support queries `[b, frames, rows, columns, heads, dim]` on a grid with these axes,
 /// or `None` if it does.
 pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<String> {
-    let grid = Grid::new(q, axes);
+    let grid = KernelGrid::new(q, axes);
     if ![DType::BF16, DType::F16].contains(&grid.dtype) {
         return Some(format!("element type {}", grid.dtype.name()));
     }
@@ -121,7 +121,7 @@ impl WindowAttention<'_> {
     /// Calls the fused kernel; the result has the shape of the queries.
     pub fn fused(&self) -> Value {
         let WindowAttention { q, k, v, axes, firsts, scale } = *self;
-        let grid = Grid::new(q, axes);
+        let grid = KernelGrid::new(q, axes);
         let [x, y, z] = grid.programs();
         let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
         // Floating-point operations of the matmuls, without those for masked keys: each query attends only to its own

@@ -8,8 +8,8 @@
 
 use std::f64::consts::LOG2_E;
 
-use super::text::{Code, Tile};
-use super::{Grid, NAME};
+use super::text::{TritonCode, TritonTile};
+use super::{KernelGrid, NAME};
 use ltx2_stablehlo::DType;
 
 /// Number of keys per matmul.
@@ -27,7 +27,7 @@ pub(super) const LONGEST: usize = 8;
 const MASK_VALUE: f64 = -1e30;
 const LEAST: f64 = -1e20;
 
-impl Grid {
+impl KernelGrid {
     /// Returns the numbers of frames, rows and columns of a block of queries. Larger blocks are faster for wide
     /// windows, because their queries share more keys.
     fn block(&self) -> [usize; 3] {
@@ -51,14 +51,14 @@ impl Grid {
         let mut arrays = vec![self.dtype; 3];
         arrays.extend(self.is_sharded().then_some(DType::I32));
         arrays.push(self.dtype);
-        Code::module(NAME, &arrays, |code, arrays| self.write(code, arrays, scale))
+        TritonCode::module(NAME, &arrays, |code, arrays| self.write(code, arrays, scale))
     }
 
-    fn write(&self, code: &Code, arrays: &[Tile], scale: f64) {
+    fn write(&self, code: &TritonCode, arrays: &[TritonTile], scale: f64) {
         let cells = self.cells(code, &arrays[3..arrays.len() - 1]);
         let features = code.range(self.dim);
         let of_head = code.place(1).times(self.dim);
-        let origin = |array: &Tile, starts: &[Tile; 3], sizes: [usize; 3]| {
+        let origin = |array: &TritonTile, starts: &[TritonTile; 3], sizes: [usize; 3]| {
             let place = starts
                 .iter()
                 .zip(sizes)
@@ -66,7 +66,7 @@ impl Grid {
             array.ahead(&place.times(self.channels()).plus(&of_head.wide()))
         };
         // Offsets from the first cell of a block or slab; these fit in 32 bits.
-        let offsets = |cells: &Tile| cells.times(self.channels()).column().plus(&features.row());
+        let offsets = |cells: &TritonTile| cells.times(self.channels()).column().plus(&features.row());
         let [own, extended] = [self.axes.map(|axis| axis.own), self.axes.map(|axis| axis.extended())];
         let [_, rows, columns] = own;
         let [lane_t, lane_h, lane_w] = &cells.lanes;
@@ -82,8 +82,9 @@ impl Grid {
         let [sum, _, denominator] = code.repeat(plane.div_ceil(KEYS), start, |part, kept| {
             let key = code.range(KEYS).plus(&part.times(KEYS));
             let (row, column) = (key.over(slab[2]), key.modulo(slab[2]));
-            let inside =
-                |at: &Tile, axis: usize| at.row().minus(&cells.begins[axis].column()).is_within(self.axes[axis].window);
+            let inside = |at: &TritonTile, axis: usize| {
+                at.row().minus(&cells.begins[axis].column()).is_within(self.axes[axis].window)
+            };
             // In the last part, some rows are beyond the plane and outside every window: clamp them to the last row.
             let shown = inside(&row, 1).and(&inside(&column, 2));
             let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
@@ -114,7 +115,7 @@ impl Grid {
 
     /// Returns the indices of the query and key cells of this program. If the grid is sharded, `firsts` points to the
     /// global indices of the first local row and column.
-    fn cells(&self, code: &Code, firsts: &[Tile]) -> Cells {
+    fn cells(&self, code: &TritonCode, firsts: &[TritonTile]) -> Cells {
         let (block, blocks) = (self.block(), self.blocks());
         let place = code.place(0);
         let above = place.over(blocks[2]);
@@ -131,10 +132,11 @@ impl Grid {
                 .first()
                 .filter(|_| n > 0)
                 .map_or_else(|| code.int(0), |firsts| firsts.ahead(&code.int(n - 1)).load());
-            let begin =
-                |cell: &Tile, length: usize| cell.minus(axis.window / 2).at_least(0).at_most(axis.length - length);
+            let begin = |cell: &TritonTile, length: usize| {
+                cell.minus(axis.window / 2).at_least(0).at_most(axis.length - length)
+            };
             // Converts a global cell to an index in the local keys, which start with the halo.
-            let moved = |cell: &Tile| cell.minus(&first).plus(axis.reach);
+            let moved = |cell: &TritonTile| cell.minus(&first).plus(axis.reach);
             let slab_at = moved(&begin(&start.plus(&first), slab));
             // Clamp to the local cells. These contain the windows of all queries within the grid; padding queries
             // beyond the end of the grid have no window and may attend to any keys.
@@ -150,11 +152,11 @@ impl Grid {
 /// Cell indices along the three axes.
 struct Cells {
     /// First cell of the block, relative to the local shard.
-    starts: [Tile; 3],
+    starts: [TritonTile; 3],
     /// First cell of the slab, relative to the shard including its halo.
-    slabs: [Tile; 3],
+    slabs: [TritonTile; 3],
     /// Cell of each query, relative to the block.
-    lanes: [Tile; 3],
+    lanes: [TritonTile; 3],
     /// First cell of each query's window, relative to the slab.
-    begins: [Tile; 3],
+    begins: [TritonTile; 3],
 }

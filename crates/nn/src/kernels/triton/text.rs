@@ -8,10 +8,10 @@ use ltx2_stablehlo::DType;
 
 /// The program being written. Clones refer to the same program.
 #[derive(Clone, Default)]
-pub(super) struct Code(Rc<RefCell<State>>);
+pub(super) struct TritonCode(Rc<RefCell<TritonCodeState>>);
 
 #[derive(Default)]
-struct State {
+struct TritonCodeState {
     lines: Vec<String>,
     names: usize,
     depth: usize,
@@ -19,7 +19,7 @@ struct State {
 
 /// Element type of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
+pub(super) enum TileElement {
     Flag,
     I32,
     I64,
@@ -30,42 +30,42 @@ pub(super) enum Element {
     Pointer(DType),
 }
 
-impl Element {
+impl TileElement {
     fn text(self) -> String {
         match self {
-            Element::Flag => "i1".into(),
-            Element::I32 => "i32".into(),
-            Element::I64 => "i64".into(),
-            Element::F32 => "f32".into(),
-            Element::Stored(dtype) => dtype.name().into(),
-            Element::Pointer(dtype) => format!("!tt.ptr<{}>", dtype.name()),
+            TileElement::Flag => "i1".into(),
+            TileElement::I32 => "i32".into(),
+            TileElement::I64 => "i64".into(),
+            TileElement::F32 => "f32".into(),
+            TileElement::Stored(dtype) => dtype.name().into(),
+            TileElement::Pointer(dtype) => format!("!tt.ptr<{}>", dtype.name()),
         }
     }
 
     /// Returns the suffix of arithmetic operation names for this type.
     fn letter(self) -> char {
-        if matches!(self, Element::F32 | Element::Stored(_)) { 'f' } else { 'i' }
+        if matches!(self, TileElement::F32 | TileElement::Stored(_)) { 'f' } else { 'i' }
     }
 }
 
 /// A scalar, vector or matrix. Sizes are powers of two.
 #[derive(Clone)]
-pub(super) struct Tile {
-    code: Code,
+pub(super) struct TritonTile {
+    code: TritonCode,
     name: String,
-    element: Element,
+    element: TileElement,
     dims: Vec<usize>,
 }
 
 /// Right operand of an operation: a tile, or a constant of the left operand's type.
 pub(super) enum Operand {
-    Tile(Tile),
+    Tile(TritonTile),
     Int(i64),
     Float(f64),
 }
 
-impl From<&Tile> for Operand {
-    fn from(tile: &Tile) -> Self {
+impl From<&TritonTile> for Operand {
+    fn from(tile: &TritonTile) -> Self {
         Operand::Tile(tile.clone())
     }
 }
@@ -82,7 +82,7 @@ impl From<f64> for Operand {
     }
 }
 
-fn ty(element: Element, dims: &[usize]) -> String {
+fn ty(element: TileElement, dims: &[usize]) -> String {
     if dims.is_empty() {
         return element.text();
     }
@@ -90,21 +90,21 @@ fn ty(element: Element, dims: &[usize]) -> String {
     format!("tensor<{dims}{}>", element.text())
 }
 
-impl Code {
+impl TritonCode {
     /// Returns a module with the function `name`, which has one pointer argument per array, with the element types
     /// `arrays`. `body` writes the code of the function.
-    pub(crate) fn module(name: &str, arrays: &[DType], body: impl FnOnce(&Code, &[Tile])) -> String {
-        let code = Code::default();
-        let pointer = |(n, &dtype): (usize, &DType)| Tile {
+    pub(crate) fn module(name: &str, arrays: &[DType], body: impl FnOnce(&TritonCode, &[TritonTile])) -> String {
+        let code = TritonCode::default();
+        let pointer = |(n, &dtype): (usize, &DType)| TritonTile {
             code: code.clone(),
             name: format!("%p{n}"),
-            element: Element::Pointer(dtype),
+            element: TileElement::Pointer(dtype),
             dims: Vec::new(),
         };
-        let pointers: Vec<Tile> = arrays.iter().enumerate().map(pointer).collect();
+        let pointers: Vec<TritonTile> = arrays.iter().enumerate().map(pointer).collect();
         body(&code, &pointers);
         // The plugin aligns buffers to more than 16 bytes.
-        let argument = |p: &Tile| format!("{}: {} {{tt.divisibility = 16 : i32}}", p.name, p.ty());
+        let argument = |p: &TritonTile| format!("{}: {} {{tt.divisibility = 16 : i32}}", p.name, p.ty());
         let arguments: Vec<String> = pointers.iter().map(argument).collect();
         let lines = code.0.borrow().lines.concat();
         format!("module {{\n  tt.func public @{name}({}) {{\n{lines}    tt.return\n  }}\n}}\n", arguments.join(", "))
@@ -122,31 +122,31 @@ impl Code {
         format!("%{}", state.names - 1)
     }
 
-    fn define(&self, text: &str, element: Element, dims: &[usize]) -> Tile {
+    fn define(&self, text: &str, element: TileElement, dims: &[usize]) -> TritonTile {
         let name = self.fresh();
         self.line(&format!("{name} = {text}"));
-        Tile { code: self.clone(), name, element, dims: dims.to_vec() }
+        TritonTile { code: self.clone(), name, element, dims: dims.to_vec() }
     }
 
     /// Returns the index of the program along an axis of the launch grid.
-    pub(crate) fn place(&self, axis: usize) -> Tile {
-        self.define(&format!("tt.get_program_id {} : i32", ["x", "y", "z"][axis]), Element::I32, &[])
+    pub(crate) fn place(&self, axis: usize) -> TritonTile {
+        self.define(&format!("tt.get_program_id {} : i32", ["x", "y", "z"][axis]), TileElement::I32, &[])
     }
 
-    pub(crate) fn int(&self, value: usize) -> Tile {
-        self.define(&format!("arith.constant {value} : i32"), Element::I32, &[])
+    pub(crate) fn int(&self, value: usize) -> TritonTile {
+        self.define(&format!("arith.constant {value} : i32"), TileElement::I32, &[])
     }
 
     /// Returns the vector `0..n`.
-    pub(crate) fn range(&self, n: usize) -> Tile {
-        let text = format!("tt.make_range {{end = {n} : i32, start = 0 : i32}} : {}", ty(Element::I32, &[n]));
-        self.define(&text, Element::I32, &[n])
+    pub(crate) fn range(&self, n: usize) -> TritonTile {
+        let text = format!("tt.make_range {{end = {n} : i32, start = 0 : i32}} : {}", ty(TileElement::I32, &[n]));
+        self.define(&text, TileElement::I32, &[n])
     }
 
     /// Returns an f32 tile filled with `value`.
-    pub(crate) fn full(&self, value: f64, dims: &[usize]) -> Tile {
-        let ty = ty(Element::F32, dims);
-        self.define(&format!("arith.constant dense<{value:.9e}> : {ty}"), Element::F32, dims)
+    pub(crate) fn full(&self, value: f64, dims: &[usize]) -> TritonTile {
+        let ty = ty(TileElement::F32, dims);
+        self.define(&format!("arith.constant dense<{value:.9e}> : {ty}"), TileElement::F32, dims)
     }
 
     /// Writes a loop over `0..n` with the loop-carried values `carried`: each iteration passes the results of `body` to
@@ -154,14 +154,14 @@ impl Code {
     pub(crate) fn repeat(
         &self,
         n: usize,
-        carried: [Tile; 3],
-        body: impl FnOnce(&Tile, &[Tile; 3]) -> [Tile; 3],
-    ) -> [Tile; 3] {
+        carried: [TritonTile; 3],
+        body: impl FnOnce(&TritonTile, &[TritonTile; 3]) -> [TritonTile; 3],
+    ) -> [TritonTile; 3] {
         let [from, to, step] = [0, n, 1].map(|value| self.int(value));
         let (index, result) = (self.fresh(), self.fresh());
-        let inside = carried.clone().map(|tile| Tile { name: self.fresh(), ..tile });
+        let inside = carried.clone().map(|tile| TritonTile { name: self.fresh(), ..tile });
         let pairs: Vec<String> = inside.iter().zip(&carried).map(|(i, c)| format!("{} = {}", i.name, c.name)).collect();
-        let types = carried.each_ref().map(Tile::ty).join(", ");
+        let types = carried.each_ref().map(TritonTile::ty).join(", ");
         self.line(&format!(
             "{result}:3 = scf.for {index} = {} to {} step {} iter_args({}) -> ({types})  : i32 {{",
             from.name,
@@ -170,35 +170,35 @@ impl Code {
             pairs.join(", ")
         ));
         self.0.borrow_mut().depth += 1;
-        let next = body(&Tile { name: index, ..from }, &inside);
+        let next = body(&TritonTile { name: index, ..from }, &inside);
         self.line(&format!("scf.yield {} : {types}", next.each_ref().map(|tile| tile.name.clone()).join(", ")));
         self.0.borrow_mut().depth -= 1;
         self.line("}");
         let mut n = 0..;
-        carried.map(|tile| Tile { name: format!("{result}#{}", n.next().unwrap_or(0)), ..tile })
+        carried.map(|tile| TritonTile { name: format!("{result}#{}", n.next().unwrap_or(0)), ..tile })
     }
 }
 
-impl Tile {
+impl TritonTile {
     fn ty(&self) -> String {
         ty(self.element, &self.dims)
     }
 
-    fn same(&self, text: &str) -> Tile {
+    fn same(&self, text: &str) -> TritonTile {
         self.code.define(text, self.element, &self.dims)
     }
 
     /// Reshapes a vector `[n]` to `[n, 1]`.
-    pub(crate) fn column(&self) -> Tile {
+    pub(crate) fn column(&self) -> TritonTile {
         self.expanded(1)
     }
 
     /// Reshapes a vector `[n]` to `[1, n]`.
-    pub(crate) fn row(&self) -> Tile {
+    pub(crate) fn row(&self) -> TritonTile {
         self.expanded(0)
     }
 
-    fn expanded(&self, axis: usize) -> Tile {
+    fn expanded(&self, axis: usize) -> TritonTile {
         let mut dims = self.dims.clone();
         dims.insert(axis, 1);
         let to = ty(self.element, &dims);
@@ -206,7 +206,7 @@ impl Tile {
         self.code.define(&text, self.element, &dims)
     }
 
-    fn broadcast(&self, dims: &[usize]) -> Tile {
+    fn broadcast(&self, dims: &[usize]) -> TritonTile {
         if dims == self.dims {
             return self.clone();
         }
@@ -215,7 +215,7 @@ impl Tile {
         self.code.define(&text, self.element, dims)
     }
 
-    fn operand(&self, other: impl Into<Operand>) -> Tile {
+    fn operand(&self, other: impl Into<Operand>) -> TritonTile {
         match other.into() {
             Operand::Tile(tile) => tile,
             Operand::Float(value) => self.code.full(value, &self.dims),
@@ -227,7 +227,7 @@ impl Tile {
     }
 
     /// Broadcasts both tiles to their common shape.
-    fn joined(&self, other: &Tile) -> [Tile; 2] {
+    fn joined(&self, other: &TritonTile) -> [TritonTile; 2] {
         let dims: Vec<usize> = match (self.dims.is_empty(), other.dims.is_empty()) {
             (true, _) => other.dims.clone(),
             (_, true) => self.dims.clone(),
@@ -236,77 +236,77 @@ impl Tile {
         [self, other].map(|tile| tile.broadcast(&dims))
     }
 
-    fn binary(&self, op: &str, other: impl Into<Operand>) -> Tile {
+    fn binary(&self, op: &str, other: impl Into<Operand>) -> TritonTile {
         let [a, b] = self.joined(&self.operand(other));
         a.same(&format!("arith.{op} {}, {} : {}", a.name, b.name, a.ty()))
     }
 
-    pub(crate) fn plus(&self, other: impl Into<Operand>) -> Tile {
+    pub(crate) fn plus(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary(&format!("add{}", self.element.letter()), other)
     }
 
-    pub(crate) fn minus(&self, other: impl Into<Operand>) -> Tile {
+    pub(crate) fn minus(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary(&format!("sub{}", self.element.letter()), other)
     }
 
-    pub(crate) fn times(&self, other: impl Into<Operand>) -> Tile {
+    pub(crate) fn times(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary(&format!("mul{}", self.element.letter()), other)
     }
 
     /// Divides; integer division truncates.
-    pub(crate) fn over(&self, other: impl Into<Operand>) -> Tile {
-        self.binary(if self.element == Element::F32 { "divf" } else { "divsi" }, other)
+    pub(crate) fn over(&self, other: impl Into<Operand>) -> TritonTile {
+        self.binary(if self.element == TileElement::F32 { "divf" } else { "divsi" }, other)
     }
 
-    pub(crate) fn modulo(&self, n: usize) -> Tile {
+    pub(crate) fn modulo(&self, n: usize) -> TritonTile {
         self.binary("remsi", n)
     }
 
-    pub(crate) fn at_most(&self, other: impl Into<Operand>) -> Tile {
+    pub(crate) fn at_most(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary("minsi", other)
     }
 
-    pub(crate) fn at_least(&self, other: impl Into<Operand>) -> Tile {
+    pub(crate) fn at_least(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary("maxsi", other)
     }
 
-    pub(crate) fn larger(&self, other: &Tile) -> Tile {
+    pub(crate) fn larger(&self, other: &TritonTile) -> TritonTile {
         self.binary("maxnumf", other)
     }
 
-    pub(crate) fn and(&self, other: &Tile) -> Tile {
+    pub(crate) fn and(&self, other: &TritonTile) -> TritonTile {
         self.binary("andi", other)
     }
 
     /// Returns flags for `0 <= self < n`, with one unsigned comparison.
-    pub(crate) fn is_within(&self, n: usize) -> Tile {
+    pub(crate) fn is_within(&self, n: usize) -> TritonTile {
         let [a, b] = self.joined(&self.operand(n));
-        self.code.define(&format!("arith.cmpi ult, {}, {} : {}", a.name, b.name, a.ty()), Element::Flag, &a.dims)
+        self.code.define(&format!("arith.cmpi ult, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
     }
 
-    pub(crate) fn select(&self, yes: &Tile, no: &Tile) -> Tile {
+    pub(crate) fn select(&self, yes: &TritonTile, no: &TritonTile) -> TritonTile {
         let text = format!("arith.select {}, {}, {} : {}, {}", self.name, yes.name, no.name, self.ty(), yes.ty());
         yes.same(&text)
     }
 
-    pub(crate) fn exp2(&self) -> Tile {
+    pub(crate) fn exp2(&self) -> TritonTile {
         self.same(&format!("math.exp2 {} : {}", self.name, self.ty()))
     }
 
     /// Converts integers to 64 bits.
-    pub(crate) fn wide(&self) -> Tile {
-        let to = ty(Element::I64, &self.dims);
-        self.code.define(&format!("arith.extsi {} : {} to {to}", self.name, self.ty()), Element::I64, &self.dims)
+    pub(crate) fn wide(&self) -> TritonTile {
+        let to = ty(TileElement::I64, &self.dims);
+        self.code.define(&format!("arith.extsi {} : {} to {to}", self.name, self.ty()), TileElement::I64, &self.dims)
     }
 
     /// Converts f32 to `dtype`, the element type of an array in memory.
-    pub(crate) fn narrowed(&self, dtype: DType) -> Tile {
-        let element = Element::Stored(dtype);
+    pub(crate) fn narrowed(&self, dtype: DType) -> TritonTile {
+        let element = TileElement::Stored(dtype);
         let to = ty(element, &self.dims);
         self.code.define(&format!("arith.truncf {} : {} to {to}", self.name, self.ty()), element, &self.dims)
     }
 
-    pub(crate) fn transposed(&self) -> Tile {
+    pub(crate) fn transposed(&self) -> TritonTile {
         let dims = [self.dims[1], self.dims[0]];
         let to = ty(self.element, &dims);
         let text = format!("tt.trans {} {{order = array<i32: 1, 0>}} : {} -> {to}", self.name, self.ty());
@@ -314,13 +314,13 @@ impl Tile {
     }
 
     /// Returns `sum + self · other`, f32.
-    pub(crate) fn product(&self, other: &Tile, sum: &Tile) -> Tile {
+    pub(crate) fn product(&self, other: &TritonTile, sum: &TritonTile) -> TritonTile {
         let operands = format!("{} * {} -> {}", self.ty(), other.ty(), sum.ty());
         let text = format!("tt.dot {}, {}, {}, inputPrecision = tf32 : {operands}", self.name, other.name, sum.name);
         sum.same(&text)
     }
 
-    fn reduced(&self, op: &str) -> Tile {
+    fn reduced(&self, op: &str) -> TritonTile {
         let [a, b, c] = [0; 3].map(|_| self.code.fresh());
         let (name, dims) = (self.code.fresh(), vec![self.dims[0]]);
         self.code.line(&format!("{name} = \"tt.reduce\"({}) <{{axis = 1 : i32}}> ({{", self.name));
@@ -328,34 +328,34 @@ impl Tile {
         self.code.line(&format!("  {c} = arith.{op} {a}, {b} : f32"));
         self.code.line(&format!("  tt.reduce.return {c} : f32"));
         self.code.line(&format!("}}) : ({}) -> {}", self.ty(), ty(self.element, &dims)));
-        Tile { code: self.code.clone(), name, element: self.element, dims }
+        TritonTile { code: self.code.clone(), name, element: self.element, dims }
     }
 
     /// Returns the maximum of each row.
-    pub(crate) fn row_max(&self) -> Tile {
+    pub(crate) fn row_max(&self) -> TritonTile {
         self.reduced("maxnumf")
     }
 
     /// Returns the sum of each row.
-    pub(crate) fn row_sum(&self) -> Tile {
+    pub(crate) fn row_sum(&self) -> TritonTile {
         self.reduced("addf")
     }
 
     /// Advances the pointers by a number of elements.
-    pub(crate) fn ahead(&self, elements: &Tile) -> Tile {
+    pub(crate) fn ahead(&self, elements: &TritonTile) -> TritonTile {
         let [p, n] = self.joined(elements);
         p.same(&format!("tt.addptr {}, {} : {}, {}", p.name, n.name, p.ty(), n.ty()))
     }
 
     /// Loads the elements that the pointers point to.
-    pub(crate) fn load(&self) -> Tile {
-        let Element::Pointer(dtype) = self.element else { return self.clone() };
-        let element = if dtype == DType::I32 { Element::I32 } else { Element::Stored(dtype) };
+    pub(crate) fn load(&self) -> TritonTile {
+        let TileElement::Pointer(dtype) = self.element else { return self.clone() };
+        let element = if dtype == DType::I32 { TileElement::I32 } else { TileElement::Stored(dtype) };
         self.code.define(&format!("tt.load {} : {}", self.name, self.ty()), element, &self.dims)
     }
 
     /// Stores `value` at the addresses that the pointers contain.
-    pub(crate) fn store(&self, value: &Tile) {
+    pub(crate) fn store(&self, value: &TritonTile) {
         self.code.line(&format!("tt.store {}, {} : {}", self.name, value.name, self.ty()));
     }
 }

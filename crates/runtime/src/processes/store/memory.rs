@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ltx2_pjrt::{KvError, KvStore};
 
-/// A key-value store for the threads of one process; [`super::Server`] serves it to other processes.
+/// A key-value store for the threads of one process; [`super::StoreServer`] serves it to other processes.
 #[derive(Default)]
 pub struct MemoryStore {
     values: Mutex<HashMap<String, Vec<u8>>>,

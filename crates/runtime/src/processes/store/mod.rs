@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) use etcd::EtcdStore;
 pub use memory::MemoryStore;
 pub use remote::RemoteStore;
-pub use served::Server;
+pub use served::StoreServer;
 
 use ltx2_pjrt::{KvError, KvStore};
 

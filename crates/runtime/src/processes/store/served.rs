@@ -24,7 +24,7 @@ pub(super) const PATH: &str = "/value";
 
 /// Query parameters of a request.
 #[derive(Serialize, Deserialize)]
-struct Request {
+struct StoreRequest {
     key: String,
     /// Milliseconds to wait for the key.
     #[serde(default)]
@@ -36,29 +36,29 @@ struct Request {
 
 /// Values plus a notification for remote waiters; local threads wait on the store directly.
 #[derive(Default)]
-struct Shared {
+struct SharedValues {
     values: MemoryStore,
     changed: Notify,
 }
 
 /// HTTP server of a key-value store. It stops when it is dropped.
-pub struct Server {
-    shared: Arc<Shared>,
+pub struct StoreServer {
+    shared: Arc<SharedValues>,
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl StoreServer {
     /// Starts the server at an address; port 0 selects a free port.
     ///
     /// # Errors
     /// Returns an error if the server cannot listen at the address.
-    pub fn start(address: &str) -> std::io::Result<Server> {
+    pub fn start(address: &str) -> std::io::Result<StoreServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedValues::default());
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let router = Router::new()
@@ -80,7 +80,7 @@ impl Server {
                 tracing::error!("the key-value store server stopped: {e}");
             }
         })?;
-        Ok(Server { shared, address, stop: Some(stop), thread: Some(thread) })
+        Ok(StoreServer { shared, address, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Returns the address that the server listens at, with the actual port if port 0 was requested.
@@ -99,7 +99,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for StoreServer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -109,7 +109,7 @@ impl Drop for Server {
     }
 }
 
-impl KvStore for Shared {
+impl KvStore for SharedValues {
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, KvError> {
         self.values.get(key, timeout)
     }
@@ -135,7 +135,7 @@ impl KvStore for Shared {
     }
 }
 
-async fn read(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> Response {
+async fn read(State(shared): State<Arc<SharedValues>>, Query(request): Query<StoreRequest>) -> Response {
     let end = Instant::now() + Duration::from_millis(request.wait);
     loop {
         // Subscribe to changes before reading the store, so that a write between the read and the wait is not missed.
@@ -149,7 +149,11 @@ async fn read(State(shared): State<Arc<Shared>>, Query(request): Query<Request>)
     }
 }
 
-async fn write(State(shared): State<Arc<Shared>>, Query(request): Query<Request>, value: Bytes) -> StatusCode {
+async fn write(
+    State(shared): State<Arc<SharedValues>>,
+    Query(request): Query<StoreRequest>,
+    value: Bytes,
+) -> StatusCode {
     let done = match request.replace {
         true => shared.set(&request.key, &value),
         false => shared.put(&request.key, &value),
@@ -157,6 +161,6 @@ async fn write(State(shared): State<Arc<Shared>>, Query(request): Query<Request>
     if done.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
 }
 
-async fn remove(State(shared): State<Arc<Shared>>, Query(request): Query<Request>) -> StatusCode {
+async fn remove(State(shared): State<Arc<SharedValues>>, Query(request): Query<StoreRequest>) -> StatusCode {
     if shared.remove(&request.key).is_ok() { StatusCode::NO_CONTENT } else { StatusCode::CONFLICT }
 }

@@ -4,14 +4,14 @@
 use std::thread;
 use std::time::Duration;
 
-use super::{RemoteStore, Server, connect};
+use super::{RemoteStore, StoreServer, connect};
 use ltx2_pjrt::{KvError, KvStore};
 
 const ANSWER: Duration = Duration::from_secs(5);
 
 #[test]
 fn server_and_clients_share_one_store() {
-    let server = Server::start("127.0.0.1:0").unwrap();
+    let server = StoreServer::start("127.0.0.1:0").unwrap();
     let (near, far) = (server.store(), connect(&server.address().to_string(), ANSWER).unwrap());
     near.put("near", b"1").unwrap();
     assert_eq!(far.try_get("near").as_deref(), Ok(&b"1"[..]));
@@ -24,7 +24,7 @@ fn server_and_clients_share_one_store() {
 
 #[test]
 fn stopped_server_is_an_error_with_its_address() {
-    let server = Server::start("127.0.0.1:0").unwrap();
+    let server = StoreServer::start("127.0.0.1:0").unwrap();
     let place = server.address().to_string();
     let store = RemoteStore::new(&place, Duration::from_secs(1));
     store.put("a", b"1").unwrap();
