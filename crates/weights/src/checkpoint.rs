@@ -30,9 +30,11 @@ pub use view::TensorView;
 use view::decoder::Decoder;
 pub(crate) use view::decoder::widen;
 
-/// Recognizes the stored forms that safetensors does not describe: replaces the tensors of codes and scales by tensors
-/// with the names and types of plain weights. In order: a later form may be the codes of an earlier one.
-const FORMATS: [fn(&mut Checkpoint) -> Result<(), WeightsError>; 3] = [torchao::restore, comfy::restore, e5m2::restore];
+/// Replaces the tensors of codes and scales of a stored form by tensors with the names and types of plain weights.
+type Restore = fn(&mut Checkpoint) -> Result<(), WeightsError>;
+
+/// The stored forms that safetensors does not describe. In order: a later form may be the codes of an earlier one.
+const FORMATS: [Restore; 3] = [torchao::restore, comfy::restore, e5m2::restore];
 
 /// A tensor of a file, of any element type.
 #[derive(Clone, Debug)]

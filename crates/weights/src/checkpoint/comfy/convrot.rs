@@ -9,8 +9,9 @@ use crate::error::WeightsError;
 /// Columns of a group: the only size in published files.
 pub(super) const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
-/// Columns whose sums are computed together.
+/// Columns whose sums are computed together, because they fit into registers.
 const LANES: usize = 16;
+const PARTS: usize = QUARTER / LANES;
 
 /// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
 /// own inverses.
@@ -20,8 +21,9 @@ const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -
 #[derive(Debug)]
 pub(super) struct Rotated {
     inner: Arc<dyn Decoder>,
-    /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix.
-    quarter: Vec<[f32; QUARTER]>,
+    /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part
+    /// of its columns.
+    quarter: Vec<[[f32; LANES]; QUARTER]>,
 }
 
 impl Rotated {
@@ -30,41 +32,37 @@ impl Rotated {
         let sign = |row: usize, column: usize| {
             [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
         };
-        let row = |row| std::array::from_fn(|column| sign(row, column) / (GROUP as f32).sqrt());
-        Rotated { inner, quarter: (0..QUARTER).map(row).collect() }
+        let factor = |row, column| sign(row, column) / (GROUP as f32).sqrt();
+        let part = |part| std::array::from_fn(|row| std::array::from_fn(|lane| factor(row, part * LANES + lane)));
+        Rotated { inner, quarter: (0..PARTS).map(part).collect() }
     }
 
     /// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the
     /// products of each half in order, and then the halves. The four quarters of the result differ only in the signs of
     /// the products of each quarter of the group.
     fn rotate(&self, group: &mut [f32]) {
-        let mut result = [[0f32; QUARTER]; 4];
+        let mut result = [[[0f32; LANES]; PARTS]; 4];
         for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
             let (first, second) = values.split_at(QUARTER);
-            // The sums of a few columns fit into registers.
-            for lanes in (0..QUARTER).step_by(LANES) {
-                let rows = || self.quarter.iter().map(|row| &row[lanes..lanes + LANES]);
+            for (part, rows) in self.quarter.iter().enumerate() {
                 let mut plus = [0f32; LANES];
-                for (value, row) in first.iter().zip(rows()) {
-                    plus.iter_mut().zip(row).for_each(|(sum, factor)| *sum += value * factor);
+                for (value, row) in first.iter().zip(rows) {
+                    plus = std::array::from_fn(|lane| plus[lane] + value * row[lane]);
                 }
                 let mut minus = plus;
-                for (value, row) in second.iter().zip(rows()) {
-                    for ((plus, minus), factor) in plus.iter_mut().zip(&mut minus).zip(row) {
-                        let product = value * factor;
-                        *plus += product;
-                        *minus -= product;
-                    }
+                for (value, row) in second.iter().zip(rows) {
+                    let product: [f32; LANES] = std::array::from_fn(|lane| value * row[lane]);
+                    plus = std::array::from_fn(|lane| plus[lane] + product[lane]);
+                    minus = std::array::from_fn(|lane| minus[lane] - product[lane]);
                 }
                 for (i, result) in result.iter_mut().enumerate() {
                     let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
                     let sums = if first == second { &plus } else { &minus };
-                    let result = result[lanes..lanes + LANES].iter_mut();
-                    result.zip(sums).for_each(|(result, sum)| *result += first * sum);
+                    result[part].iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
                 }
             }
         }
-        group.copy_from_slice(result.as_flattened());
+        group.copy_from_slice(result.as_flattened().as_flattened());
     }
 }
 
