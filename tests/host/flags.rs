@@ -138,8 +138,15 @@ fn unknown_flags(line: &[String], cli: &clap::Command) -> Vec<String> {
 
 /// Dotted text that starts like a YAML section but is not a key: names of tensors and files, and keys of a video's JSON
 /// file.
-const NO_KEYS: [&str; 5] =
-    ["model.diffusion_model", "model.language_model", "model.fingerprint", "request.json", "vocoder.conv_in.weight"];
+const NO_KEYS: [&str; 7] = [
+    "model.diffusion_model",
+    "model.embed_tokens",
+    "model.fingerprint",
+    "model.language_model",
+    "model.norm",
+    "request.json",
+    "vocoder.conv_in.weight",
+];
 
 /// Returns dotted names in a text, such as `request.retake`, whose first part is a section.
 fn keys(text: &str, sections: &BTreeSet<&str>) -> BTreeSet<String> {

@@ -208,7 +208,7 @@ impl LoraTensors<'_> {
         else {
             return Ok(None);
         };
-        self.check_product([&down, &up], [0, 1])?;
+        self.check_product(&down, &up, [0, 1])?;
         Ok(Some(Delta::LowRank { up, down }))
     }
 
@@ -294,7 +294,7 @@ impl LoraTensors<'_> {
     ) -> Result<Option<[TensorView; 2]>, WeightsError> {
         let pair = self.pair(roles, kind, names)?;
         if let Some([a, b]) = &pair {
-            self.check_product([a, b], [1, 0])?;
+            self.check_product(a, b, [1, 0])?;
         }
         Ok(pair)
     }
@@ -318,7 +318,7 @@ impl LoraTensors<'_> {
     }
 
     /// Checks that two tensors are matrices and that the given dimensions of both, the ranks, are equal.
-    fn check_product(&self, [one, other]: [&TensorView; 2], dims: [usize; 2]) -> Result<(), WeightsError> {
+    fn check_product(&self, one: &TensorView, other: &TensorView, dims: [usize; 2]) -> Result<(), WeightsError> {
         let both = format!("has shape {:?} and `{}` has {:?}", one.shape(), other.key(), other.shape());
         if one.shape().len() != 2 || other.shape().len() != 2 {
             return Err(wrong(self.path, one.key(), format!("{both}; both must have two dimensions")));

@@ -143,17 +143,15 @@ fn damaged_gguf_files_are_errors() {
     fails(with(shape + 4 + 4 + 8, 5), &["`reshaped.weight`", "cannot have the original shape [5,0,64]"]);
 }
 
-/// A file with one weight that is marked as quantized.
-fn marked(
-    dir: &Path,
-    weight: (&str, &[usize]),
-    more: &[(&str, &str, &[usize])],
-    conf: &Value,
-) -> Result<Checkpoint, WeightsError> {
+fn weight<'a>(dtype: &'a str, shape: &'a [usize]) -> (&'a str, &'a str, &'a [usize]) {
+    ("a.weight", dtype, shape)
+}
+
+/// Opens a file with these tensors, in which `a.weight` is marked as quantized.
+fn marked(dir: &Path, tensors: &[(&str, &str, &[usize])], conf: &Value) -> Result<Checkpoint, WeightsError> {
     let text = conf.to_string();
     let marker = [text.len()];
-    let mut tensors = vec![("a.weight", weight.0, weight.1)];
-    tensors.extend(more);
+    let mut tensors = tensors.to_vec();
     tensors.push(("a.comfy_quant", "U8", &marker));
     let mut bytes = safetensors(&tensors, Value::Null);
     let at = bytes.len() - text.len();
@@ -165,8 +163,8 @@ fn marked(
 fn unsupported_comfy_formats_are_refused() {
     let dir = TempDir::new().expect("dir");
     let cure = ["x.safetensors", "`a.weight`", "use the bf16 file", "int8-convrot"];
-    let refused = |weight, more: &[(&str, &str, &[usize])], conf: Value, what: &str| {
-        fails(marked(dir.path(), weight, more, &conf), &[&cure[..], &[what]].concat());
+    let refused = |tensors: &[(&str, &str, &[usize])], conf: Value, what: &str| {
+        fails(marked(dir.path(), tensors, &conf), &[&cure[..], &[what]].concat());
     };
     let scale: (&str, &str, &[usize]) = ("a.weight_scale", "F32", &[2, 1]);
     let int8 = |more: Value| {
@@ -175,26 +173,24 @@ fn unsupported_comfy_formats_are_refused() {
         conf
     };
     refused(
-        ("U8", &[2, 4]),
-        &[],
+        &[weight("U8", &[2, 4])],
         json!({"format": "mxfp8"}),
         r#"quantized as {"format":"mxfp8"}, which is not supported"#,
     );
-    refused(("BF16", &[2, 4]), &[], json!({"format": "nvfp4"}), "but is bf16");
-    refused(("I8", &[2, 256]), &[scale], int8(json!({"convrot_groupsize": 64})), "groups of 64");
-    refused(("I8", &[2, 300]), &[scale], int8(Value::Null), "300 columns in groups of 256");
-    refused(("I8", &[3, 256]), &[scale], int8(Value::Null), "`a.weight_scale` is f32 of shape [2, 1]");
-    refused(("I8", &[256]), &[scale], int8(Value::Null), "has shape [256]");
-    fails(marked(dir.path(), ("I8", &[2, 256]), &[], &int8(Value::Null)), &["`a.weight_scale` is missing"]);
+    refused(&[weight("BF16", &[2, 4])], json!({"format": "nvfp4"}), "but is bf16");
+    refused(&[weight("I8", &[2, 256]), scale], int8(json!({"convrot_groupsize": 64})), "groups of 64");
+    refused(&[weight("I8", &[2, 300]), scale], int8(Value::Null), "300 columns in groups of 256");
+    refused(&[weight("I8", &[3, 256]), scale], int8(Value::Null), "`a.weight_scale` is f32 of shape [2, 1]");
+    refused(&[weight("I8", &[256]), scale], int8(Value::Null), "has shape [256]");
+    fails(marked(dir.path(), &[weight("I8", &[2, 256])], &int8(Value::Null)), &["`a.weight_scale` is missing"]);
     let blocks: (&str, &str, &[usize]) = ("a.weight_scale", "F8_E4M3", &[2, 4]);
     let whole: (&str, &str, &[usize]) = ("a.weight_scale_2", "F32", &[]);
     refused(
-        ("U8", &[2, 8]),
-        &[blocks, whole],
+        &[weight("U8", &[2, 8]), blocks, whole],
         json!({"format": "nvfp4"}),
         "`a.weight_scale` is f8_e4m3 of shape [2, 4]",
     );
-    let read = marked(dir.path(), ("I8", &[2, 256]), &[scale], &int8(Value::Null)).expect("256 by default");
+    let read = marked(dir.path(), &[weight("I8", &[2, 256]), scale], &int8(Value::Null)).expect("256 by default");
     assert_eq!(read.names().collect::<Vec<_>>(), ["a.weight"]);
 }
 
@@ -307,7 +303,7 @@ fn decoding_rate_is_printed() {
         ),
     ] {
         let path = dir.path().join(format!("{dtype}.safetensors"));
-        marked(dir.path(), (dtype, &shape), &more, &conf).expect("opens");
+        marked(dir.path(), &[&[weight(dtype, &shape)], &more[..]].concat(), &conf).expect("opens");
         std::fs::rename(dir.path().join("x.safetensors"), &path).expect("renamed");
         files.push(path);
     }
