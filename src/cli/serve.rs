@@ -90,7 +90,7 @@ struct ServerArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<String>,
     /// Format of log lines [default: text]
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
     /// Includes prompts in the log
     #[arg(long)]
@@ -162,7 +162,7 @@ struct KeepingArgs {
     #[arg(long, value_name = "TIME")]
     checkpoint: Option<String>,
     /// What to do with a running video at shutdown [default: checkpoint]
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "MODE")]
     drain: Option<Drain>,
     /// Maximum time of the shutdown [default: 30s]
     #[arg(long, value_name = "TIME")]
