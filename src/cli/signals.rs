@@ -73,7 +73,7 @@ fn listen_to_end() {
     let on_signal = |_| match interrupts::request() {
         Reply::Now => end(),
         Reply::After(what) => {
-            tell(format_args!("stopping after {what}; interrupt again to stop at once"));
+            tell(format_args!("stopping after {what}; interrupt again to stop immediately"));
             let wait = || {
                 if interrupts::wait() {
                     end();
@@ -85,7 +85,7 @@ fn listen_to_end() {
         }
     };
     if let Err(e) = listen(false, on_signal) {
-        tracing::warn!("cannot handle SIGINT and SIGTERM, which will end the process without cleanup: {e}");
+        tracing::warn!("cannot handle SIGINT and SIGTERM; they will terminate the process without cleanup: {e}");
     }
 }
 

@@ -94,8 +94,8 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
             two.conditions.video.is_empty() && Shapes::from_request(&marks, &two).expect("legal sizes").appended == 0
         );
     }
-    let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
-    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no marker"), "{why}");
+    let why = request("reference=official", &sizes(&json!({}))).expect_err("no keyframe embedding").to_string();
+    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no keyframe embedding"), "{why}");
 }
 
 /// The tokens of reference videos are appended in the first pass only, without the keyframe marker of LTX-2.5. If their

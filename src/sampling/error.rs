@@ -37,7 +37,7 @@ pub enum SamplingError {
     #[error("{}: {why}", file.display())]
     Scheduler { file: PathBuf, why: String },
     /// A width, height or frame count breaks a divisibility rule.
-    #[error("{what} {value} is not {rule}; the nearest legal values are {below} and {above}")]
+    #[error("{what} {value} is not {rule}; the nearest valid values are {below} and {above}")]
     Size {
         /// `width`, `height`, `num_frames` or `latent frame count`.
         what: &'static str,

@@ -209,7 +209,7 @@ fn signal_ends_checkpointed_run_after_current_chunk() {
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
         let since = Instant::now();
-        run.says("stopping after the current steps; interrupt again to stop at once");
+        run.says("stopping after the current steps; interrupt again to stop immediately");
         assert!(since.elapsed() < SIGNAL_TIMEOUT, "{signal}: {:?}", since.elapsed());
         let (code, rest) = run.ended();
         assert_eq!(code, Some(130), "{signal}: {rest:?}");

@@ -212,7 +212,7 @@ fn hung_device_ends_server_and_next_start_resumes() {
     let body = json!({"prompt": "rain", "seed": 8, "steps": 4});
     let id = served.create(&body);
     served.says("the server resumes its unfinished jobs");
-    let said = served.says("has not ended after");
+    let said = served.says("has not finished after");
     assert!(said.contains("denoise") && said.contains("the execution on device 0"), "{said}");
     assert!(said.contains("runtime.watchdog: 2"), "{said}");
     assert_eq!(served.code(), Some(1), "it does not wait for the device");

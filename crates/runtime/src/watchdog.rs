@@ -280,9 +280,9 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
     );
     let found = if log.is_empty() { String::new() } else { format!("; kernel log: {}", log.join(" | ")) };
     format!(
-        "{} has not ended after {seconds} s (runtime.watchdog: {setting}): the device, its driver or another process hangs; \
-         check dmesg and the vendor's tool, reset the device and run again, or raise runtime.watchdog if the work is only \
-         slow{found}",
+        "{} has not finished after {seconds} s (runtime.watchdog: {setting}): the device, its driver or another \
+         process hangs; check dmesg and the vendor's tool, reset the device and run again, or raise runtime.watchdog if \
+         the work is only slow{found}",
         wait.what
     )
 }
@@ -375,7 +375,7 @@ mod tests {
         let plain = said();
         assert!(
             plain.starts_with(
-                "denoise: the execution on device 0 (cpu) has not ended after 7 s (runtime.watchdog: 7): "
+                "denoise: the execution on device 0 (cpu) has not finished after 7 s (runtime.watchdog: 7): "
             ),
             "{plain}"
         );
