@@ -33,7 +33,7 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
 
 /// The denoising loop marks the first latent frame if the model has a marker, except with diffusers' convention.
 #[test]
-fn models_with_marker_mark_the_first_latent_frame() {
+fn keyframe_embedding_is_added_to_the_first_latent_frame() {
     let marks = json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true});
     let cases = [
         (&marks, "reference=official", true),

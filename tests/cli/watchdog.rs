@@ -116,7 +116,7 @@ impl Folder {
 }
 
 #[needs(cpu)]
-fn hung_execution_ends_run_and_resume_is_identical() {
+fn hung_execution_aborts_run_and_resume_is_identical() {
     let folder = Folder::new();
     let whole = folder.whole();
     let (log, kernel, out) = (folder.path("log"), folder.path("kernel"), folder.path("out.mp4"));
@@ -261,7 +261,7 @@ fn plugin_abort_loses_only_the_current_step() {
 /// On the CPU, each process computes everything. The devices of both processes hang, but only one process has a
 /// watchdog.
 #[needs(cpu)]
-fn hung_device_of_one_process_ends_both_processes() {
+fn hung_device_of_one_process_aborts_both_processes() {
     let folder = Folder::new();
     let place = StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let hangs = Standin::new().execution("denoise", 2, &Fault::Hang);

@@ -202,7 +202,7 @@ fn video_resumes_after_server_is_killed() {
 }
 
 #[needs(cpu)]
-fn hung_device_ends_server_and_next_start_resumes() {
+fn hung_device_stops_server_and_next_start_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
     // The warm-up runs one step, and the video then runs two.
