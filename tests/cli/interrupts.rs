@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM end a run within a second in every phase. Computed results are kept, and no partial files are
+//! Ctrl-C and SIGTERM stop a run within a second in every phase. Computed results are kept, and no partial files are
 //! left.
 
 use std::io::{BufRead, BufReader, Lines};
@@ -77,7 +77,7 @@ impl Run {
 /// Maximum time until a signal takes effect.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends a signal to a run, which must end within [`SIGNAL_TIMEOUT`]; returns its only error line.
+/// Sends a signal to a run, which must exit within [`SIGNAL_TIMEOUT`]; returns its only error line.
 fn interrupted(run: Run, signal: &str, phase: &str) -> String {
     run.signal(signal);
     let since = Instant::now();
@@ -132,7 +132,8 @@ fn signal_stops_commands_that_read_their_configuration() {
     }
 }
 
-/// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which end too.
+/// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which exit
+/// too.
 #[needs(cpu)]
 fn signal_stops_compiling_commands_and_their_children() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -222,7 +223,7 @@ fn signal_stops_checkpointed_run_after_current_chunk() {
     }
 }
 
-/// The second step of a run with checkpoints is blocked, so that the first signal cannot end the run.
+/// The second step of a run with checkpoints is blocked, so that the first signal cannot stop the run.
 #[needs(cpu)]
 fn second_signal_stops_run_immediately() {
     let out = tempfile::tempdir().expect("a folder");

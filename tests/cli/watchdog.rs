@@ -1,5 +1,5 @@
-//! Devices that hang, fail or abort the process, simulated by the stand-in plugin: a run ends soon with one error line
-//! that says where, and resumes from its checkpoint.
+//! Devices that hang, fail or abort the process, simulated by the stand-in plugin: a run exits promptly with one error
+//! line that says where it failed, and resumes from its checkpoint.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -134,7 +134,7 @@ fn server_ignores_signals_that_request_no_exit() {
     assert!(reader.join().expect("read") > 0);
 }
 
-/// After two signals in quick succession, the server exits at once with code 130. The next start finds its jobs.
+/// After two signals in quick succession, the server exits immediately with code 130. The next start finds its jobs.
 #[needs(cpu)]
 fn second_signal_stops_server_immediately() {
     let folder = quick_folder();

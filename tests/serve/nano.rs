@@ -392,7 +392,7 @@ struct Ends(Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -149,7 +149,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

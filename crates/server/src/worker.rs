@@ -79,12 +79,12 @@ impl Worker {
         self.status.clone()
     }
 
-    /// Returns whether all threads have ended.
+    /// Returns whether all threads have finished.
     pub fn is_over(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits until the threads have ended. Call it after [`Jobs::drain`] or a device failure.
+    /// Waits until the threads have finished. Call it after [`Jobs::drain`] or a device failure.
     ///
     /// # Errors
     /// Returns the reason if the device has failed.
@@ -277,7 +277,7 @@ fn hand_to_finisher(
     Ok(())
 }
 
-/// Runs the finisher thread: writes videos until the device thread has ended, then sets the final status.
+/// Runs the finisher thread: writes videos until the device thread has finished, then sets the final status.
 fn finish_all(jobs: &Jobs, status: &StatusSender, receiver: &Receiver<WriteTask>) {
     while let Ok(finishing) = receiver.recv() {
         let (id, run) = (finishing.id.clone(), Arc::clone(&finishing.run));

@@ -44,7 +44,7 @@ struct Need {
 }
 
 impl Need {
-    /// Creates the entry of a program that has not been compiled.
+    /// Returns the memory need of a program that has not been compiled; `work` is unknown.
     fn for_program(program: ProgramKind, network: &Network) -> Self {
         let components = network.params.iter().map(|p| p.component).collect();
         Need { program, components, work: None, io: io(network) }

@@ -42,12 +42,12 @@ fn durations_become_valid_frame_counts_within_bounds() {
     }
 }
 
-/// Only very low frame rates or large steps leave no legal count within the bounds (1 to 20 seconds).
+/// Only very low frame rates or large steps leave no valid count within the bounds (1 to 20 seconds).
 #[test]
 fn bounds_without_a_valid_count_use_the_reference_rules() {
     // 0.1 frames per second: 1 to 2 frames, and 1 is valid.
     assert_eq!([FrameRounding::Official, FrameRounding::Diffusers].map(|grid| frames(30.0, 0.1, 8, grid)), [1, 1]);
-    // 2 to 32 frames with step 64: the nearest legal counts are 1 and 65.
+    // 2 to 32 frames with step 64: the nearest valid counts are 1 and 65.
     for (seconds, official, diffusers) in [(1.0, 32, 1), (20.0, 32, 1)] {
         let both = [FrameRounding::Official, FrameRounding::Diffusers].map(|grid| frames(seconds, 1.6, 64, grid));
         assert_eq!(both, [official, diffusers], "{seconds}");
