@@ -182,7 +182,7 @@ fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     match group {
         Some(_) if platform::is_rehearsal(engine.platform()) => Ok(()),
         Some(group) if found.len() != group.count() => Err(PipelineError::Input(format!(
-            "{} processes run together, but the devices that the plugin found belong to {} processes",
+            "the run has {} processes, but the devices that the plugin found belong to {} processes",
             group.count(),
             found.len()
         ))),

@@ -269,7 +269,7 @@ fn hand_to_finisher(
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
         let finishing = WriteTask { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
         jobs.handed_to_finisher(running);
-        finisher.send(finishing).map_err(|_| "the thread that writes videos has ended".to_string())?;
+        finisher.send(finishing).map_err(|_| "the thread that writes videos has stopped".to_string())?;
     }
     for job in running.order.jobs.iter().skip(count) {
         jobs.failed(&job.id, Failure::new("internal", "the device returned no video"));
