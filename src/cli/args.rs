@@ -162,13 +162,13 @@ pub(crate) struct RequestArgs {
     pub(crate) retake: Vec<f64>,
     /// Source of the frames and sound outside the retake span: the decoded latents, or the input video itself [default:
     /// decoded]
-    #[arg(long, value_name = "WHAT")]
+    #[arg(long, value_name = "SOURCE")]
     pub(crate) retake_kept: Option<Kept>,
     /// Extends --video by this many seconds; implies --pipeline extend
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
     pub(crate) extend: Option<f64>,
     /// Extends after the end of the video, or before its start [default: end]
-    #[arg(long, value_name = "WHERE")]
+    #[arg(long, value_name = "END")]
     pub(crate) extend_at: Option<ExtendAt>,
     /// Input audio that the video is generated to match: a file of any sample rate and channel count, truncated to the
     /// duration of the video; with --retake and --extend, the sound of an input video that has none
@@ -236,7 +236,7 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) guidance_rescale: Option<f64>,
     /// Reference implementation to follow where implementations differ
-    #[arg(long, value_name = "WHOSE")]
+    #[arg(long, value_name = "REFERENCE")]
     pub(crate) reference: Option<Reference>,
 }
 

@@ -144,7 +144,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Blocks forever if a signal is ending the process, because the signal thread prints the final message.
+/// Blocks forever if a signal is terminating the process, because the signal thread prints the final message.
 pub fn block_if_interrupted() {
     crate::interrupts::block_if_ending();
 }

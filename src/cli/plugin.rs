@@ -120,7 +120,7 @@ fn installed(kind: Platform, target: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{}: contains no plugin file; delete the folder and install again", target.display()))
 }
 
-/// Locks a platform's plugin in a folder until the returned file is dropped or the process ends; waits while another
+/// Locks a platform's plugin in a folder until the returned file is dropped or the process exits; waits while another
 /// install holds the lock. Returns `None` on shared file systems without locks: concurrent installs then duplicate each
 /// other's work.
 fn lock_install(folder: &Path, kind: Platform) -> Result<Option<File>> {

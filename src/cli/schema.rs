@@ -12,7 +12,7 @@ use crate::tune::{diagnosis_schema, report_schema};
   # yaml-language-server: $schema=ltx2.schema.json          as the first line of a YAML file")]
 pub(crate) struct SchemaArgs {
     /// Kind of file
-    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
     of: SchemaKind,
 }
 

@@ -36,7 +36,7 @@ const KEY_VARIABLE: &str = "LTX2_API_KEY";
   ltx2 serve -c ltx2_3 -m LTX-2.3 --listen 0.0.0.0:8000 --api-key-file keys
   curl localhost:8000/v1/videos -F prompt=\"a red circle bounces on blue, low beeps\"
 
-LTX2_API_KEY sets an additional API key. SIGTERM and Ctrl-C drain the server; a second one stops it at once.")]
+LTX2_API_KEY sets an additional API key. SIGTERM and Ctrl-C drain the server; a second one stops it immediately.")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     server: ServerArgs,
@@ -90,7 +90,7 @@ struct ServerArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     metrics_listen: Option<String>,
     /// Format of log lines [default: text]
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
     /// Includes prompts in the log
     #[arg(long)]
@@ -162,7 +162,7 @@ struct KeepingArgs {
     #[arg(long, value_name = "TIME")]
     checkpoint: Option<String>,
     /// What to do with a running video at shutdown [default: checkpoint]
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "MODE")]
     drain: Option<Drain>,
     /// Maximum time of the shutdown [default: 30s]
     #[arg(long, value_name = "TIME")]
@@ -303,7 +303,7 @@ fn serve(loaded: LoadedConfig, group: Option<Arc<Group>>) -> anyhow::Result<()> 
             tracing::info!("stopping before the first video; queued videos run after the next start");
             exit_without_device()
         }
-        tracing::info!("draining; a second signal stops the server at once");
+        tracing::info!("draining; a second signal stops the server immediately");
     }
     let health = Arc::clone(server.health());
     match server.end_unless_compiling(|| signals.count() > 1, interrupts::only_compiles) {

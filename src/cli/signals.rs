@@ -55,14 +55,14 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(ReceivedSignal) + Send + '
     Ok(())
 }
 
-/// Makes SIGINT and SIGTERM end this command with exit code 130 at once, until [`listen`]. Starts no thread.
+/// Makes SIGINT and SIGTERM terminate this command immediately with exit code 130, until [`listen`]. Starts no thread.
 pub(super) fn end_at_once() {
     if let Err(e) = end_on_signals("error: interrupted before the start; nothing was written\n", INTERRUPTED.into()) {
         tracing::warn!("cannot handle SIGINT and SIGTERM yet: {e}");
     }
 }
 
-/// Makes SIGINT and SIGTERM end this command with exit code 130, immediately or after the pending results are saved.
+/// Makes SIGINT and SIGTERM terminate this command with exit code 130, immediately or after pending results are saved.
 /// Starts a thread, so environment variables must be set before this call.
 pub(super) fn end_command() {
     static LISTENS: Once = Once::new();
@@ -73,7 +73,7 @@ fn listen_to_end() {
     let on_signal = |_| match interrupts::request() {
         Reply::Now => end(),
         Reply::After(what) => {
-            tell(format_args!("stopping after {what}; interrupt again to stop at once"));
+            tell(format_args!("stopping after {what}; interrupt again to stop immediately"));
             let wait = || {
                 if interrupts::wait() {
                     end();
@@ -85,11 +85,11 @@ fn listen_to_end() {
         }
     };
     if let Err(e) = listen(false, on_signal) {
-        tracing::warn!("cannot handle SIGINT and SIGTERM, which will end the process without cleanup: {e}");
+        tracing::warn!("cannot handle SIGINT and SIGTERM; they will terminate the process without cleanup: {e}");
     }
 }
 
-/// Saves pending results, removes temporary files, and ends this process and its child processes.
+/// Saves pending results, removes temporary files, and terminates this process and its child processes.
 fn end() -> ! {
     end_children();
     tell(format_args!("error: {}", interrupts::last_words()));
@@ -99,7 +99,7 @@ fn end() -> ! {
 
 /// Sends SIGTERM to the child processes: plugin trials, experiment commands, ffmpeg, compilers.
 fn end_children() {
-    // If the system does not list child processes, they end when their pipes close.
+    // If the system does not list child processes, they exit when their pipes close.
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
     let lists = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     for child in lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>())

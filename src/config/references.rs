@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_from_the_video_give_warnings() {
+    fn reference_video_mismatches_are_reported() {
         let video = ReferenceVideo {
             path: "a.mp4".into(),
             strength: 1.0,

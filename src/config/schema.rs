@@ -859,7 +859,7 @@ with_defaults! {
         pub memory_fraction: Option<f32> = None,
         /// CUDA: ordinals of the devices to use; null for all.
         pub visible_devices: Option<Vec<i64>> = None,
-        /// Tiled decoding of the video, to save memory; null decodes the complete video at once.
+        /// Tiled decoding of the video, to save memory; null disables tiling.
         pub tiling: Option<Tiling> = None,
         /// Which weights stay on the devices between programs.
         pub residency: Residency = Residency::Auto,

@@ -383,7 +383,8 @@ fn ltx_2_3_models_select_their_preset() {
     assert_eq!(load(&set(&["model.path=tests/fixtures/models/tiny_a"])).unwrap().preset(), "ltx2");
 }
 
-/// Samplers of both stages, CRF and negative prompt differ from LTX-2.3.
+/// LTX-2.5 presets differ from LTX-2.3 presets in image CRF (18 instead of 33) and negative prompt; `distilled` also in
+/// its samplers (Euler ancestral, then Euler).
 #[test]
 fn ltx_2_5_models_select_their_presets() {
     for name in

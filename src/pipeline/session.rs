@@ -44,8 +44,8 @@ impl Session {
     /// configuration; a request with other values compiles its programs when it first runs.
     ///
     /// # Errors
-    /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the devices have
-    /// too little memory.
+    /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the run does not
+    /// fit in device memory.
     pub fn open(config: &Config) -> Result<Self> {
         let mut session = Session::start(config, OpenModel::from_config(config)?, None)?;
         session.plan(false, None)?;
@@ -72,7 +72,7 @@ impl Session {
     /// [`Session::start`]; [`Session::open`] calls it. `dump`: whether the run dumps intermediate tensors.
     ///
     /// # Errors
-    /// Returns an error if a program cannot be compiled or the devices have too little memory.
+    /// Returns an error if a program cannot be compiled or the run does not fit in device memory.
     pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
         let programs = Programs::from_config(&self.config, None)?.dumping(dump);
         let runner = &mut self.runner;
@@ -182,7 +182,7 @@ fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     match group {
         Some(_) if platform::is_rehearsal(engine.platform()) => Ok(()),
         Some(group) if found.len() != group.count() => Err(PipelineError::Input(format!(
-            "{} processes run together, but the devices that the plugin found belong to {} processes",
+            "the run has {} processes, but the devices that the plugin found belong to {} processes",
             group.count(),
             found.len()
         ))),

@@ -92,7 +92,7 @@ pub struct Request {
     pub sampler: AnySampler,
     /// Which noise level modulates the cross-attention between the streams.
     pub cross: CrossModalTimestep,
-    /// Whether models with a marker for single frames mark the first latent frame, which represents a single video
+    /// Whether models with a keyframe embedding add it to the first latent frame, which represents a single video
     /// frame.
     pub first_frame_marker: bool,
     /// Initial latents of tokens with a conditioning strength below 1, in a pass that starts from the latents of an
@@ -122,7 +122,7 @@ pub struct Request {
     pub refine: Option<RefinePass>,
     /// Generated keyframes and temporal rounds of the pipeline `dfr`; `None` for other pipelines.
     pub dfr: Option<DfrPlan>,
-    /// Tiled decoding; `None` decodes the complete video at once.
+    /// Tiled decoding; `None` disables tiling.
     pub tiling: Option<TileSizes>,
 }
 

@@ -72,13 +72,13 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     }
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
     if config.pipeline.spec().has_rounds() && !marks {
-        let why = "this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use an LTX-2.5 \
+        let why = "this transformer has no keyframe embedding (keyframes_abs_pos_embedding); use an LTX-2.5 \
                    transformer with this tensor, or another pipeline";
         return Err(RequestError::value("pipeline", config.pipeline.name(), why));
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !marks {
-        let why = "this transformer has no marker for generated keyframes (keyframes_abs_pos_embedding); use an LTX-2.5 \
+        let why = "this transformer has no keyframe embedding (keyframes_abs_pos_embedding); use an LTX-2.5 \
                    transformer with this tensor, or set 0";
         return Err(RequestError::value("conditioning.generated_keyframes", slots, why));
     }

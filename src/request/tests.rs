@@ -31,9 +31,10 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
     )
 }
 
-/// The denoising loop marks the first latent frame if the model has a marker, except with diffusers' convention.
+/// If the model has the keyframe embedding (`use_keyframes_abs_pos_embedding`), the denoising loop adds it to the first
+/// latent frame, unless `conditioning.first_frame_marker` is `diffusers` (which limits it to `dfr`).
 #[test]
-fn models_with_marker_mark_the_first_latent_frame() {
+fn keyframe_embedding_is_added_to_the_first_latent_frame() {
     let marks = json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true});
     let cases = [
         (&marks, "reference=official", true),
@@ -94,12 +95,12 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
             two.conditions.video.is_empty() && Shapes::from_request(&marks, &two).expect("legal sizes").appended == 0
         );
     }
-    let why = request("reference=official", &sizes(&json!({}))).expect_err("no marker").to_string();
-    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no marker"), "{why}");
+    let why = request("reference=official", &sizes(&json!({}))).expect_err("no keyframe embedding").to_string();
+    assert!(why.contains("conditioning.generated_keyframes = 2: this transformer has no keyframe embedding"), "{why}");
 }
 
-/// The tokens of reference videos are appended in the first pass only, without the keyframe marker of LTX-2.5. If their
-/// downscale factors and frame counts are set, no file is read.
+/// The tokens of reference videos are appended in the first pass only, without the keyframe embedding of LTX-2.5. If
+/// their downscale factors and frame counts are set, no file is read.
 #[test]
 fn reference_videos_are_tokens_of_first_pass_only() {
     let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));

@@ -3,7 +3,7 @@
 //! [`prepare`] runs once per request and computes what the transformer needs that does not depend on the latents: text
 //! keys and values, and the modulation of every noise level. [`denoise`] is a single `while` loop over the steps. The
 //! step range, the noise levels and the guidance scales are inputs, so changing them does not recompile anything, and
-//! running the steps in chunks gives bitwise the same result as running them at once.
+//! running the steps in chunks gives bitwise the same result as running them in one call.
 
 use super::MAX_STEPS;
 use super::guided::{GuidedState, GuidedTransformer};

@@ -37,7 +37,7 @@ pub enum SamplingError {
     #[error("{}: {why}", file.display())]
     Scheduler { file: PathBuf, why: String },
     /// A width, height or frame count breaks a divisibility rule.
-    #[error("{what} {value} is not {rule}; the nearest legal values are {below} and {above}")]
+    #[error("{what} {value} is not {rule}; the nearest valid values are {below} and {above}")]
     Size {
         /// `width`, `height`, `num_frames` or `latent frame count`.
         what: &'static str,
@@ -45,9 +45,9 @@ pub enum SamplingError {
         value: usize,
         /// The violated rule, such as `a multiple of 32` or `of the form 8k + 1`.
         rule: String,
-        /// Nearest legal value below, or the smallest legal value.
+        /// Nearest valid value below, or the smallest valid value.
         below: usize,
-        /// Next legal value after `below`.
+        /// Next valid value after `below`.
         above: usize,
     },
     /// A frame rate or duration is not a positive finite number.

@@ -302,7 +302,7 @@ impl LatentStatistics {
     }
 }
 
-/// Returns an error with the two nearest legal values if `value` is not a positive multiple of `multiple`. `what`: name
+/// Returns an error with the two nearest valid values if `value` is not a positive multiple of `multiple`. `what`: name
 /// of the value in the error.
 pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) -> Result<(), SamplingError> {
     if value > 0 && value.is_multiple_of(multiple) {
@@ -312,7 +312,7 @@ pub(crate) fn check_multiple(what: &'static str, value: usize, multiple: usize) 
     Err(SamplingError::Size { what, value, rule: format!("a multiple of {multiple}"), below, above: below + multiple })
 }
 
-/// Returns an error with the two nearest legal values if `num_frames` is not `temporal_compression * k + 1`.
+/// Returns an error with the two nearest valid values if `num_frames` is not `temporal_compression * k + 1`.
 pub(crate) fn check_frames(num_frames: usize, temporal_compression: usize) -> Result<(), SamplingError> {
     if num_frames % temporal_compression == 1 % temporal_compression && num_frames > 0 {
         return Ok(());

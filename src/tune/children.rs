@@ -102,7 +102,7 @@ pub(super) fn is_timeout(error: &str) -> bool {
     error.starts_with(TIMED_OUT)
 }
 
-/// Runs one command until it ends or times out.
+/// Runs one command until it exits or times out.
 fn run(binary: &Path, command: &[String], variable: &EnvVariable, limit: Duration) -> Result<TaskResult> {
     let fail = || |source| TuneError::Start { path: binary.into(), source };
     let (mut out, mut log) = (tempfile::tempfile().map_err(fail())?, tempfile::tempfile().map_err(fail())?);

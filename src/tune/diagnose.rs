@@ -269,9 +269,9 @@ fn suggestion(candidate: &LayoutVariant, base: &CompileReport, f: &CompileReport
     }
 }
 
-/// Returns the trade-off of a change: other collectives if one kind of collective gains more than the fraction
-/// [`MIN_GAIN`] of all collectives' bytes, or else memory if the program needs more than that fraction of additional
-/// memory.
+/// Classifies the trade-off of a change: [`TradeOff::OtherCollectives`] if the bytes of any kind of collective grow by
+/// more than the fraction [`MIN_GAIN`] of all collectives' bytes; otherwise [`TradeOff::Memory`] if device memory grows
+/// by more than that fraction.
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);

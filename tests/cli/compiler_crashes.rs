@@ -1,4 +1,4 @@
-//! A compiler crash ends only the child process that compiles.
+//! A compiler crash terminates only the child process that compiles.
 
 use std::fs;
 

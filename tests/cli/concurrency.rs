@@ -1,4 +1,4 @@
-//! Concurrency and long use: threads on one client, many videos in one process, several processes at once.
+//! Concurrency and long use: threads on one client, many videos in one process, several concurrent processes.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};

@@ -276,7 +276,7 @@ fn uncreatable_cache_is_reported_once_before_opening_model() {
     assert_eq!(said.matches(words).count(), 1, "{said}");
 }
 
-/// Writes exceed the file size limit. SIGXFSZ, which would end the process, must be ignored.
+/// Writes exceed the file size limit. SIGXFSZ, which would terminate the process, must be ignored.
 #[needs(cpu)]
 fn file_size_limit_gives_one_error_and_no_partial_files() {
     let folder = Folder::new();

@@ -287,7 +287,7 @@ impl Clean {
         let [error] = errors[..] else { return Err("not one line says it".into()) };
         let says = match drawn.action {
             Action::Fail => error.contains(&format!("{} failed (INTERNAL): {MESSAGE}", drawn.function)),
-            Action::Drop => error.contains(&format!(" device 0 (cpu) has not ended after {LIMIT} s")),
+            Action::Drop => error.contains(&format!(" device 0 (cpu) has not finished after {LIMIT} s")),
             Action::Abort => {
                 error.contains(" aborted this process: ") || error.starts_with("this process was aborted: ")
             }

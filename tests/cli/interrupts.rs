@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM end a run within a second in every phase. Computed results are kept, and no partial files are
+//! Ctrl-C and SIGTERM stop a run within a second in every phase. Computed results are kept, and no partial files are
 //! left.
 
 use std::io::{BufRead, BufReader, Lines};
@@ -77,7 +77,7 @@ impl Run {
 /// Maximum time until a signal takes effect.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends a signal to a run, which must end within [`SIGNAL_TIMEOUT`]; returns its only error line.
+/// Sends a signal to a run, which must exit within [`SIGNAL_TIMEOUT`]; returns its only error line.
 fn interrupted(run: Run, signal: &str, phase: &str) -> String {
     run.signal(signal);
     let since = Instant::now();
@@ -98,7 +98,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Fail points block each phase; before the last step there is nothing to save.
 #[needs(cpu)]
-fn signal_ends_run_in_every_phase_before_last_step() {
+fn signal_stops_run_in_every_phase_before_last_step() {
     let phases = [
         ("plugin trial", "-INT", "off"),
         ("plugin load", "-TERM", "off"),
@@ -121,7 +121,7 @@ fn signal_ends_run_in_every_phase_before_last_step() {
 
 /// The properties of an input video are read with the configuration, before libtpu's variables are set and threads start.
 #[needs(cpu)]
-fn signal_ends_commands_that_read_their_configuration() {
+fn signal_stops_commands_that_read_their_configuration() {
     let video = ["--pipeline", "video_to_audio", "--video", support::tiny()];
     for (command, signal) in [("generate", "-INT"), ("generate", "-TERM"), ("bench", "-TERM")] {
         let mut run = support::ltx2();
@@ -132,9 +132,10 @@ fn signal_ends_commands_that_read_their_configuration() {
     }
 }
 
-/// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which end too.
+/// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which exit
+/// too.
 #[needs(cpu)]
-fn signal_ends_compiling_commands_and_their_children() {
+fn signal_stops_compiling_commands_and_their_children() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_string();
     let set = ["request.width=64", "request.height=96", "request.num_frames=9", support::QUICK];
@@ -201,7 +202,7 @@ fn signal_after_last_step_saves_checkpoint() {
 }
 
 #[needs(cpu)]
-fn signal_ends_checkpointed_run_after_current_chunk() {
+fn signal_stops_checkpointed_run_after_current_chunk() {
     for signal in ["-INT", "-TERM"] {
         let out = tempfile::tempdir().expect("a folder");
         let chunks = ["--steps", "256", "--progress-every", "2", "--checkpoint-every", "256"];
@@ -209,7 +210,7 @@ fn signal_ends_checkpointed_run_after_current_chunk() {
         run.says("denoise: evaluations 5 to 6 of 256");
         run.signal(signal);
         let since = Instant::now();
-        run.says("stopping after the current steps; interrupt again to stop at once");
+        run.says("stopping after the current steps; interrupt again to stop immediately");
         assert!(since.elapsed() < SIGNAL_TIMEOUT, "{signal}: {:?}", since.elapsed());
         let (code, rest) = run.ended();
         assert_eq!(code, Some(130), "{signal}: {rest:?}");
@@ -222,9 +223,9 @@ fn signal_ends_checkpointed_run_after_current_chunk() {
     }
 }
 
-/// The second step of a run with checkpoints is blocked, so that the first signal cannot end the run.
+/// The second step of a run with checkpoints is blocked, so that the first signal cannot stop the run.
 #[needs(cpu)]
-fn second_signal_ends_run_at_once() {
+fn second_signal_stops_run_immediately() {
     let out = tempfile::tempdir().expect("a folder");
     let chunks = ["--steps", "8", "--progress-every", "1", "--checkpoint-every", "8"];
     let mut run = Run::start(out.path(), &chunks, &[("LTX2_FAILPOINT", "step 1")]);

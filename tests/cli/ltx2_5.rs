@@ -306,7 +306,7 @@ fn unsupported_dfr_requests_are_rejected() {
     refused(&with("request.width=96"), 2, &["request.width", "multiple of 64"]);
     refused(&with("conditioning.generated_keyframes=1"), 2, &["dfr generates its own"]);
     refused(&with("dfr.sigmas=[0.5, 0.9]"), 2, &["dfr.sigmas", "noise levels must decrease, but 0.9 follows 0.5"]);
-    refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer has no marker for generated keyframes"]);
+    refused(&dfr(TINY), 2, &["pipeline = dfr: this transformer has no keyframe embedding"]);
     let other = ["-c", "ltx2_5_distilled", "-m", WHOLE_2_5, "--temporal-rounds", "1"];
     refused(&other, 2, &["dfr.temporal_rounds = 1", "only the pipeline dfr has temporal rounds"]);
 }

@@ -97,7 +97,7 @@ fn out_of_memory_error_uses_planned_figures() {
         assert_eq!(ran.status.code(), Some(1), "{log}");
         let errors: Vec<&str> = log.lines().filter_map(|line| line.strip_prefix("error: ")).collect();
         let [error] = errors[..] else { panic!("one line says it: {log}") };
-        assert!(error.contains(": a device has too little memory: "), "{error}");
+        assert!(error.contains(": out of device memory: "), "{error}");
         let reason = format!("(RESOURCE_EXHAUSTED): {said}");
         let (_, kept) = error.split_once(&reason).unwrap_or_else(|| panic!("no '{reason}': {error}"));
         match kept.strip_prefix("; the latents are kept in ") {
@@ -115,7 +115,7 @@ fn out_of_memory_error_uses_planned_figures() {
     let cached = standin::programs();
     // All components are loaded, so loading one at a time is proposed.
     let runs = failed(&Standin::new().execution("denoise", 1, &fault), &[], &cached);
-    start(&runs, "running denoise: a device has too little memory: denoise needs ");
+    start(&runs, "running denoise: out of device memory: denoise needs ");
     assert!(
         runs.0.contains(" GiB together with the parameters that stay loaded; free memory is unknown: "),
         "{}",
@@ -130,13 +130,13 @@ fn out_of_memory_error_uses_planned_figures() {
     let without = compiling.path().join("cache");
     standin::link_programs_except("text_encoder", &without);
     let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], &without);
-    start(&compiles, "compiling text_encoder: a device has too little memory: text_encoder needs ");
+    start(&compiles, "compiling text_encoder: out of device memory: text_encoder needs ");
     assert!(compiles.1 != runs.1, "what stays loaded does not change what one program needs: {}", compiles.0);
 
     // Known limits are reported, and another change is proposed.
     let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];
     let next = failed(&Standin::new().execution("video_decoder", 1, &fault), &in_turn, &cached);
-    start(&next, "running video_decoder: a device has too little memory: video_decoder needs ");
+    start(&next, "running video_decoder: out of device memory: video_decoder needs ");
     assert!(next.0.contains(" GiB per device; 1.00 GiB are usable: "), "{}", next.0);
     assert!(next.1 != runs.1, "{}", next.0);
     for (flags, before) in [(runs.1, &[][..]), (next.1, &in_turn[..])] {
@@ -176,7 +176,7 @@ fn out_of_memory_of_one_component_is_reported() {
             stderr(&ran).lines().find_map(|line| line.strip_prefix("error: ").map(str::to_string)).expect("an error");
         assert_eq!(ran.status.code(), Some(1), "{error}");
         let words = format!(
-            "{doing}: a device has too little memory: the program needs {least}0.00 GiB per device; free memory is unknown: "
+            "{doing}: out of device memory: the program needs {least}0.00 GiB per device; free memory is unknown: "
         );
         assert!(error.starts_with(&words) && error.ends_with(said) && error.contains("--mesh"), "{error}");
         assert!(!made.exists(), "nothing is written");

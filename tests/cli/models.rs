@@ -1,6 +1,6 @@
 //! A model gives the same results in three forms: diffusers folder, Lightricks' single file (with its own tensor names
-//! and configuration), and Hugging Face cache. Damaged files end a run with a single error line that lists file and
-//! tensor.
+//! and configuration), and Hugging Face cache. Damaged files make a run fail with a single error line that lists file
+//! and tensor.
 
 use std::collections::BTreeMap;
 use std::fs;

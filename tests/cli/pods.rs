@@ -202,7 +202,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Checks that every block was run, and ends the shell.
+    /// Checks that every block was run, and exits the shell.
     fn ends(mut self) {
         assert!(self.blocks.next().is_none(), "a block is left");
     }

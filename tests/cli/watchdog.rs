@@ -1,5 +1,5 @@
-//! Devices that hang, fail or abort the process, simulated by the stand-in plugin: a run ends soon with one error line
-//! that says where, and resumes from its checkpoint.
+//! Devices that hang, fail or abort the process, simulated by the stand-in plugin: a run exits promptly with one error
+//! line that says where it failed, and resumes from its checkpoint.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -116,7 +116,7 @@ impl Folder {
 }
 
 #[needs(cpu)]
-fn hung_execution_ends_run_and_resume_is_identical() {
+fn hung_execution_aborts_run_and_resume_is_identical() {
     let folder = Folder::new();
     let whole = folder.whole();
     let (log, kernel, out) = (folder.path("log"), folder.path("kernel"), folder.path("out.mp4"));
@@ -139,7 +139,8 @@ fn hung_execution_ends_run_and_resume_is_identical() {
     assert!(hung.elapsed() < Duration::from_secs(15), "{:?}: {}", hung.elapsed(), ended.said);
 
     let error = ended.error();
-    let start = "denoise, step 2 of 3: the execution on device 0 (cpu) has not ended after 1 s (runtime.watchdog: 1): ";
+    let start =
+        "denoise, step 2 of 3: the execution on device 0 (cpu) has not finished after 1 s (runtime.watchdog: 1): ";
     assert!(error.starts_with(start), "{error}");
     assert!(error.contains("check dmesg") && error.contains("raise runtime.watchdog"), "{error}");
     let logged = "; kernel log: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off";
@@ -170,7 +171,7 @@ fn hung_transfer_is_reported() {
         let standin = Standin::new().at(function, 1, &fault);
         let ended = Run::start(Some(&standin), &folder.path("out.mp4"), &["--set", SHORT_WATCHDOG], &[]).ended();
         let error = ended.error();
-        let words = format!(": the {what} device 0 (cpu) has not ended after 2 s (runtime.watchdog: 2): ");
+        let words = format!(": the {what} device 0 (cpu) has not finished after 2 s (runtime.watchdog: 2): ");
         let (stage, _) = error.split_once(&words).unwrap_or_else(|| panic!("{function} {fault:?}: {error}"));
         assert!(!stage.is_empty() && !stage.contains(':'), "{function} {fault:?}: {error}");
         assert_eq!(stage.starts_with("loading "), what == "upload to", "{error}");
@@ -260,7 +261,7 @@ fn plugin_abort_loses_only_the_current_step() {
 /// On the CPU, each process computes everything. The devices of both processes hang, but only one process has a
 /// watchdog.
 #[needs(cpu)]
-fn hung_device_of_one_process_ends_both_processes() {
+fn hung_device_of_one_process_aborts_both_processes() {
     let folder = Folder::new();
     let place = StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let hangs = Standin::new().execution("denoise", 2, &Fault::Hang);
@@ -272,7 +273,7 @@ fn hung_device_of_one_process_ends_both_processes() {
         Run::spawn(hangs.give(&mut run))
     };
     let [first, second] = [("0", "off"), ("1", "2")].map(start).map(Run::ended);
-    let hang = "denoise, step 2 of 3: the execution on device 0 (cpu) has not ended after 2 s";
+    let hang = "denoise, step 2 of 3: the execution on device 0 (cpu) has not finished after 2 s";
     assert!(second.error().starts_with(hang), "{}", second.said);
     let error = first.error();
     assert!(error.starts_with("process 1 (") && error.contains(&format!(") hangs: {hang}")), "{error}");

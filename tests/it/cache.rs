@@ -114,7 +114,7 @@ fn deferred_entry_is_written_after_first_run_or_at_exit() {
         assert_eq!(entries(), 1);
         assert_eq!(origin(&own, dir.path(), 1), ExecutableOrigin::CacheHit);
     }
-    // On CPU the entry is written at once unless configured otherwise: another process may be waiting for it.
+    // On CPU the entry is written immediately unless configured otherwise: another process may be waiting for it.
     let dir = tempfile::tempdir().expect("a folder");
     let engine = engine(&own, dir.path(), 1);
     engine.compile("double", &program()).expect("compiles");

@@ -20,7 +20,7 @@ fn program(queries: usize, keys: usize) -> Program {
 fn chunked_attention_matches_unchunked_attention() {
     let client = cpu(1);
     let engine = Engine::new(client, quick());
-    // More scores than are computed at once, and not a multiple of the chunk size.
+    // More scores than one chunk computes, and not a multiple of the chunk size.
     let n = 6001;
     let long = program(n, n);
     assert!(long.text.contains("stablehlo.while"), "the long program loops over chunks");

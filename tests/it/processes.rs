@@ -80,7 +80,7 @@ fn member_process_runs_its_role() {
             group.fail("failed: model.safetensors: tensor 'x' is missing");
             leave("model.safetensors: tensor 'x' is missing".into());
         }
-        // Like a process whose devices wait for a peer: only its watchdog can end it.
+        // Like a process whose devices wait for a peer: only its watchdog can terminate it.
         _ => std::thread::sleep(Duration::from_secs(120)),
     }
 }

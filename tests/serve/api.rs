@@ -394,7 +394,7 @@ fn shutdown_keeps_unfinished_jobs() {
 }
 
 #[needs(nothing)]
-fn failed_device_ends_server_with_code_1() {
+fn failed_device_makes_server_exit_with_code_1() {
     let site = Site::new(&[]);
     let id = site.create("fault=device");
     assert_eq!(site.wait(&id)["error"]["code"], "device_error");

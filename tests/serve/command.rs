@@ -134,9 +134,9 @@ fn server_ignores_signals_that_request_no_exit() {
     assert!(reader.join().expect("read") > 0);
 }
 
-/// After two signals in quick succession, the server exits at once with code 130. The next start finds its jobs.
+/// After two signals in quick succession, the server exits immediately with code 130. The next start finds its jobs.
 #[needs(cpu)]
-fn second_signal_ends_server_at_once() {
+fn second_signal_stops_server_immediately() {
     let folder = quick_folder();
     let state = folder.path().join("state");
     let programs = format!("runtime.compile_cache={}", crate::support::programs().display());
@@ -172,7 +172,7 @@ fn waiting(state: &std::path::Path) -> Vec<String> {
 /// A compilation cannot be interrupted, so the server exits without waiting for it, both during warm-up and during a
 /// video.
 #[needs(cpu)]
-fn signal_during_compilation_ends_server_within_a_second() {
+fn signal_during_compilation_stops_server_within_a_second() {
     for (warm, point) in [("64x64x9", "at compile text_encoder"), ("none", "at compile denoise")] {
         let folder = quick_folder();
         let state = folder.path().join("state");
@@ -199,7 +199,7 @@ fn signal_during_compilation_ends_server_within_a_second() {
 
 /// The plugin, and then the weights of the warm-up, are loaded.
 #[needs(cpu)]
-fn signal_during_load_ends_server_within_a_second() {
+fn signal_during_load_stops_server_within_a_second() {
     for point in ["plugin load", "load transformer.proj_in.weight"] {
         let folder = quick_folder();
         let mut command = crate::support::ltx2();

@@ -127,7 +127,7 @@ impl Process {
         for stream in streams {
             let sender = sender.clone();
             std::thread::spawn(move || {
-                // This thread ends with the process.
+                // This thread runs until the process exits.
                 BufReader::new(stream).lines().map_while(Result::ok).all(|line| sender.send(line).is_ok())
             });
         }

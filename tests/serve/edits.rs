@@ -86,8 +86,8 @@ fn finished_videos_and_files_are_edited_and_extended() {
     site.end();
 }
 
-/// The server accepts a video in any container that ffmpeg can decode completely. It rejects others at once, with the
-/// field name that the client used.
+/// The server accepts a video in any container that ffmpeg can decode completely. It rejects others immediately, with
+/// the field name that the client used.
 #[needs(ffmpeg)]
 fn undecodable_uploads_are_rejected() {
     let site = Site::new(&["pipelines=[retake]"]);

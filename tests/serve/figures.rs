@@ -261,7 +261,7 @@ fn poll_latency_meets_goal() {
 }
 
 /// Each of four threads polls a running job over eight connections: it sends eight requests, reads the responses, and
-/// starts again at once.
+/// starts again immediately.
 #[needs(full)]
 fn poll_throughput_meets_goal() {
     const GOAL: f64 = 12_000.0;

@@ -278,7 +278,7 @@ fn fault_fails_only_its_job() {
 }
 
 #[needs(nothing)]
-fn failed_device_ends_server_with_saved_state() {
+fn device_and_finisher_failures_stop_server_and_keep_job_states() {
     for (fault, code_of, reason) in [
         ("fault=device at=1", "device_error", "accelerator"),
         ("fault=panic at=1", "device_error", "panics"),
@@ -301,7 +301,7 @@ fn failed_device_ends_server_with_saved_state() {
 }
 
 #[needs(nothing)]
-fn hang_is_detected_and_drain_ends_in_both_modes() {
+fn hang_is_detected_and_drain_completes_in_both_modes() {
     for drain in [Drain::Checkpoint, Drain::Finish] {
         let state = quick_folder();
         let mut settings = settings();

@@ -66,7 +66,7 @@ fn queued_jobs_use_little_memory_and_leak_nothing() {
     server.log.released.store(true, Ordering::Release);
     server.until("an empty queue", |jobs| jobs.queue(&anyone()).1.is_empty());
 
-    // At most 64 jobs are queued at once.
+    // At most 64 jobs are queued at a time.
     let mut at_40 = None;
     for n in 0..many {
         server.until("a place", |jobs| jobs.queue(&anyone()).1.len() < 64);

@@ -237,7 +237,7 @@ fn stop_at(server: &mut Server, order: &JobBatch, stage: JobPhase, step: usize, 
 }
 
 #[needs(cpu)]
-fn cancelled_job_ends_after_the_current_program() {
+fn cancelled_job_stops_after_the_current_program() {
     // Before its first video, a new device runs one step per device call.
     let mut server = Server::start(&[]);
     let job = server.job("small", &["request.seed=3"], &[]);
@@ -392,7 +392,7 @@ struct Ends(Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -149,7 +149,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -202,7 +202,7 @@ fn video_resumes_after_server_is_killed() {
 }
 
 #[needs(cpu)]
-fn hung_device_ends_server_and_next_start_resumes() {
+fn hung_device_stops_server_and_next_start_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let state = folder.path().join("state");
     // The warm-up runs one step, and the video then runs two.
@@ -212,7 +212,7 @@ fn hung_device_ends_server_and_next_start_resumes() {
     let body = json!({"prompt": "rain", "seed": 8, "steps": 4});
     let id = served.create(&body);
     served.says("the server resumes its unfinished jobs");
-    let said = served.says("has not ended after");
+    let said = served.says("has not finished after");
     assert!(said.contains("denoise") && said.contains("the execution on device 0"), "{said}");
     assert!(said.contains("runtime.watchdog: 2"), "{said}");
     assert_eq!(served.code(), Some(1), "it does not wait for the device");

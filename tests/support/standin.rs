@@ -94,7 +94,7 @@ impl Standin {
         Standin { log: Some(file.into()), ..self }
     }
 
-    /// Writes the number of calls per function to this file when the process ends.
+    /// Writes the number of calls per function to this file when the process exits.
     pub fn calls(self, file: &Path) -> Self {
         Standin { calls: Some(file.into()), ..self }
     }

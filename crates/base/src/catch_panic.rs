@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 /// Runs `call`, which calls a library, and returns a panic as an error without printing it, so that a damaged file
-/// cannot end the process.
+/// cannot terminate the process.
 pub fn catch_silently<T, E: From<String>>(call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     thread_local! {
         static IS_SILENT: Cell<bool> = const { Cell::new(false) };

@@ -1,10 +1,10 @@
 //! Handling of interrupt signals: what the process finishes after the first signal, and which results it saves before
 //! it exits.
 //!
-//! The first signal ends the process at once, unless a [`hold`] exists, which announces that results are about to be
-//! saved. The process then exits when all holds have ended, or when the work stops with an error (see [`stops`]). A
-//! second signal always ends the process at once. Before the process exits, each [`keeper`] saves results that exist
-//! only in memory.
+//! The first signal terminates the process immediately, unless a [`hold`] exists, which announces that results are
+//! about to be saved. The process then exits when all holds are released, or when the work stops with an error (see
+//! [`stops`]). A second signal always terminates the process immediately. Before the process exits, each [`keeper`]
+//! saves results that exist only in memory.
 
 use std::fmt::Write;
 use std::mem;
@@ -45,7 +45,7 @@ enum InterruptPhase {
 /// What to do about a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Exit at once, with [`last_words`] as the error line.
+    /// Exit immediately, with [`last_words`] as the error line.
     Now,
     /// Exit once the work with this description has ended; see [`wait`].
     After(&'static str),
@@ -81,8 +81,8 @@ impl InterruptState {
         }
     }
 
-    /// Returns `Some(true)` if the interrupt thread must end the process now, because the last hold has ended. Returns
-    /// `Some(false)` if the work itself ends the process by returning an error. `None`: not decided yet.
+    /// Returns `Some(true)` if the interrupt thread must exit the process now, because the last hold was released, and
+    /// `Some(false)` if the process exits because the work returns an error. `None`: not decided yet.
     fn ends_now(&mut self) -> Option<bool> {
         match self.phase {
             InterruptPhase::Asked if self.holds.is_empty() => {
@@ -122,8 +122,8 @@ pub fn hold(what: &'static str) -> InterruptGuard {
     InterruptGuard(number)
 }
 
-/// Registers a function that saves in-memory results. It runs before an interrupt ends the process, on the thread that
-/// ends it.
+/// Registers a function that saves in-memory results. It runs before an interrupt terminates the process, on the
+/// thread that terminates it.
 pub fn keeper(keep: impl FnOnce() -> Option<String> + Send + 'static) -> InterruptGuard {
     let mut state = state();
     let number = state.number();
@@ -162,15 +162,15 @@ pub fn doing(what: impl Into<String>) {
     state().doing = what.into();
 }
 
-/// Whether the work must stop because of an interrupt. If `true`, the caller must return an error, which ends the
-/// process. Never returns if the process is already exiting.
+/// Whether the work must stop because of an interrupt. If `true`, the caller must return an error, after which the
+/// process exits. Never returns if the process is already exiting.
 pub fn stops() -> bool {
     let stops = state().stops();
     block_if_ending();
     stops
 }
 
-/// Blocks forever if an interrupt is ending the process, so that only the interrupt thread prints the error line.
+/// Blocks forever if an interrupt is terminating the process, so that only the interrupt thread prints the error line.
 pub fn block_if_ending() {
     while state().phase == InterruptPhase::Ending {
         thread::park();
@@ -182,8 +182,8 @@ pub fn request() -> Reply {
     state().request()
 }
 
-/// After [`Reply::After`], waits until the holds have ended or the work stops. Returns `true` if the caller must exit
-/// the process, `false` if the work ends it by returning an error.
+/// After [`Reply::After`], waits until all holds are released or the work stops. Returns `true` if the caller must exit
+/// the process, `false` if the process exits because the work returns an error.
 pub fn wait() -> bool {
     loop {
         if let Some(ends) = state().ends_now() {

@@ -27,7 +27,7 @@ impl Samples {
     }
 
     /// Creates an empty store in an unnamed file in the folder of `path`. The file system deletes the file when the
-    /// process ends, even after a crash.
+    /// process exits, even after a crash.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be written to.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use signal_hook_registry::SigId;
 
-/// Signals that ask a process to end: that of Ctrl-C, and the one that `kill` sends.
+/// Signals that ask a process to terminate: SIGINT (Ctrl-C) and SIGTERM (`kill`).
 const END: [c_int; 2] = [2, 15];
 
 /// Signal that `abort` raises.
@@ -31,7 +31,7 @@ unsafe extern "C" {
 }
 
 /// Exits immediately, without running exit handlers. A plugin's exit handler would wait for programs on its devices,
-/// and these may wait for a process that has ended.
+/// and these may wait for a process that has exited.
 pub fn end_process(code: i32) -> ! {
     // SAFETY: POSIX `_exit` accepts any code and has no preconditions.
     unsafe { _exit(code) }
@@ -44,7 +44,7 @@ pub fn report_file_limits() {
     unsafe { signal(SIGXFSZ, IGNORED) };
 }
 
-/// Makes SIGINT and SIGTERM write `words` to stderr and end the process with `code`, until [`stop_ending_on_signals`].
+/// Makes SIGINT and SIGTERM write `words` to stderr and exit with `code`, until [`stop_ending_on_signals`].
 /// Needs no thread, so environment variables may still be set.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! A multi-process CUDA client uses the store to exchange device topologies when it is created, and NCCL ids when a
 //! program first runs on devices of several processes. Values are bytes. The plugin calls the store from any thread,
-//! possibly from several at once.
+//! possibly from several concurrently.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::c_void;

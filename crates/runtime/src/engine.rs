@@ -308,7 +308,7 @@ impl Engine {
     }
 
     /// Writes an executable to the compile cache. If `turn` holds the entry's lock, defers the write until after the
-    /// first run, because serializing a GPU executable takes seconds; otherwise writes at once.
+    /// first run, because serializing a GPU executable takes seconds; otherwise writes immediately.
     fn save(&self, entry: CacheEntry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {

@@ -160,7 +160,7 @@ pub fn check_flags(choice: &Choice, options: &PlatformOptions) -> Result<(), Pla
 }
 
 /// Whether this is a rehearsal, enabled by the environment, in which each process does all of the work on `platform`.
-/// The processes register, compare their programs, share a compile cache and end together as on other platforms, but
+/// The processes register, compare their programs, share a compile cache and exit together as on other platforms, but
 /// exchange no tensors.
 pub fn is_rehearsal(platform: &str) -> bool {
     spec_by_name(platform).has_one_process && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")

@@ -1,4 +1,4 @@
-//! Flags that plugins read from the environment. An unknown flag makes a plugin end the process.
+//! Flags that plugins read from the environment. An unknown flag makes a plugin terminate the process.
 
 use super::checksummed_file::sha256;
 use super::platforms::spec;
@@ -8,7 +8,7 @@ use ltx2_stablehlo::{Builder, DType, Type};
 
 const XLA: &str = "XLA_FLAGS";
 
-/// Phrases in the messages that XLA and libtpu print before they end the process because of a flag.
+/// Phrases in the messages that XLA and libtpu print before they terminate the process because of a flag.
 const FAULTS: [&str; 5] =
     ["Unknown flag", "Unknown command line flag", "Illegal value", "Couldn't interpret value", "to read flags for"];
 
@@ -39,8 +39,8 @@ pub(super) fn identity() -> Option<String> {
     Some(if texts.is_empty() { String::new() } else { format!("-{}", &sha256(texts.concat().as_bytes())[..16]) })
 }
 
-/// Makes a plugin parse its flags, which it does when it creates its first client or compiles. Needs no device. Errors
-/// are only printed, because an invalid flag causes no error: it ends the process.
+/// Makes a plugin parse its flags, which it does when it creates its first client or compiles. Needs no device. Only
+/// prints errors, because they do not concern the flags: an invalid flag makes the plugin terminate the process.
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
@@ -62,8 +62,8 @@ fn compile(plugin: &Plugin, topology: &str, options: &Attributes) -> Result<(), 
     Topology::new(plugin, topology, options)?.compile(&program.text, &CompileOptions::single()).map(drop)
 }
 
-/// Extracts the plugin's messages about its flags, with the variable's name, from the output of a process that ended;
-/// `None` if it ended for another reason.
+/// Extracts the plugin's messages about its flags, with the variable's name, from the output of a terminated process;
+/// `None` if the process terminated for another reason.
 pub(super) fn fault(printed: &str) -> Option<String> {
     let mut found: Vec<&str> = Vec::new();
     for line in printed.lines().filter(|line| FAULTS.iter().any(|words| line.contains(words))) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Lock on a missing compile-cache entry: other processes that need the program wait until the lock is dropped.
-/// Implemented as a locked file next to the entry, so that the lock ends with its process.
+/// Implemented as a locked file next to the entry, so that the system releases the lock when its process exits.
 pub(super) struct ProcessLock {
     path: PathBuf,
     file: File,

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_follow_the_mesh() {
+    fn shard_offsets_follow_sharding_axis_order() {
         let mesh = DeviceMesh::new(&[("cfg", 2), ("context", 2)]);
         let ty = Type::new(DType::F32, [4, 6]);
         let all = shards(&ty, &mesh, Some(&Sharding::new(&[&["context", "cfg"], &[]])));

@@ -39,8 +39,8 @@ impl EntryLock {
         writing
     }
 
-    /// Starts a pending write in a background thread. Returns at once if another thread holds the lock: that thread has
-    /// finished the write or is compiling something else, and a run must not wait for it.
+    /// Starts a pending write in a background thread. Returns immediately if another thread holds the lock: that thread
+    /// has finished the write or is compiling something else, and a run must not wait for it.
     pub(super) fn write(&self) {
         let mut writing = match self.0.try_lock() {
             Ok(writing) => writing,

@@ -60,7 +60,7 @@ pub fn begin() {
             && plugin_flags::are_set()
         {
             eprintln!("{LOADED}");
-            // If the plugin hangs while parsing, end the trial without a result. The run would hang too, but has a
+            // If the plugin hangs while parsing, stop the trial without a result. The run would hang too, but has a
             // watchdog.
             thread::spawn(|| {
                 thread::sleep(FLAG_PATIENCE);
@@ -211,7 +211,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: LoadPu
         match child.try_wait() {
             Ok(Some(status)) => return outcome(status, &mut said),
             Ok(None) if started.elapsed() > limit => {
-                // The process may have just ended by itself.
+                // The process may have just exited by itself.
                 let _ = child.kill();
                 let _ = child.wait();
                 let seconds = limit.as_secs();

@@ -1,5 +1,5 @@
-//! Watchdog: ends the process when a device hangs, and reports the current work when a plugin aborts the process. A
-//! hung plugin call cannot be cancelled, so the process ends without waiting for it or running destructors.
+//! Watchdog: terminates the process when a device hangs, and reports the current work when a plugin aborts the
+//! process. A hung plugin call cannot be cancelled, so the process exits without waiting for it or running destructors.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const LEAST: Duration = Duration::from_secs(60);
 const FACTOR: u32 = 10;
 /// Lower bound on transfer rates, in bytes per second.
 const SLOW_TRANSFER: f64 = 100e6;
-/// Time limit for the report before the process ends, because stderr may be a pipe that nobody reads, and the other
+/// Time limit for the report before the process exits, because stderr may be a pipe that nobody reads, and the other
 /// processes may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum sleep of the watchdog thread during a wait. If a sleep takes much longer, the process was suspended, and the
@@ -37,7 +37,7 @@ pub enum WaitLimit {
     Fixed(Duration),
 }
 
-/// Called before the process ends, with the reason and, if known, how to resume the run.
+/// Called before the process exits, with the reason and, if known, how to resume the run.
 pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 
 /// Function that returns how to resume the run, if possible.
@@ -145,7 +145,7 @@ impl fmt::Debug for DeviceWatchdog {
 }
 
 impl DeviceWatchdog {
-    /// Creates a watchdog that calls `last_words` and ends the process when a wait exceeds the limit.
+    /// Creates a watchdog that calls `last_words` and terminates the process when a wait exceeds the limit.
     pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
         let (state, changed, group, continuation, needs) = Default::default();
         let shared = Arc::new(WatchdogShared { limit, last_words, state, changed, group, continuation, needs });
@@ -168,7 +168,7 @@ impl DeviceWatchdog {
         self.0.is_some()
     }
 
-    /// Sets the group of processes that are notified when this process ends.
+    /// Sets the group of processes that are notified when the watchdog terminates this process.
     pub(super) fn with_group(self, group: Option<&Arc<Group>>) -> Self {
         if let (Some(owner), Some(group)) = (&self.0, group) {
             *lock(&owner.shared.group) = Arc::downgrade(group);
@@ -242,7 +242,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Thread body: checks the waits until the watchdog is dropped, or ends the process when one exceeds its deadline.
+/// Thread body: checks the waits until the watchdog is dropped. Terminates the process when one exceeds its deadline.
 fn watch(shared: &Arc<WatchdogShared>) {
     let mut log = KernelLog::from_now();
     let mut state = lock(&shared.state);
@@ -280,9 +280,9 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
     );
     let found = if log.is_empty() { String::new() } else { format!("; kernel log: {}", log.join(" | ")) };
     format!(
-        "{} has not ended after {seconds} s (runtime.watchdog: {setting}): the device, its driver or another process hangs; \
-         check dmesg and the vendor's tool, reset the device and run again, or raise runtime.watchdog if the work is only \
-         slow{found}",
+        "{} has not finished after {seconds} s (runtime.watchdog: {setting}): the device, its driver or another \
+         process hangs; check dmesg and the vendor's tool, reset the device and run again, or raise runtime.watchdog if \
+         the work is only slow{found}",
         wait.what
     )
 }
@@ -313,7 +313,7 @@ fn aborted(what: Option<&str>, needs: Option<&str>) -> String {
     format!("{began}: see the output of the plugin or driver above{}", memory.unwrap_or_default())
 }
 
-/// Reports the reason and ends the process, even if the report itself hangs.
+/// Reports the reason and terminates the process, even if the report itself hangs.
 fn end(shared: &Arc<WatchdogShared>, message: String) -> ! {
     let (said, done) = channel();
     let own = shared.clone();
@@ -375,7 +375,7 @@ mod tests {
         let plain = said();
         assert!(
             plain.starts_with(
-                "denoise: the execution on device 0 (cpu) has not ended after 7 s (runtime.watchdog: 7): "
+                "denoise: the execution on device 0 (cpu) has not finished after 7 s (runtime.watchdog: 7): "
             ),
             "{plain}"
         );

@@ -1,8 +1,8 @@
 //! Limit of open files. It is raised at startup, and some file descriptors are reserved for jobs.
 //!
 //! The kernel gives each new descriptor the lowest free number. If a client's socket or file gets a number in the
-//! reserved range, the server closes it at once. So clients can only use the numbers below that range, and the server
-//! need not count descriptors.
+//! reserved range, the server closes it immediately. So clients can only use the numbers below that range, and the
+//! server need not count descriptors.
 
 use std::error::Error;
 use std::fs;

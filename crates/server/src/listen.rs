@@ -114,7 +114,7 @@ pub async fn serve(
 }
 
 /// Accepts the next connection. If the maximum number of connections is open, closes one that handles no request and
-/// waits up to a second for its permit. `None`: the connection was not accepted or was closed at once.
+/// waits up to a second for its permit. `None`: the connection was not accepted or was closed immediately.
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,

@@ -30,11 +30,11 @@ use super::worker::{Factory, Status, Worker};
 /// Exit code of a server that has drained.
 const DRAINED: u8 = 0;
 const FAILED: u8 = 1;
-/// Exit code of a server whose drain timeout expired, or that was told to stop at once.
+/// Exit code of a server whose drain timeout expired, or that received a second signal.
 pub const CUT: u8 = 130;
 /// Maximum number of threads for blocking work such as disk access.
 const BLOCKING: usize = 64;
-/// Polling interval while the server waits for its threads to end.
+/// Polling interval while the server waits for its threads to finish.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a draining server waits for a running compilation.
 const COMPILATION_GRACE: Duration = Duration::from_millis(300);

@@ -79,12 +79,12 @@ impl Worker {
         self.status.clone()
     }
 
-    /// Returns whether all threads have ended.
+    /// Returns whether all threads have finished.
     pub fn is_over(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits until the threads have ended. Call it after [`Jobs::drain`] or a device failure.
+    /// Waits until the threads have finished. Call it after [`Jobs::drain`] or a device failure.
     ///
     /// # Errors
     /// Returns the reason if the device has failed.
@@ -269,7 +269,7 @@ fn hand_to_finisher(
         let (id, cancelled) = (job.id.clone(), Arc::clone(cancelled));
         let finishing = WriteTask { folder: jobs.folder(&id), id, made, cancelled, run: Arc::clone(running) };
         jobs.handed_to_finisher(running);
-        finisher.send(finishing).map_err(|_| "the thread that writes videos has ended".to_string())?;
+        finisher.send(finishing).map_err(|_| "the thread that writes videos has stopped".to_string())?;
     }
     for job in running.order.jobs.iter().skip(count) {
         jobs.failed(&job.id, Failure::new("internal", "the device returned no video"));
@@ -277,7 +277,7 @@ fn hand_to_finisher(
     Ok(())
 }
 
-/// Runs the finisher thread: writes videos until the device thread has ended, then sets the final status.
+/// Runs the finisher thread: writes videos until the device thread has finished, then sets the final status.
 fn finish_all(jobs: &Jobs, status: &StatusSender, receiver: &Receiver<WriteTask>) {
     while let Ok(finishing) = receiver.recv() {
         let (id, run) = (finishing.id.clone(), Arc::clone(&finishing.run));

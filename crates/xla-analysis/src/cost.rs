@@ -80,7 +80,7 @@ pub(super) struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     /// Returns the work of an instruction, including the instructions fused into it. The work of a loop, call or
-    /// conditional is zero, because the instructions that it calls are counted separately.
+    /// conditional is zero, because the instructions of the called computations are counted separately.
     pub(crate) fn work(&self, i: &InstructionProto) -> Work {
         let work = self.alone(i);
         let runs = work.flops > 0.0 || work.bytes > 0.0;

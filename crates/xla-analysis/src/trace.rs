@@ -87,7 +87,8 @@ pub struct Operation {
 /// Number of picoseconds in a millisecond.
 const MS: f64 = 1e9;
 
-/// 2.5 hours in picoseconds. An event whose time differs more than this from the start of the first line is ignored.
+/// Maximum distance of an event from the start of the first line, in picoseconds (2.5 hours). More distant events are
+/// ignored.
 const LONGEST: i64 = 1 << 53;
 
 /// Category and scope of an operation, and the sums over its events so far.

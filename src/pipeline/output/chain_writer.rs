@@ -160,7 +160,7 @@ impl<'a> ChainWriter<'a> {
         each.collect()
     }
 
-    /// Saves the finished clips of every video after an error that ends the run. Returns `error`, extended with the
+    /// Saves the finished clips of every video after an error that aborts the run. Returns `error`, extended with the
     /// paths of the saved files.
     pub(in crate::pipeline) fn keep(self, error: PipelineError) -> PipelineError {
         self.videos.into_iter().fold(error, |error, mut video| video.keep(error))

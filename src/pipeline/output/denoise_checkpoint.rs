@@ -146,12 +146,12 @@ impl Saving {
         self.every.is_some()
     }
 
-    /// Returns whether a signal that ends the process saves the last finished pass; false for a server job.
+    /// Returns whether a signal that terminates the process saves the last finished pass; false for a server job.
     pub(crate) fn keeps_when_interrupted(&self) -> bool {
         self.server.is_none()
     }
 
-    /// Returns a guard. If a signal ends the process before the guard is dropped, `saved` is written to a file.
+    /// Returns a guard. If a signal terminates the process before the guard is dropped, `saved` is written to a file.
     pub(crate) fn keeper(self, saved: DenoiseState) -> InterruptGuard {
         interrupts::keeper(move || self.keep_interrupted(&saved))
     }
@@ -332,7 +332,7 @@ impl Saving {
         format!("the finished steps are saved in {}; resume with {how}", self.steps.display())
     }
 
-    /// Describes how to resume if the process ends now. `None`: nothing has been saved, or a server runs the request.
+    /// Describes how to resume if the process exits now. `None`: nothing has been saved, or a server runs the request.
     pub(crate) fn continuation(&self) -> Option<String> {
         let clip = path_of_clip(&self.output, 0);
         let is_own = |path: &Path| open(path, &self.identity).is_ok();

@@ -44,7 +44,7 @@ struct Need {
 }
 
 impl Need {
-    /// Creates the entry of a program that has not been compiled.
+    /// Returns the memory need of a program that has not been compiled; `work` is unknown.
     fn for_program(program: ProgramKind, network: &Network) -> Self {
         let components = network.params.iter().map(|p| p.component).collect();
         Need { program, components, work: None, io: io(network) }
@@ -262,7 +262,7 @@ fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> Pipel
     let what = if *during == MemoryPhase::Load { "parameters of " } else { "" };
     let said = one_line(source);
     PipelineError::TooLarge(format!(
-        "{during} {what}{name}: a device has too little memory: {needs}: {change}; the plugin says: {said}"
+        "{during} {what}{name}: out of device memory: {needs}: {change}; plugin error: {said}"
     ))
 }
 

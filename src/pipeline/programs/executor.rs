@@ -355,7 +355,7 @@ impl Executor {
         Ok(self.add(compiled?))
     }
 
-    /// Compiles networks in parallel, so that later calls of [`Executor::compile`] return at once. Uses half of the
+    /// Compiles networks in parallel, so that later calls of [`Executor::compile`] return immediately. Uses half of the
     /// cores, because a single compilation is itself multi-threaded. Does nothing in a multi-process run, whose
     /// processes must compile the same program at the same time.
     ///

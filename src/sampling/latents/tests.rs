@@ -193,12 +193,12 @@ fn invalid_sizes_report_nearest_valid_sizes() {
     let message = |r: Result<(), SamplingError>| r.expect_err("illegal").to_string();
     assert_eq!(
         message(check_multiple("width", 770, 32)),
-        "width 770 is not a multiple of 32; the nearest legal values are 768 and 800"
+        "width 770 is not a multiple of 32; the nearest valid values are 768 and 800"
     );
     assert!(message(check_multiple("height", 0, 64)).ends_with("are 64 and 128"));
     assert_eq!(
         message(check_frames(120, 8)),
-        "num_frames 120 is not of the form 8k + 1; the nearest legal values are 113 and 121"
+        "num_frames 120 is not of the form 8k + 1; the nearest valid values are 113 and 121"
     );
     assert!(message(check_frames(0, 8)).ends_with("are 1 and 9"));
     for legal in [1, 9, 121] {

@@ -36,7 +36,7 @@ fn by_kind(error: &PipelineError) -> RunError {
         PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => RunError::Job(Failure::field(
             "too_large",
             "size",
-            "the device has too little memory for this request; use a smaller size or fewer frames",
+            "the device ran out of memory for this request; use a smaller size or fewer frames",
         )),
         PipelineError::Runtime(
             RuntimeError::Plugin(_)

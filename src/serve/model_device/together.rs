@@ -126,7 +126,7 @@ impl ServerProcesses {
         }
     }
 
-    /// Fails unless all processes ended a call with the same outcome. If they differed, the next calls would differ
+    /// Fails unless all processes completed a call with the same outcome. If they differed, the next calls would differ
     /// too.
     pub(super) fn agree(&self, outcome: &str) -> Result<(), PipelineError> {
         let Some(group) = &self.0 else { return Ok(()) };
@@ -152,7 +152,7 @@ impl ServerProcesses {
     }
 }
 
-/// Makes the same device calls as process 0 until the server ends.
+/// Makes the same device calls as process 0 until the server shuts down.
 ///
 /// # Errors
 /// Returns the error of the model or the device, on one line.

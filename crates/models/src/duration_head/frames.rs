@@ -3,13 +3,13 @@
 /// Bounds that a predicted duration is clamped to, in seconds.
 const BOUNDS: [f64; 2] = [1.0, 20.0];
 
-/// Choice of the frame count if no legal count (one more than a multiple of the step) lies within the bounds.
+/// Choice of the frame count if no valid count (one more than a multiple of the step) lies within the bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameRounding {
-    /// The next larger legal count, limited to the upper bound even if the bound is not a legal count (Lightricks'
+    /// The next larger valid count, limited to the upper bound even if the bound is not a valid count (Lightricks'
     /// code).
     Official,
-    /// The nearest legal count (diffusers).
+    /// The nearest valid count (diffusers).
     Diffusers,
 }
 

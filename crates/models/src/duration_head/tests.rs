@@ -33,7 +33,7 @@ fn unsupported_value_errors_name_the_key() {
 }
 
 #[test]
-fn durations_become_legal_frame_counts_within_bounds() {
+fn durations_become_valid_frame_counts_within_bounds() {
     for grid in [FrameRounding::Official, FrameRounding::Diffusers] {
         let at_24 = [0.3, 2.0, 4.99, 5.05, 19.9, 25.0].map(|seconds| frames(seconds, 24.0, 8, grid));
         assert_eq!(at_24, [25, 41, 113, 121, 473, 473]);
@@ -42,12 +42,12 @@ fn durations_become_legal_frame_counts_within_bounds() {
     }
 }
 
-/// Only very low frame rates or large steps leave no legal count within the bounds (1 to 20 seconds).
+/// Only very low frame rates or large steps leave no valid count within the bounds (1 to 20 seconds).
 #[test]
-fn bounds_without_a_legal_count_use_the_reference_rules() {
-    // 0.1 frames per second: 1 to 2 frames, and 1 is legal.
+fn bounds_without_a_valid_count_use_the_reference_rules() {
+    // 0.1 frames per second: 1 to 2 frames, and 1 is valid.
     assert_eq!([FrameRounding::Official, FrameRounding::Diffusers].map(|grid| frames(30.0, 0.1, 8, grid)), [1, 1]);
-    // 2 to 32 frames with step 64: the nearest legal counts are 1 and 65.
+    // 2 to 32 frames with step 64: the nearest valid counts are 1 and 65.
     for (seconds, official, diffusers) in [(1.0, 32, 1), (20.0, 32, 1)] {
         let both = [FrameRounding::Official, FrameRounding::Diffusers].map(|grid| frames(seconds, 1.6, 64, grid));
         assert_eq!(both, [official, diffusers], "{seconds}");

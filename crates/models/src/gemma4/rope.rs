@@ -29,12 +29,12 @@ pub(super) struct RopeFile {
 }
 
 impl RopeFile {
-    /// Returns keys for RoPE that rotates all pairs of a head.
+    /// Returns the configuration of RoPE that rotates all pairs of a head.
     pub(super) fn plain(theta: f64) -> Self {
         RopeFile { rope_theta: Some(theta), ..RopeFile::default() }
     }
 
-    /// Returns keys for RoPE that rotates only the first `share` (a fraction) of the pairs.
+    /// Returns the configuration of proportional RoPE, which rotates only the first `share` (a fraction) of the pairs.
     pub(super) fn proportional(theta: f64, share: f64) -> Self {
         let rope_type = Some("proportional".into());
         RopeFile { rope_type, rope_theta: Some(theta), partial_rotary_factor: Some(share), factor: None }

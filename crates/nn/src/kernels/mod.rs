@@ -179,7 +179,7 @@ fn transpose_values(v: &Value) -> Value {
     v.transpose(&[0, 2, 3, 1])
 }
 
-/// Returns the number of queries per chunk; `None`: all queries at once.
+/// Returns the number of queries per chunk; `None`: all queries in one chunk.
 fn chunk(q: &Value, k: &Value, bias: Option<&Value>) -> Option<usize> {
     // A bias per query occurs in window attention, where the batch consists of many short blocks of queries. These need
     // no chunks, so the decision then depends on the score matrices of a single batch entry.

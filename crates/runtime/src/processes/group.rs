@@ -13,7 +13,8 @@ use super::store::{self, ETCD, StoreServer};
 use super::waiting::{PeerWait, resolve};
 use ltx2_pjrt::{KvError, KvStore, ProcessNode};
 
-/// A timeout that is never reached: if another process is lost, the heartbeat thread ends this process during the wait.
+/// A timeout that is never reached: if another process is lost, the heartbeat thread terminates this process during the
+/// wait.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 /// Pause between attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! Heartbeat thread: sends this process's heartbeats and ends this process when another process is lost.
+//! Heartbeat thread: sends this process's heartbeats and terminates this process when another process is lost.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -120,7 +120,7 @@ impl Heartbeat {
     }
 
     pub(crate) fn stop(&mut self) {
-        // Fails if the thread has already ended.
+        // Fails if the thread has already finished.
         let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! Waits for other processes: logs a line at once and then at each interval, and fails early if a host name does not
-//! resolve.
+//! Waits for other processes: logs a line immediately and then at each interval, and fails early if a host name does
+//! not resolve.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::thread;
@@ -62,7 +62,7 @@ impl PeerWait {
             let left = self.left();
             match store.get(key, left.min(self.every)) {
                 Err(KvError::Timeout { .. }) if left > self.every => {}
-                // A refused connection fails at once, so pause before the retry.
+                // A refused connection fails immediately, so pause before the retry.
                 Err(KvError::Unavailable { .. }) if left > self.every => thread::sleep(Duration::from_millis(200)),
                 Err(KvError::Timeout { key, .. }) => return Err(KvError::Timeout { key, after: self.patience }),
                 ended => return ended,

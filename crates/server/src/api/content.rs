@@ -27,7 +27,7 @@ use crate::objects;
 use crate::query::parameters;
 use crate::store::Variant;
 
-/// Number of bytes that are read at once from a file that is being downloaded.
+/// Number of bytes that each read requests from a file that is being downloaded.
 const CHUNK: usize = 64 << 10;
 /// Maximum size of a sidecar, in bytes.
 const SIDECAR: u64 = 16 << 20;

@@ -148,8 +148,8 @@ pub(super) async fn submit(
     let form = read(app, request).await;
     let mut form = form.map_err(|error| traffic.and_then(|traffic| traffic.fault()).unwrap_or(error))?;
     form.body_sha256 = hex::encode(Sha256::digest(format!("{}\0{}", kind.name(), form.body_sha256)));
-    // Limit how many requests decode files at once, so that threads remain for other endpoints. Requests without files
-    // and requests whose idempotency key already has a job do not wait.
+    // Limit how many requests decode files concurrently, so that threads remain for other endpoints. Requests without
+    // files and requests whose idempotency key already has a job do not wait.
     let entry = match is_new && form.has_files() {
         true => Some(places(&app.entries, 1).await?),
         false => None,

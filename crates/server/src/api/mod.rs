@@ -42,9 +42,9 @@ use super::streams::Streams;
 
 /// Maximum number of open event streams.
 pub(super) const STREAMS: usize = 256;
-/// Size limit for all bodies that are processed at once, in multiples of `serve.body_limit`.
+/// Size limit for all bodies that are processed concurrently, in multiples of `serve.body_limit`.
 const BODIES: u64 = 8;
-/// Maximum number of requests whose files are decoded and written at once.
+/// Maximum number of requests whose files are decoded and written concurrently.
 const ENTRIES: usize = 16;
 /// How long a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);

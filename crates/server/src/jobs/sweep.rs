@@ -111,7 +111,7 @@ impl Jobs {
     }
 
     /// Returns whether enough jobs were removed. The disk usage must be 5 % below `serve.disk`, so that the next video
-    /// does not cause another removal at once.
+    /// does not immediately cause another removal.
     fn has_enough(&self, usage: Usage) -> bool {
         let most = self.settings.disk;
         usage.free >= self.settings.min_free && usage.bytes <= most - most / 20
