@@ -269,12 +269,13 @@ fn codec(track: &Mp4Track) -> mp4_atom::Result<Codec> {
 fn esds(track: &Mp4Track, config: &[u8]) -> Esds {
     let bytes = track.samples.bytes(0..track.samples.len());
     let largest = track.samples.sizes().max().unwrap_or(0);
+    let [_, buffer_size @ ..] = largest.to_be_bytes();
     let rate = |bytes: u64, ticks: u64| (bytes * 8 * u64::from(track.timescale) / ticks.max(1)) as u32;
     let dec_config = esds::DecoderConfig {
         object_type_indication: 0x40, // MPEG-4 audio
         stream_type: 5,               // audio
         up_stream: 0,
-        buffer_size_db: largest.try_into().unwrap_or_default(),
+        buffer_size_db: buffer_size.into(),
         max_bitrate: rate(largest.into(), track.delta.into()),
         avg_bitrate: rate(bytes, track.decoded()),
         dec_specific: Some(esds::DecoderSpecific { raw: config.into(), ..Default::default() }),
