@@ -154,11 +154,11 @@ pub fn link_programs_except(program: &str, folder: &Path) {
 /// Returns the fields of the function table with their slots.
 fn table() -> Vec<(&'static str, usize)> {
     let fields = ABI.split("pub struct Api {").nth(1).and_then(|rest| rest.split("\n}").next()).expect("the table");
-    let fields =
-        fields.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.trim_end_matches(',').split_once(": "));
+    // Long fields take two lines.
+    let fields = fields.split("\n    pub ").filter_map(|field| field.split(',').next()?.split_once(':'));
     let mut place = 0;
     let functions = fields.skip_while(|(name, _)| *name != "error_destroy").map(|(name, kind)| {
-        let many = kind.strip_prefix("[Slot; ").map(|n| n.trim_end_matches(']').parse::<usize>().expect("a number"));
+        let many = kind.trim().strip_prefix("[Slot; ").map(|n| n.trim_end_matches(']').parse::<usize>().expect("a number"));
         place += many.unwrap_or(1);
         (name, place - many.unwrap_or(1))
     });

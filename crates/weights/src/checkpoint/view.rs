@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 
 pub(super) mod decoder;
 
-use decoder::{Codes, Decoder};
+use decoder::{Codes, Decoder, Rounded};
 
 /// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
@@ -108,7 +108,13 @@ impl TensorView {
         if dtype == self.dtype || dtype == DType::F64 || !is_wide(dtype) || !is_wide(self.dtype) {
             return self;
         }
-        let decoder = self.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(self.dtype)));
+        let decoder: Arc<dyn Decoder> = match self.decoder {
+            None => Arc::new(Codes::Plain(self.dtype)),
+            Some(inner) if matches!(self.dtype, DType::BF16 | DType::F16) => {
+                Arc::new(Rounded { inner, dtype: self.dtype })
+            }
+            Some(inner) => inner,
+        };
         TensorView { dtype, decoder: Some(decoder), ..self }
     }
 

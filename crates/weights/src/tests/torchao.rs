@@ -75,6 +75,9 @@ fn int8_weights_are_dequantized() {
         let exact = NUMBERS.iter().enumerate().map(|(i, n)| round(f32::from(*n) * SCALES[i / 3]));
         let got: Vec<f32> = view.to_tensor().expect("read").to_f32().into_iter().collect();
         assert_eq!(got, exact.collect::<Vec<_>>(), "{dtype}");
+        // Values converted to f32 keep the rounding to the weight's own type.
+        let converted = view.clone().converted(DType::F32).to_tensor().expect("read").to_f32();
+        assert_eq!(converted.into_iter().collect::<Vec<_>>(), got, "{dtype}");
         // A partial read returns the same values.
         let (whole, mut piece) = (view.read().expect("read"), vec![0; 2 * want.size()]);
         view.read_at(3 * want.size(), &mut piece).expect("read");

@@ -124,6 +124,32 @@ impl Decoder for Shifted {
     }
 }
 
+/// Values rounded to a 16-bit type, as the tensor is defined in that type.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct Rounded {
+    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
+    pub(in crate::checkpoint) dtype: DType,
+}
+
+impl Decoder for Rounded {
+    fn unit(&self) -> (usize, usize) {
+        self.inner.unit()
+    }
+
+    fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
+        self.inner.decode(first, codes, values)?;
+        match self.dtype {
+            DType::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32()),
+            _ => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+        }
+        Ok(())
+    }
+
+    fn operands(&self) -> Vec<&TensorView> {
+        self.inner.operands()
+    }
+}
+
 impl TensorView {
     /// Reads the values in a range of elements.
     pub(in crate::checkpoint) fn floats(&self, elements: std::ops::Range<usize>) -> Result<Vec<f32>, WeightsError> {
