@@ -13,7 +13,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use zip::ZipArchive;
 
 use self::index::WheelIndex;
-use self::settings::Settings;
+use self::settings::PluginSettings;
 use super::{print, tell};
 use crate::media::sync_folder;
 use crate::pjrt::discover::{self, Platform};
@@ -97,7 +97,7 @@ pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
         temporaries::note(work.path());
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
-        let index = WheelIndex::new(Settings::read()?)?;
+        let index = WheelIndex::new(PluginSettings::read()?)?;
         for (n, wheel) in wheels.iter().enumerate() {
             tell(format_args!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version));
             unpack(&download(&index, wheel, work.path())?, &fresh)?;

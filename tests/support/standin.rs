@@ -158,7 +158,8 @@ fn table() -> Vec<(&'static str, usize)> {
     let fields = fields.split("\n    pub ").filter_map(|field| field.split(',').next()?.split_once(':'));
     let mut place = 0;
     let functions = fields.skip_while(|(name, _)| *name != "error_destroy").map(|(name, kind)| {
-        let many = kind.trim().strip_prefix("[Slot; ").map(|n| n.trim_end_matches(']').parse::<usize>().expect("a number"));
+        let many =
+            kind.trim().strip_prefix("[Slot; ").map(|n| n.trim_end_matches(']').parse::<usize>().expect("a number"));
         place += many.unwrap_or(1);
         (name, place - many.unwrap_or(1))
     });

@@ -194,7 +194,7 @@ pub(super) fn is_cut(path: &Path) -> io::Result<bool> {
 
 /// Returns the name, body offset and declared end of the box at offset `at`. `None`: no box follows.
 fn header(file: &mut File, at: u64, size: u64) -> io::Result<Option<([u8; 4], u64, u64)>> {
-    if at + 8 > size {
+    if at.checked_add(8).is_none_or(|body| body > size) {
         return Ok(None);
     }
     file.seek(SeekFrom::Start(at))?;
@@ -257,7 +257,11 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let track = played_track(movie, b"soun")?;
     let media: Mdhd = decode_box(track, &[b"mdia"])?;
     let timescale = scale(media.timescale)?;
-    let listed = decode_box(track, &[b"edts"]).and_then(|list| edits_from_list(&list, movie_scale, timescale));
+    let list = decode_box(track, &[b"edts"]);
+    if list.is_none() && within(track, &[b"edts", b"elst"]).is_some() {
+        tracing::warn!("the audio track's edit list is damaged and ignored, so the sound may be shifted");
+    }
+    let listed = list.and_then(|list| edits_from_list(&list, movie_scale, timescale));
     let tagged = if listed.is_none() { edit_from_itunes_tag(movie, timescale) } else { None };
     let is_itunes = tagged.is_some();
     let Edits { edit, end, pieces } =

@@ -144,7 +144,7 @@ pub enum MediaError {
     },
 }
 
-/// Formats an [`MediaError::Undecoded`]: the cause and a remedy.
+/// Formats a [`MediaError::Undecoded`]: the cause and a remedy.
 fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
     match ffmpeg {
         Some(words) => format!("{why}, and ffmpeg cannot decode the file: {words}"),
@@ -156,7 +156,7 @@ fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
 pub type Result<T> = std::result::Result<T, MediaError>;
 
 impl MediaError {
-    /// Returns a closure for `map_err` that creates an [`MediaError::Io`].
+    /// Returns a closure for `map_err` that creates a [`MediaError::Io`].
     pub fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| MediaError::Io { action, path, source }
@@ -199,7 +199,7 @@ pub(super) fn check_rereadable(path: &std::path::Path) -> Result<()> {
     }
 }
 
-/// Returns an [`MediaError::Clip`] for an input video that cannot be used.
+/// Returns a [`MediaError::Clip`] for an input video that cannot be used.
 pub(super) fn unusable(path: &std::path::Path, reason: &str) -> MediaError {
     MediaError::Clip { path: path.to_path_buf(), reason: reason.into() }
 }

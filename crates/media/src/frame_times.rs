@@ -48,7 +48,7 @@ pub(super) fn listed(path: &Path, text: &str, timing: &Timing) -> Result<ClipInf
 /// Returns an error if there are fewer than two frames or if the frame rate varies.
 pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing: &Timing) -> Result<f64> {
     let [first, .., last] = *times else {
-        return Err(unusable(path, "the video has fewer than two frames; use --image for a still image"));
+        return Err(unusable(path, "the video has fewer than two frames; pass a still image as an image instead"));
     };
     let each = (last - first) as f64 / (times.len() - 1) as f64;
     let per_second = den as f64 / num as f64;

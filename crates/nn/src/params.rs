@@ -133,7 +133,7 @@ impl Params {
         self.get_as(name, shape, shape, axes, init)
     }
 
-    /// Returns a checkpoint tensor of shape `declare_stored`, reshaped to `shape`.
+    /// Returns a checkpoint tensor of shape `stored`, reshaped to `shape`.
     pub fn get_as(&self, name: &str, stored: &[usize], shape: &[usize], axes: &[Axis], init: Init) -> Value {
         let key = self.key(name);
         let source = Source::Stack { keys: self.keys(&key), shape: stored.to_vec() };

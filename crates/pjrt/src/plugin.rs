@@ -160,7 +160,7 @@ impl Plugin {
         }
     }
 
-    /// Converts a `PJRT_Error` to an [`PjrtError`] and frees it. Null is success.
+    /// Converts a `PJRT_Error` to a [`PjrtError`] and frees it. Null is success.
     ///
     /// # Safety
     /// `error` is null or an owned `PJRT_Error` of this plugin.

@@ -1,6 +1,6 @@
 //! Default XLA options of every compile. The user's flags override them.
 
-use super::platforms::{Flags, PlatformSpec, spec, spec_by_name};
+use super::platforms::{CompileFlags, PlatformSpec, spec, spec_by_name};
 use ltx2_pjrt::discover::Platform;
 use ltx2_pjrt::{Client, OptionValue};
 use ltx2_stablehlo::Program;
@@ -64,7 +64,7 @@ pub(super) fn is_speed_only(option: &str) -> bool {
 }
 
 /// Returns the default options for compiling a program.
-pub fn defaults(toolchain: &Toolchain, program: &Program) -> Flags {
+pub fn defaults(toolchain: &Toolchain, program: &Program) -> CompileFlags {
     let spec = toolchain.spec();
     let mut flags = vec![(EXCESS_PRECISION, OptionValue::Bool(false))];
     flags.extend((spec.result_flags)());
@@ -73,7 +73,7 @@ pub fn defaults(toolchain: &Toolchain, program: &Program) -> Flags {
 }
 
 /// Returns the options that are added to [`defaults`] for programs that are traced.
-pub fn trace_options(platform: &str) -> Flags {
+pub fn trace_options(platform: &str) -> CompileFlags {
     (spec_by_name(platform).trace_flags)()
 }
 

@@ -14,7 +14,7 @@ pub struct JobConfig {
 
 /// Values of a configuration that the server shows to clients or uses to order jobs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "Keys")]
+#[serde(from = "ConfigKeys")]
 pub struct Summary {
     /// Name of the pipeline.
     pub pipeline: String,
@@ -85,7 +85,7 @@ impl<'de> Deserialize<'de> for JobConfig {
 
 /// The keys of the JSON text that [`Summary`] is derived from.
 #[derive(Deserialize)]
-struct Keys {
+struct ConfigKeys {
     pipeline: String,
     request: RequestKeys,
     sampler: SamplerKeys,
@@ -120,9 +120,9 @@ struct OutputKeys {
     audio: bool,
 }
 
-impl From<Keys> for Summary {
-    fn from(keys: Keys) -> Self {
-        let Keys { pipeline, request, sampler, model, output } = keys;
+impl From<ConfigKeys> for Summary {
+    fn from(keys: ConfigKeys) -> Self {
+        let ConfigKeys { pipeline, request, sampler, model, output } = keys;
         let given = sampler.sigmas.map(|levels| levels.iter().filter(|level| **level != 0.0).count());
         Summary {
             pipeline,

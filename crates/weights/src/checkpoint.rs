@@ -27,7 +27,7 @@ mod view;
 use find::{FLASHPACK, WeightFiles, find_weights, is_flashpack};
 use shard::ShardFile;
 pub use view::TensorView;
-use view::decoder::Decoder;
+use view::decoder::NumberDecoder;
 pub(crate) use view::decoder::widen;
 
 /// Replaces the tensors of codes and scales of a stored form by tensors with the names and types of plain weights.
@@ -48,7 +48,7 @@ struct TensorEntry {
 
 impl TensorEntry {
     /// Changes the stored form.
-    fn decode(&mut self, type_name: &str, dtype: DType, decoder: Arc<dyn Decoder>) {
+    fn decode(&mut self, type_name: &str, dtype: DType, decoder: Arc<dyn NumberDecoder>) {
         self.type_name = type_name.into();
         self.is_known = true;
         (self.view.dtype, self.view.decoder) = (dtype, Some(decoder));
@@ -60,7 +60,7 @@ impl TensorEntry {
     }
 }
 
-/// The tensors of one or several safetensors files; cheap to clone.
+/// The tensors of one or several safetensors or GGUF files; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     origin: PathBuf,

@@ -20,7 +20,7 @@ use super::hub::HubCache;
 use super::merge_order::MergeOrder;
 use super::source::ModelSource;
 use super::unsupported;
-use keys::{FlatModules, LoraTensorRole, Module};
+use keys::{FlatModules, LoraModule, LoraTensorRole};
 use metadata::Metadata;
 
 mod keys;
@@ -64,7 +64,7 @@ impl LoraFile {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let path = checkpoint.path().to_path_buf();
         let metadata = Metadata::read(&checkpoint)?;
-        let mut found: BTreeMap<Module, (&str, BTreeMap<LoraTensorRole, TensorView>)> = BTreeMap::new();
+        let mut found: BTreeMap<LoraModule, (&str, BTreeMap<LoraTensorRole, TensorView>)> = BTreeMap::new();
         for key in checkpoint.names() {
             let (name, role) = keys::split(key).map_err(|why| wrong(&path, key, why))?;
             let (_, parts) = found.entry(keys::module(name)).or_insert_with(|| (name, BTreeMap::new()));
@@ -77,15 +77,15 @@ impl LoraFile {
         let (mut updates, mut flat) = (BTreeMap::new(), BTreeMap::new());
         for (module, (name, parts)) in found {
             let (component, own) = match &module {
-                Module::Named(component, own) => (*component, own),
-                Module::Flat(own) => (Component::Transformer, own),
+                LoraModule::Named(component, own) => (*component, own),
+                LoraModule::Flat(own) => (Component::Transformer, own),
             };
             for (tensor, update) in update::assemble(&path, name, parts, metadata.listed(component, [name, own]))? {
                 match &module {
-                    Module::Named(component, name) => {
+                    LoraModule::Named(component, name) => {
                         drop(updates.insert((*component, format!("{name}.{tensor}")), update))
                     }
-                    Module::Flat(name) => drop(flat.insert((name.clone(), tensor), update)),
+                    LoraModule::Flat(name) => drop(flat.insert((name.clone(), tensor), update)),
                 }
             }
         }

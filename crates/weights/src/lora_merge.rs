@@ -131,7 +131,7 @@ impl Sum {
 }
 
 /// A weight as stored, in blocks of rows. Tensors other than matrices are matrices with their first dimension as rows.
-struct Blocks<'a> {
+struct WeightBlocks<'a> {
     dtype: DType,
     bytes: &'a [u8],
     scales: Option<&'a [f32]>,
@@ -139,7 +139,7 @@ struct Blocks<'a> {
     columns: usize,
 }
 
-impl Blocks<'_> {
+impl WeightBlocks<'_> {
     /// Returns the rows of block `i`.
     fn range(&self, i: usize) -> Range<usize> {
         i * ROWS..self.rows.min((i + 1) * ROWS)
@@ -165,7 +165,7 @@ impl Blocks<'_> {
 }
 
 /// How the updates of a weight are merged.
-enum Change {
+enum WeightChange {
     Sum(Sum),
     Steps(Steps),
 }
@@ -192,17 +192,17 @@ pub fn merge(
     };
     let stored = read_finite(weight)?;
     let (rows, columns) = (weight.shape().first().copied().unwrap_or(1), weight.shape().iter().skip(1).product());
-    let blocks = Blocks { dtype: weight.dtype(), bytes: &stored, scales, rows, columns };
+    let blocks = WeightBlocks { dtype: weight.dtype(), bytes: &stored, scales, rows, columns };
     let change = match updates.iter().all(|(_, update, _)| update.is_lora()) {
-        true => Change::Sum(Sum::new(order, updates, round)?),
-        false => Change::Steps(Steps::new(updates, &blocks)?),
+        true => WeightChange::Sum(Sum::new(order, updates, round)?),
+        false => WeightChange::Steps(Steps::new(updates, &blocks)?),
     };
     // Computes block `i` of the rows in f32.
     let block = |i: usize| {
         let mut values = blocks.read(i);
         match &change {
-            Change::Sum(sum) => sum.add_to(values.view_mut(), blocks.range(i).start),
-            Change::Steps(steps) => steps.apply(&mut values, blocks.range(i)),
+            WeightChange::Sum(sum) => sum.add_to(values.view_mut(), blocks.range(i).start),
+            WeightChange::Steps(steps) => steps.apply(&mut values, blocks.range(i)),
         }
         values
     };

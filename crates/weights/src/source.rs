@@ -92,8 +92,11 @@ impl ModelSource {
             let named = overrides.get(component).map(|name| locate(name, hub)).transpose()?;
             // An explicit video VAE also determines the decoder.
             let decoder_named = component == Component::DiffusionDecoder && overrides.vae.is_some();
-            let beside = || split::beside(&path, component).filter(|_| !decoder_named);
-            if let Some(path) = named.or_else(beside) {
+            let file = match named {
+                None if !decoder_named => split::beside(&path, component)?,
+                named => named,
+            };
+            if let Some(path) = file {
                 parts.insert(component, place(&path, Some(component))?);
             }
         }

@@ -15,7 +15,7 @@ use ureq::http::{Response, StatusCode, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy, ResponseExt};
 
-use super::settings::Settings;
+use super::settings::PluginSettings;
 use crate::runtime::platforms::Wheel;
 
 /// `Accept` header for an index page: PEP 691 (JSON), otherwise PEP 503 (HTML).
@@ -27,7 +27,7 @@ const TRIES: u32 = 5;
 
 /// Locations of wheels: folders and package indexes.
 pub(super) struct WheelIndex {
-    settings: Settings,
+    settings: PluginSettings,
     agent: Agent,
 }
 
@@ -57,7 +57,7 @@ impl WheelIndex {
     ///
     /// # Errors
     /// Returns an error if the certificates or the proxy are invalid.
-    pub(super) fn new(settings: Settings) -> Result<WheelIndex> {
+    pub(super) fn new(settings: PluginSettings) -> Result<WheelIndex> {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("ltx2/", env!("CARGO_PKG_VERSION")))

@@ -13,7 +13,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Locations of wheels, and how to connect to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Settings {
+pub(super) struct PluginSettings {
     /// Folders and pages that list wheels (`find-links`); searched before the indexes.
     pub(super) links: Vec<String>,
     /// URLs of simple indexes (`index-url`, then `extra-index-url`); empty with `no-index`.
@@ -26,12 +26,12 @@ pub(super) struct Settings {
     pub(super) timeout: Duration,
 }
 
-impl Settings {
+impl PluginSettings {
     /// Reads pip's environment variables and configuration files.
     ///
     /// # Errors
     /// Returns an error if an existing configuration file cannot be read, or if the timeout is not a number of seconds.
-    pub(super) fn read() -> Result<Settings> {
+    pub(super) fn read() -> Result<PluginSettings> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let mut values = HashMap::new();
         for file in files(variable) {
@@ -41,11 +41,11 @@ impl Settings {
                 Err(error) => return Err(error).with_context(|| format!("{}: cannot read", file.display())),
             }
         }
-        Settings::from(&values, variable)
+        PluginSettings::from(&values, variable)
     }
 
     /// Creates settings from file options, which environment variables override.
-    fn from(values: &HashMap<String, String>, variable: impl Fn(&str) -> Option<String>) -> Result<Settings> {
+    fn from(values: &HashMap<String, String>, variable: impl Fn(&str) -> Option<String>) -> Result<PluginSettings> {
         let option = |key: &str| {
             let name = format!("PIP_{}", key.to_uppercase().replace('-', "_"));
             variable(&name).or_else(|| values.get(key).cloned()).filter(|value| !value.trim().is_empty())
@@ -68,7 +68,7 @@ impl Settings {
             }
             None => TIMEOUT,
         };
-        Ok(Settings {
+        Ok(PluginSettings {
             links: list("find-links"),
             indexes,
             cert: option("cert").map(PathBuf::from),
@@ -128,10 +128,12 @@ fn options(text: &str) -> HashMap<String, String> {
 mod tests {
     use super::*;
 
-    fn settings(files: &[&str], variables: &[(&str, &str)]) -> Result<Settings> {
+    fn settings(files: &[&str], variables: &[(&str, &str)]) -> Result<PluginSettings> {
         let mut values = HashMap::new();
         files.iter().for_each(|text| values.extend(options(text)));
-        Settings::from(&values, |name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+        PluginSettings::from(&values, |name| {
+            variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+        })
     }
 
     #[test]

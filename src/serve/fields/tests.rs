@@ -22,7 +22,7 @@ use crate::serve::job::AcceptedJob;
 use crate::serve::jobs::Caller;
 
 /// A form part: the text after `form-data; ` in its header, and its contents.
-type FormPart<'a> = (&'a str, &'a [u8]);
+type TestPart<'a> = (&'a str, &'a [u8]);
 
 /// Converter for a server's configuration, with a temporary folder for input files.
 struct TestConverter {
@@ -55,13 +55,13 @@ impl TestConverter {
         let mut fields = Vec::new();
         body.as_object().expect("an object").iter().for_each(|(name, value)| flat(name, value, &mut fields));
         let heads: Vec<String> = fields.iter().map(|(name, _)| format!("name=\"{name}\"")).collect();
-        let parts: Vec<FormPart> =
+        let parts: Vec<TestPart> =
             heads.iter().zip(&fields).map(|(head, (_, text))| (head.as_str(), text.as_bytes())).collect();
         self.accept(self.read_form(&parts)?, Endpoint::Create)
     }
 
     /// Encodes form parts as a multipart body and parses the body.
-    fn read_form(&self, parts: &[FormPart]) -> Result<Form, ApiError> {
+    fn read_form(&self, parts: &[TestPart]) -> Result<Form, ApiError> {
         let mut body = Vec::new();
         for (head, contents) in parts {
             body.extend_from_slice(format!("--X\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes());

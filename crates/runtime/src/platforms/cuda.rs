@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Flags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
+use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
 use ltx2_pjrt::{AttributeValue, Attributes, ClientOptions, OptionValue, with_sources};
 use ltx2_stablehlo::Program;
@@ -57,7 +57,7 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
 /// NCCL's 31 us at 4 MiB, 58 us against 83 us at 16 MiB (`ltx2 bench --micro`, H100s).
 const COPY_ENGINE_BYTES: usize = 8 << 20;
 
-fn speed_flags(_: &str, _: &str, program: &Program) -> Flags {
+fn speed_flags(_: &str, _: &str, program: &Program) -> CompileFlags {
     let on = OptionValue::Bool(true);
     let mut flags = vec![NO_HLO_SHARDING_V3];
     flags.extend([

@@ -30,7 +30,7 @@ pub fn spec_by_name(name: &str) -> PlatformSpec {
 }
 
 /// Compile options of XLA, by name.
-pub type Flags = Vec<(&'static str, OptionValue)>;
+pub type CompileFlags = Vec<(&'static str, OptionValue)>;
 
 /// Shardy programs in text form do not use HLO sharding v3; without this option, each compile prints a warning.
 const NO_HLO_SHARDING_V3: (&str, OptionValue) = ("xla_enable_hlo_sharding_v3", OptionValue::Bool(false));
@@ -88,12 +88,12 @@ with_defaults! {
         /// with, an error that describes it. `None`: compiling does not depend on the release.
         pub(crate) release: Option<fn(&str) -> Result<&'static str, String>> = None,
         /// Returns the default compile options that results depend on.
-        pub(crate) result_flags: fn() -> Flags = Vec::new,
+        pub(crate) result_flags: fn() -> CompileFlags = Vec::new,
         /// Returns the other default compile options for a device kind, a platform version and a program. They only
         /// affect speed and messages.
-        pub(crate) speed_flags: fn(&str, &str, &Program) -> Flags = |_, _, _| vec![NO_HLO_SHARDING_V3],
+        pub(crate) speed_flags: fn(&str, &str, &Program) -> CompileFlags = |_, _, _| vec![NO_HLO_SHARDING_V3],
         /// Returns the options that are added for programs that are traced.
-        pub(crate) trace_flags: fn() -> Flags = Vec::new,
+        pub(crate) trace_flags: fn() -> CompileFlags = Vec::new,
         /// Environment variable, besides `XLA_FLAGS`, from which the plugin reads flags.
         pub(crate) flags_variable: Option<&'static str> = None,
 

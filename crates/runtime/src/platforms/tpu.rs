@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Flags, PlatformSpec, TargetDevices, Wheel, wheel};
+use super::{CompileFlags, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
 use ltx2_pjrt::{AttributeValue, Attributes, OptionValue};
 use ltx2_stablehlo::Program;
@@ -51,7 +51,7 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
     (format!("{name}:{}", devices.shape_text()), slices.into_iter().chain(bounds).collect())
 }
 
-fn speed_flags(kind: &str, version: &str, _: &Program) -> Flags {
+fn speed_flags(kind: &str, version: &str, _: &Program) -> CompileFlags {
     let libtpu = Libtpu::parse(version);
     let (on, fused) = (OptionValue::Bool(true), OptionValue::Bool(libtpu.fuses_gathers(kind)));
     // Fusing one matmul into another crashes libtpu 0.0.42 on v6e if heads are sharded 8 ways.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::view::decoder::{ByRow, Codes, Decoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder};
 use super::{Checkpoint, TensorView};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
@@ -22,7 +22,7 @@ const METADATA: &str = "_quantization_metadata";
 const MAX_MARKER: usize = 4096;
 
 /// A format: its name in the JSON, the element type of the codes, and the function that restores a layer from it.
-type Format = (&'static str, &'static str, fn(&mut Layer) -> Result<(), WeightsError>);
+type Format = (&'static str, &'static str, fn(&mut QuantizedLayer) -> Result<(), WeightsError>);
 
 const FORMATS: [Format; 4] = [
     // The tensors are those of unmarked files, which need no decoder here.
@@ -33,7 +33,7 @@ const FORMATS: [Format; 4] = [
 ];
 
 /// A quantized layer.
-struct Layer<'a> {
+struct QuantizedLayer<'a> {
     all: &'a mut Checkpoint,
     /// Name of the layer, without `.weight`.
     name: &'a str,
@@ -41,7 +41,7 @@ struct Layer<'a> {
     conf: &'a Value,
 }
 
-impl Layer<'_> {
+impl QuantizedLayer<'_> {
     fn refused(&self, why: &str) -> WeightsError {
         let reason = format!(
             "is quantized as {}, {why}; use the bf16 file of the same component, or one of its fp8, int8-convrot, nvfp4 \
@@ -78,7 +78,12 @@ impl Layer<'_> {
     }
 
     /// Sets the weight's decoder; its values are read as f32.
-    fn decode(&mut self, type_name: &str, shape: [usize; 2], decoder: Arc<dyn Decoder>) -> Result<(), WeightsError> {
+    fn decode(
+        &mut self,
+        type_name: &str,
+        shape: [usize; 2],
+        decoder: Arc<dyn NumberDecoder>,
+    ) -> Result<(), WeightsError> {
         let weight = self.weight();
         let mut entry = self.all.entry(&weight)?.clone();
         entry.view.shape = shape.as_slice().into();
@@ -89,7 +94,7 @@ impl Layer<'_> {
 }
 
 /// Restores 8-bit integers with one scale per row or tensor, optionally rotated.
-fn int8(layer: &mut Layer) -> Result<(), WeightsError> {
+fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     let [rows, columns] = layer.matrix()?;
     let group = match layer.conf["convrot"].as_bool() {
         Some(true) => Some(layer.conf["convrot_groupsize"].as_u64().unwrap_or(256)),
@@ -119,7 +124,7 @@ pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
         let weight = format!("{name}.weight");
         // Markers of layers in other components' files have no weight here.
         let Some(dtype) = all.dtype_name(&weight) else { continue };
-        let mut layer = Layer { all, name: &name, conf: &conf };
+        let mut layer = QuantizedLayer { all, name: &name, conf: &conf };
         let format = FORMATS.iter().find(|(format, ..)| conf["format"] == *format);
         let Some((_, codes, restore)) = format else { return Err(layer.refused("which is not supported")) };
         if dtype != *codes {

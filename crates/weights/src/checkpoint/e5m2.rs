@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::view::decoder::{ByRow, Codes, Decoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -15,7 +15,7 @@ pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
         let scales = format!("{name}_scale");
         let operand = all.scales_of(&name).ok().flatten().filter(|scales| scales.decoder.is_none());
         let operand = operand.filter(|scales| matches!(scales.dtype, DType::BF16 | DType::F16 | DType::F32));
-        let (mut dtype, mut decoder): (_, Arc<dyn Decoder>) = (DType::BF16, Arc::new(Codes::E5M2));
+        let (mut dtype, mut decoder): (_, Arc<dyn NumberDecoder>) = (DType::BF16, Arc::new(Codes::E5M2));
         if let Some(operand) = operand {
             all.remove(&scales);
             dtype = DType::F32;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::gguf_types::{self, Kind};
+use super::gguf_types::{self, GgufType};
 use super::shard::ShardFile;
 use super::{TensorEntry, TensorView};
 use crate::error::WeightsError;
@@ -151,7 +151,7 @@ struct Info {
     name: String,
     /// Dimensions, outermost first.
     shape: Vec<usize>,
-    kind: &'static Kind,
+    kind: &'static GgufType,
     /// Offset from the start of the data.
     offset: u64,
 }
@@ -178,11 +178,15 @@ impl Info {
         Ok(Info { name, shape, kind, offset })
     }
 
-    /// Returns the number of bytes of the codes.
+    /// Returns the number of bytes of the codes. `None`: a dimension is 0, a row is not whole blocks, or the size
+    /// overflows.
     fn size(&self) -> Option<u64> {
+        let inner = self.shape.last().copied().unwrap_or(1);
+        if self.shape.contains(&0) || !inner.is_multiple_of(self.kind.block) {
+            return None;
+        }
         let elements = self.shape.iter().try_fold(1u64, |all, size| all.checked_mul(*size as u64))?;
-        let blocks = elements.is_multiple_of(self.kind.block as u64).then(|| elements / self.kind.block as u64)?;
-        blocks.checked_mul(self.kind.bytes as u64)
+        (elements / self.kind.block as u64).checked_mul(self.kind.bytes as u64)
     }
 }
 
@@ -216,6 +220,9 @@ pub(super) fn open(
     let bad = |reason: String| WeightsError::Gguf { path: path.to_path_buf(), reason };
     if !alignment.is_power_of_two() {
         return Err(bad(format!("`general.alignment` is {alignment}, not a power of two")));
+    }
+    if let Some(count) = number("split.count").filter(|count| *count > 1) {
+        return Err(bad(format!("is one of {count} parts of a model; merge them with `llama-gguf-split --merge`")));
     }
     let data = reader.at.checked_next_multiple_of(alignment).ok_or_else(|| bad("sizes overflow".into()))?;
     let size = shard.size;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::view::decoder::Decoder;
+use super::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -13,7 +13,7 @@ type Decode = fn(&[u8], &mut [f32]);
 
 /// An element type.
 #[derive(Debug)]
-pub(super) struct Kind {
+pub(super) struct GgufType {
     id: u32,
     /// Name in lower case.
     pub(super) name: &'static str,
@@ -25,21 +25,21 @@ pub(super) struct Kind {
     decode: Decode,
 }
 
-impl Kind {
-    pub(super) fn decoder(&'static self) -> Option<Arc<dyn Decoder>> {
-        self.plain.is_none().then(|| Arc::new(Blocks(self)) as Arc<dyn Decoder>)
+impl GgufType {
+    pub(super) fn decoder(&'static self) -> Option<Arc<dyn NumberDecoder>> {
+        self.plain.is_none().then(|| Arc::new(GgufBlocks(self)) as Arc<dyn NumberDecoder>)
     }
 }
 
-const fn plain(id: u32, name: &'static str, dtype: DType) -> Kind {
-    Kind { id, name, block: 1, bytes: dtype.size(), plain: Some(dtype), decode: |_, _| {} }
+const fn plain(id: u32, name: &'static str, dtype: DType) -> GgufType {
+    GgufType { id, name, block: 1, bytes: dtype.size(), plain: Some(dtype), decode: |_, _| {} }
 }
 
-const fn blocks(id: u32, name: &'static str, block: usize, bytes: usize, decode: Decode) -> Kind {
-    Kind { id, name, block, bytes, plain: None, decode }
+const fn blocks(id: u32, name: &'static str, block: usize, bytes: usize, decode: Decode) -> GgufType {
+    GgufType { id, name, block, bytes, plain: None, decode }
 }
 
-static KINDS: [Kind; 18] = [
+static KINDS: [GgufType; 18] = [
     plain(0, "f32", DType::F32),
     plain(1, "f16", DType::F16),
     plain(30, "bf16", DType::BF16),
@@ -77,7 +77,7 @@ const OTHERS: [(u32, &str); 12] = [
 ];
 
 /// Returns the type with a number of the header, or the name of an unsupported type.
-pub(super) fn find(id: u32) -> Result<&'static Kind, String> {
+pub(super) fn find(id: u32) -> Result<&'static GgufType, String> {
     let name =
         || OTHERS.iter().find(|(other, _)| *other == id).map_or_else(|| id.to_string(), |(_, name)| (*name).into());
     KINDS.iter().find(|kind| kind.id == id).ok_or_else(name)
@@ -94,9 +94,9 @@ pub(super) fn names() -> String {
 }
 
 #[derive(Debug)]
-struct Blocks(&'static Kind);
+struct GgufBlocks(&'static GgufType);
 
-impl Decoder for Blocks {
+impl NumberDecoder for GgufBlocks {
     fn unit(&self) -> (usize, usize) {
         (self.0.block, self.0.bytes)
     }

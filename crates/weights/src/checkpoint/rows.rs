@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::view::decoder::{ByRow, Codes, Decoder, Shifted};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, Shifted};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -52,7 +52,7 @@ impl Checkpoint {
         }
         let operand = by.view.expect_shape(&entry.view.shape[..entry.view.shape.len().min(1)])?;
         let dtype = entry.view.dtype;
-        let inner: Arc<dyn Decoder> = entry.view.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(dtype)));
+        let inner: Arc<dyn NumberDecoder> = entry.view.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(dtype)));
         let columns = entry.columns();
         entry.view.decoder =
             Some(Arc::new(ByRow { start: entry.view.first, inner, columns, operand, apply: |v, s| v * s }));

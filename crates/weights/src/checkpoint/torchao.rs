@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::view::decoder::{ByRow, Codes, Decoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder};
 use super::{Checkpoint, TensorEntry};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
@@ -80,7 +80,7 @@ impl Checkpoint {
                 _ => DType::BF16,
             };
             let columns = columns.max(1);
-            let mut decoder: Arc<dyn Decoder> = Arc::new(Codes::Plain(DType::I8));
+            let mut decoder: Arc<dyn NumberDecoder> = Arc::new(Codes::Plain(DType::I8));
             if let Some(points) = zero_points {
                 decoder =
                     Arc::new(ByRow { start: 0, columns, inner: decoder, operand: points.view, apply: |v, p| v - p });

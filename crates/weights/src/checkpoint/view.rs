@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 
 pub(super) mod decoder;
 
-use decoder::{Codes, Decoder, Rounded};
+use decoder::{Codes, NumberDecoder, Rounded};
 
 /// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct TensorView {
     /// Location of the values or codes.
     pub(super) range: Range<u64>,
     /// Conversion of the codes to `dtype`. `None`: the values are stored as they are read.
-    pub(super) decoder: Option<Arc<dyn Decoder>>,
+    pub(super) decoder: Option<Arc<dyn NumberDecoder>>,
     /// Index of the first element among those of the decoder; not 0 if the tensor is a part of a stored one.
     pub(super) first: usize,
 }
@@ -79,7 +79,7 @@ impl TensorView {
         Ok(bytes)
     }
 
-    /// Returns the path of the safetensors file that contains the tensor.
+    /// Returns the path of the file that contains the tensor.
     pub fn file(&self) -> &Path {
         &self.shard.path
     }
@@ -108,7 +108,7 @@ impl TensorView {
         if dtype == self.dtype || dtype == DType::F64 || !is_wide(dtype) || !is_wide(self.dtype) {
             return self;
         }
-        let decoder: Arc<dyn Decoder> = match self.decoder {
+        let decoder: Arc<dyn NumberDecoder> = match self.decoder {
             None => Arc::new(Codes::Plain(self.dtype)),
             Some(inner) if matches!(self.dtype, DType::BF16 | DType::F16) => {
                 Arc::new(Rounded { inner, dtype: self.dtype })

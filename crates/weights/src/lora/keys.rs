@@ -98,7 +98,7 @@ pub(super) fn split(key: &str) -> Result<(&str, LoraTensorRole), String> {
 
 /// A module of the model, as a file names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Module {
+pub(super) enum LoraModule {
     /// Component and name in the model.
     Named(Component, String),
     /// A name with `_` in the place of `.`, as kohya's trainers and musubi-tuner write.
@@ -114,9 +114,9 @@ const CONNECTORS: [&str; 5] =
     ["video_connector", "audio_connector", "text_proj_in", "video_text_proj_in", "audio_text_proj_in"];
 
 /// Returns the module that a name in a file refers to. Accepts diffusers' and Lightricks' names after any prefixes.
-pub(super) fn module(name: &str) -> Module {
+pub(super) fn module(name: &str) -> LoraModule {
     if let Some(flat) = FLAT.iter().find_map(|prefix| name.strip_prefix(prefix)) {
-        return Module::Flat(flat.to_string());
+        return LoraModule::Flat(flat.to_string());
     }
     let rest = PREFIXES.iter().fold(name, |rest, prefix| rest.strip_prefix(prefix).unwrap_or(rest));
     let (in_connectors, rest) = rest.strip_prefix("connectors.").map_or((false, rest), |rest| (true, rest));
@@ -127,10 +127,10 @@ pub(super) fn module(name: &str) -> Module {
     let first = rest.split_once('.').map_or(rest, |(first, _)| first);
     match SingleFileKeys::new([]).map(&single) {
         Some((Component::Transformer, _)) if in_connectors || CONNECTORS.contains(&first) => {
-            Module::Named(Component::Connectors, rest.to_string())
+            LoraModule::Named(Component::Connectors, rest.to_string())
         }
-        Some((component, name)) => Module::Named(component, name),
-        None => Module::Named(Component::Transformer, rest.to_string()),
+        Some((component, name)) => LoraModule::Named(component, name),
+        None => LoraModule::Named(Component::Transformer, rest.to_string()),
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn prefixes_of_all_writers_name_the_same_module() {
-        let named = |component, name: &str| Module::Named(component, name.to_string());
+        let named = |component, name: &str| LoraModule::Named(component, name.to_string());
         let time = named(Component::Transformer, "time_embed.linear");
         for prefix in ["", "diffusion_model.", "model.diffusion_model.", "base_model.model.", "transformer."] {
             assert_eq!(module(&format!("{prefix}adaln_single.linear")), time, "{prefix}");
@@ -237,6 +237,6 @@ mod tests {
         {
             assert_eq!(module(name), projection, "{name}");
         }
-        assert_eq!(module("lora_unet_model_a_b"), Module::Flat("model_a_b".into()));
+        assert_eq!(module("lora_unet_model_a_b"), LoraModule::Flat("model_a_b".into()));
     }
 }

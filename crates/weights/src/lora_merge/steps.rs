@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use ndarray::{Array1, Array2, Axis, Zip, s};
 
-use super::{Blocks, matrix, widened};
+use super::{WeightBlocks, matrix, widened};
 use crate::checkpoint::TensorView;
 use crate::error::WeightsError;
 use crate::lora::{Delta, Factor, LoraFile, Norms, Update};
@@ -43,14 +43,14 @@ struct Magnitude {
 }
 
 /// One update.
-struct Step {
+struct MergeStep {
     delta: Loaded,
     factor: f32,
     magnitude: Option<Magnitude>,
 }
 
 /// The updates of a weight, in order.
-pub(super) struct Steps(Vec<Step>);
+pub(super) struct Steps(Vec<MergeStep>);
 
 impl Loaded {
     fn read(delta: &Delta) -> Result<Self, WeightsError> {
@@ -88,7 +88,7 @@ impl Loaded {
 
 impl Steps {
     /// Reads updates, and computes the norms of columns that DoRAs replace.
-    pub(super) fn new(updates: &[(&LoraFile, &Update, f64)], blocks: &Blocks) -> Result<Self, WeightsError> {
+    pub(super) fn new(updates: &[(&LoraFile, &Update, f64)], blocks: &WeightBlocks) -> Result<Self, WeightsError> {
         let mut steps = Steps(Vec::new());
         for (_, update, strength) in updates {
             let of_lycoris = update.magnitude.as_ref().is_some_and(|(_, norms)| *norms != Norms::PeftRows);
@@ -97,10 +97,10 @@ impl Steps {
                 let values = Array1::from_iter(finite_tensor(view)?.into_f32());
                 Ok(Magnitude { values, norms: *norms, strength: *strength as f32, columns: None })
             });
-            steps.0.push(Step { delta: Loaded::read(&update.delta)?, factor, magnitude: magnitude.transpose()? });
+            steps.0.push(MergeStep { delta: Loaded::read(&update.delta)?, factor, magnitude: magnitude.transpose()? });
             if update.magnitude.as_ref().is_some_and(|(_, norms)| *norms == Norms::Columns) {
                 let norms = steps.column_norms(blocks);
-                if let Some(Step { magnitude: Some(magnitude), .. }) = steps.0.last_mut() {
+                if let Some(MergeStep { magnitude: Some(magnitude), .. }) = steps.0.last_mut() {
                     magnitude.columns = Some(norms);
                 }
             }
@@ -109,7 +109,7 @@ impl Steps {
     }
 
     /// Returns the norms of the columns before the magnitude of the last step is applied.
-    fn column_norms(&self, blocks: &Blocks) -> Array1<f32> {
+    fn column_norms(&self, blocks: &WeightBlocks) -> Array1<f32> {
         let squares = blocks.map(|i| {
             let mut values = blocks.read(i);
             self.apply(&mut values, blocks.range(i));
@@ -122,7 +122,7 @@ impl Steps {
     /// Merges the updates into a block of the weight's rows.
     pub(super) fn apply(&self, weight: &mut Array2<f32>, rows: Range<usize>) {
         let stored = (self.0.len() > 1).then(|| weight.clone());
-        for Step { delta, factor, magnitude } in &self.0 {
+        for MergeStep { delta, factor, magnitude } in &self.0 {
             let mut delta = delta.rows(rows.clone(), weight.ncols());
             delta.mapv_inplace(|v| v * factor);
             let peft = magnitude.as_ref().filter(|magnitude| magnitude.norms == Norms::PeftRows);

@@ -138,6 +138,8 @@ fn damaged_gguf_files_are_errors() {
     fails(open(&other), &["x.gguf", "`q8_0.weight`", "GGUF type iq2_xxs, which is not supported", "q4_k"]);
     fails(with(info + 24, u64::MAX - 7), &["x.gguf", "`q8_0.weight`", "offset beyond every file"]);
     fails(with(info + 4, 250), &["x.gguf", "[2, 250]", "not whole blocks of q8_0"]);
+    fails(with(info + 4, 48), &["x.gguf", "[2, 48]", "not whole blocks of q8_0"]);
+    fails(with(info + 12, 0), &["x.gguf", "[0, 256]", "not whole blocks of q8_0"]);
     fails(with(info + 12, 1 << 62), &["x.gguf"]);
     let shape = find("orig_shape.reshaped.weight");
     fails(with(shape + 4 + 4 + 8, 5), &["`reshaped.weight`", "cannot have the original shape [5,0,64]"]);
@@ -229,6 +231,12 @@ fn split_repository_without_bf16_files_opens() {
     assert_eq!(source.path(), quantized);
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.path().ends_with("gemma4-12b-with-proj-ltx-2.5-comfy-int8-convrot.safetensors"));
+    let other = dir.path().join("text_encoders/gemma4-12b-with-proj-ltx-2.5-nvfp4.safetensors");
+    put(other.clone(), "");
+    let what =
+        ["text_encoders", "2 files of the component text_encoder", "int8-convrot", "nvfp4", "specify one of them"];
+    fails(super::open(dir.path()), &what);
+    std::fs::remove_file(other).expect("removed");
     put(transformer.with_file_name("ltx-2.5-22b-distilled-transformer-nvfp4.safetensors"), "");
     fails(super::open(dir.path()), &["2 transformers", "transformer-nvfp4.safetensors", "specify one of them"]);
 }

@@ -10,9 +10,9 @@ fn wheel(sha256: &'static str) -> Wheel {
     Wheel { package: "some-plugin", version: "1.2.0", python: None, platform: PLATFORM, sha256 }
 }
 
-fn settings(indexes: &[String]) -> Settings {
+fn settings(indexes: &[String]) -> PluginSettings {
     let indexes = indexes.to_vec();
-    Settings { links: vec![], indexes, cert: None, proxy: None, timeout: Duration::from_secs(5) }
+    PluginSettings { links: vec![], indexes, cert: None, proxy: None, timeout: Duration::from_secs(5) }
 }
 
 /// Starts a server that sends the given responses in order; returns its address and the heads of the requests.
@@ -160,7 +160,7 @@ fn wheel_folder_needs_no_network() {
     fs::write(folder.path().join(name()), "the wheel").unwrap();
     let path = folder.path().to_str().unwrap();
     for links in [path.to_string(), format!("file://{path}")] {
-        let index = WheelIndex::new(Settings { links: vec![links], ..settings(&[]) }).unwrap();
+        let index = WheelIndex::new(PluginSettings { links: vec![links], ..settings(&[]) }).unwrap();
         assert_eq!(downloaded(&index, &wheel("ab")).unwrap(), "the wheel");
     }
     let none = WheelIndex::new(settings(&[])).unwrap();
@@ -170,18 +170,19 @@ fn wheel_folder_needs_no_network() {
 #[test]
 fn page_is_requested_through_proxy() {
     let (proxy, heads) = serving(vec![answer("404 Not Found", "", "")]);
-    let settings = Settings { proxy: Some(format!("http://{proxy}")), ..settings(&["http://mirror.invalid".into()]) };
+    let settings =
+        PluginSettings { proxy: Some(format!("http://{proxy}")), ..settings(&["http://mirror.invalid".into()]) };
     assert!(downloaded(&WheelIndex::new(settings).unwrap(), &wheel("ab")).is_err());
     let head = heads.recv().unwrap();
     assert!(head.contains("mirror.invalid"), "{head}");
-    let wrong = Settings { proxy: Some("not a url".into()), ..super::tests::settings(&[]) };
+    let wrong = PluginSettings { proxy: Some("not a url".into()), ..super::tests::settings(&[]) };
     assert!(WheelIndex::new(wrong).err().unwrap().to_string().contains("PIP_PROXY: not a url"));
 }
 
 #[test]
 fn file_without_certificate_is_reported() {
     let error = |cert: &Path| {
-        let settings = Settings { cert: Some(cert.into()), ..settings(&[]) };
+        let settings = PluginSettings { cert: Some(cert.into()), ..settings(&[]) };
         WheelIndex::new(settings).err().unwrap().to_string()
     };
     assert!(error(Path::new("/nowhere.pem")).starts_with("PIP_CERT: /nowhere.pem: cannot read"));

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use ndarray::{Array2, Array4};
 use serde_json::{Value, json};
 
-use super::{FormPart, ParsedConfig, TestConverter, at};
+use super::{ParsedConfig, TestConverter, TestPart, at};
 use crate::config::{ExtendAt, Pipeline};
 use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
 use crate::serve::error::ApiError;
@@ -51,7 +51,7 @@ fn form(
     let named = files.iter().map(|(name, _)| format!("name=\"{name}\"; filename=\"../a\""));
     let heads: Vec<String> = heads.chain(named).collect();
     let contents = fields.iter().map(|(_, text)| text.as_bytes()).chain(files.iter().map(|(_, bytes)| *bytes));
-    let parts: Vec<FormPart> = heads.iter().map(String::as_str).zip(contents).collect();
+    let parts: Vec<TestPart> = heads.iter().map(String::as_str).zip(contents).collect();
     server.accept(server.read_form(&parts)?, endpoint)
 }
 

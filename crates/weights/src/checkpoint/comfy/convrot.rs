@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::checkpoint::TensorView;
-use crate::checkpoint::view::decoder::Decoder;
+use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
 
 /// Columns of a group: the only size in published files.
@@ -20,7 +20,7 @@ const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -
 /// Rotates groups of the inner decoder's values back.
 #[derive(Debug)]
 pub(super) struct Rotated {
-    inner: Arc<dyn Decoder>,
+    inner: Arc<dyn NumberDecoder>,
     /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part
     /// of its columns.
     quarter: Vec<[[f32; LANES]; QUARTER]>,
@@ -28,7 +28,7 @@ pub(super) struct Rotated {
 
 impl Rotated {
     /// `inner` must decode each element by itself; [`GROUP`] must divide the number of columns.
-    pub(super) fn new(inner: Arc<dyn Decoder>) -> Self {
+    pub(super) fn new(inner: Arc<dyn NumberDecoder>) -> Self {
         let sign = |row: usize, column: usize| {
             [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
         };
@@ -66,7 +66,7 @@ impl Rotated {
     }
 }
 
-impl Decoder for Rotated {
+impl NumberDecoder for Rotated {
     fn unit(&self) -> (usize, usize) {
         (GROUP, GROUP * self.inner.unit().1)
     }

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use super::Layer;
+use super::QuantizedLayer;
 use crate::checkpoint::TensorView;
-use crate::checkpoint::view::decoder::Decoder;
+use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
 
 /// Values per block.
@@ -29,7 +29,7 @@ struct Nvfp4 {
 }
 
 /// Restores a layer.
-pub(super) fn restore(layer: &mut Layer) -> Result<(), WeightsError> {
+pub(super) fn restore(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     let [rows, bytes] = layer.matrix()?;
     let columns = 2 * bytes;
     if !columns.is_multiple_of(BLOCK) {
@@ -41,7 +41,7 @@ pub(super) fn restore(layer: &mut Layer) -> Result<(), WeightsError> {
     layer.decode("nvfp4", [rows, columns], Arc::new(Nvfp4 { columns, blocks, whole }))
 }
 
-impl Decoder for Nvfp4 {
+impl NumberDecoder for Nvfp4 {
     fn unit(&self) -> (usize, usize) {
         (BLOCK, BLOCK / 2)
     }

@@ -15,7 +15,7 @@ use ltx2_stablehlo::{DType, F8};
 const BLOCK: usize = 1 << 16;
 
 /// Layout of a tensor's codes.
-pub(in crate::checkpoint) trait Decoder: fmt::Debug + Send + Sync {
+pub(in crate::checkpoint) trait NumberDecoder: fmt::Debug + Send + Sync {
     /// Returns the number of elements that are decoded together, and the number of bytes of their codes.
     fn unit(&self) -> (usize, usize);
 
@@ -40,7 +40,7 @@ pub(in crate::checkpoint) enum Codes {
     E5M2,
 }
 
-impl Decoder for Codes {
+impl NumberDecoder for Codes {
     fn unit(&self) -> (usize, usize) {
         match self {
             Codes::Plain(dtype) => (1, dtype.size()),
@@ -60,7 +60,7 @@ impl Decoder for Codes {
 /// Values combined with an operand of their row: a scale or a zero point.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct ByRow {
-    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
+    pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
     /// Index of the first element of the first row.
     pub(in crate::checkpoint) start: usize,
     /// Elements per row.
@@ -71,7 +71,7 @@ pub(in crate::checkpoint) struct ByRow {
     pub(in crate::checkpoint) apply: fn(f32, f32) -> f32,
 }
 
-impl Decoder for ByRow {
+impl NumberDecoder for ByRow {
     fn unit(&self) -> (usize, usize) {
         self.inner.unit()
     }
@@ -104,11 +104,11 @@ impl Decoder for ByRow {
 /// Values to which a number is added.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct Shifted {
-    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
+    pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
     pub(in crate::checkpoint) number: f32,
 }
 
-impl Decoder for Shifted {
+impl NumberDecoder for Shifted {
     fn unit(&self) -> (usize, usize) {
         self.inner.unit()
     }
@@ -127,11 +127,11 @@ impl Decoder for Shifted {
 /// Values rounded to a 16-bit type, as the tensor is defined in that type.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct Rounded {
-    pub(in crate::checkpoint) inner: Arc<dyn Decoder>,
+    pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
     pub(in crate::checkpoint) dtype: DType,
 }
 
-impl Decoder for Rounded {
+impl NumberDecoder for Rounded {
     fn unit(&self) -> (usize, usize) {
         self.inner.unit()
     }
@@ -163,7 +163,7 @@ impl TensorView {
     /// Decodes values from byte `offset` of the decoded tensor. Needs memory for one block of codes and values.
     pub(in crate::checkpoint) fn decode_at(
         &self,
-        decoder: &dyn Decoder,
+        decoder: &dyn NumberDecoder,
         offset: usize,
         into: &mut [u8],
     ) -> Result<(), WeightsError> {
