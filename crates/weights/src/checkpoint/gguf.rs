@@ -222,7 +222,9 @@ pub(super) fn open(
         return Err(bad(format!("`general.alignment` is {alignment}, not a power of two")));
     }
     if let Some(count) = number("split.count").filter(|count| *count > 1) {
-        return Err(bad(format!("is one of {count} parts of a model; merge them with `llama-gguf-split --merge`")));
+        return Err(bad(format!(
+            "is one of {count} parts of a model; merge the parts with `llama-gguf-split` of llama.cpp"
+        )));
     }
     let data = reader.at.checked_next_multiple_of(alignment).ok_or_else(|| bad("sizes overflow".into()))?;
     let size = shard.size;

@@ -120,6 +120,7 @@ fn damaged_gguf_files_are_errors() {
         bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         open(&bytes)
     };
+    fails(open(&gguf(&[("split.count", "3")], &[])), &["x.gguf", "one of 3 parts of a model", "llama-gguf-split"]);
     // Numbers of tensors and of metadata values, and the length of the first key.
     for at in [8, 16, 24] {
         for count in [u64::MAX, 1 << 40] {
