@@ -1,5 +1,5 @@
 //! Interface of the model: converts requests into jobs and describes what requests may contain. A
-//! [`Device`](super::device::Device) runs the jobs.
+//! [`Device`](super::device::JobDevice) runs the jobs.
 
 use std::path::Path;
 

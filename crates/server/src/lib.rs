@@ -5,8 +5,8 @@
 //!    polls, SSE, files    durable transitions     owns the model    MP4, JPEG, sidecar
 //! ```
 //!
-//! A [`Generator`](generator::Generator) converts a request into an [`Accepted`](job::Accepted) job,
-//! [`Jobs`](jobs::Jobs) holds every job and its state, [`worker`] runs jobs on a [`Device`](device::Device) in an order
+//! A [`Generator`](generator::Generator) converts a request into an [`Accepted`](job::AcceptedJob) job,
+//! [`Jobs`](jobs::Jobs) holds every job and its state, [`worker`] runs jobs on a [`Device`](device::JobDevice) in an order
 //! that needs few changes of programs and LoRAs, and [`store`] persists them. This crate knows no model: the generator
 //! and the device are given to [`Server::start`](server::Server::start).
 
