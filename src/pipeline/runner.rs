@@ -41,7 +41,7 @@ pub struct Runner {
     pub(super) tables: BTreeMap<(String, usize), Rc<UploadedTables>>,
 }
 
-/// Everything that a cached network depends on, except the model's files.
+/// Everything that a cached network depends on, except the model, which is fixed for a runner.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct NetworkKey {
     program: ProgramKind,
