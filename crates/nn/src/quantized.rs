@@ -32,7 +32,7 @@ impl Weight {
 
 /// Returns the largest value of an 8-bit type. Quantization scales the largest magnitude of each row to it; integers
 /// range from -127 to 127.
-pub fn largest(dtype: DType) -> f32 {
+fn largest(dtype: DType) -> f32 {
     if dtype == DType::I8 { f32::from(i8::MAX) } else { F8::MAX }
 }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use ltx2_pjrt::SharedBytes;
 use ltx2_stablehlo::DType;
+use ltx2_weights::quantize::{Quantized, QuantizedForm, quantize};
+use ltx2_weights::tensor::{Tensor, TensorError};
 
 /// A tensor as stored in a checkpoint.
 pub struct StoredTensor {
@@ -19,6 +21,37 @@ pub struct StoredTensor {
     pub file: PathBuf,
     /// Name in the file, for error messages.
     pub key: String,
+}
+
+impl StoredTensor {
+    /// Returns the stored scale of each row; 1 without stored scales.
+    fn row_scales(&self) -> Vec<f32> {
+        let rows = self.shape.first().copied().unwrap_or(1);
+        self.scales.as_deref().unwrap_or(&[1.0]).iter().copied().cycle().take(rows).collect()
+    }
+
+    /// Quantizes a float matrix `[rows, columns]`. The stored scales of 8-bit floats become part of the new scales.
+    pub(super) fn quantized(&self, form: QuantizedForm) -> Quantized {
+        let columns = self.shape.last().copied().unwrap_or(1);
+        let mut quantized = quantize(form, self.dtype, columns, self.bytes.bytes());
+        quantized.scales.iter_mut().zip(self.row_scales()).for_each(|(scale, stored)| *scale *= stored);
+        quantized
+    }
+
+    /// Returns the dequantization scale of each row of a float matrix in this form: the stored one if the matrix is
+    /// stored in it.
+    pub(super) fn scales_in(&self, form: QuantizedForm) -> Vec<f32> {
+        if self.dtype == form.dtype() { self.row_scales() } else { self.quantized(form).scales }
+    }
+
+    /// Converts a tensor of 8-bit floats to f32, multiplying each row by its scale.
+    pub(super) fn widened(&self) -> Result<Tensor, TensorError> {
+        let mut wide = Tensor::from_bytes(self.dtype, &self.shape, self.bytes.bytes())?.to_f32();
+        for (mut row, scale) in wide.outer_iter_mut().zip(self.row_scales()) {
+            row *= scale;
+        }
+        Ok(Tensor::F32(wide))
+    }
 }
 
 /// A tensor that can be read from a file piece by piece.
@@ -49,4 +82,35 @@ pub trait ParameterSource: Sync {
     /// # Errors
     /// Returns one line with file and tensor name if the tensor cannot be found or read, or has non-finite values.
     fn tensor(&self, component: &'static str, key: &str) -> Result<StoredTensor, String>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F8E4M3FN: DType = DType::F8E4M3FN;
+
+    fn stored_tensor(scales: Option<Vec<f32>>) -> StoredTensor {
+        let tensor = Tensor::from(ndarray::arr2(&[[1.0f32, -2.0], [8.0, 448.0]])).cast(F8E4M3FN).expect("f8");
+        let bytes = SharedBytes::from(tensor.bytes().into_owned());
+        let (file, key) = ("a.safetensors".into(), "w".into());
+        StoredTensor { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes, scales, file, key }
+    }
+
+    #[test]
+    fn stored_float8_scales_carry_over_to_int8() {
+        let Quantized { codes, scales } = stored_tensor(Some(vec![0.5, 0.25])).quantized(QuantizedForm::Int8);
+        assert_eq!(codes.iter().map(|code| code.cast_signed()).collect::<Vec<_>>(), [64, -127, 2, 127]);
+        assert_eq!(scales, [2.0 / 127.0 * 0.5, 448.0 / 127.0 * 0.25]);
+    }
+
+    #[test]
+    fn tensors_stored_in_8_bits_keep_their_scales() {
+        for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
+            let t = stored_tensor(given);
+            assert_eq!(t.scales_in(QuantizedForm::Fp8), want);
+            let wide = t.widened().expect("f8").to_f32();
+            assert_eq!(wide.as_slice().expect("dense"), [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);
+        }
+    }
 }

@@ -23,7 +23,6 @@ pub mod platforms;
 mod plugin_flags;
 mod process_locks;
 pub mod processes;
-mod quantize;
 mod random;
 mod sharded_tensor;
 mod target;

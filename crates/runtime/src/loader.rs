@@ -8,7 +8,6 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::checkpoint_tensor::{FileTensor, ParameterSource, ReadPiece};
 use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
-use super::quantize;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
 use super::watch::WaitDescription;
 use ltx2_base::failpoint;
@@ -16,6 +15,7 @@ use ltx2_base::threads;
 use ltx2_nn::{Param, Source};
 use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
 use ltx2_stablehlo::{DType, Program};
+use ltx2_weights::quantize::QuantizedForm;
 use ltx2_weights::tensor::Tensor;
 
 /// Bytes per read: large enough for disk and device-link throughput, small enough to keep all readers busy.
@@ -484,13 +484,14 @@ fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Resul
     if !stored.dtype.is_float() {
         return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
+    let form = |dtype| if dtype == DType::I8 { QuantizedForm::Int8 } else { QuantizedForm::Fp8 };
     Ok(match (&param.source, stored.dtype, param.ty.dtype) {
-        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&quantize::scales(&stored, *of)?).to_vec().into(),
+        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&stored.scales_in(form(*of))).to_vec().into(),
         (_, file, wanted) if file == wanted => stored.bytes,
-        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => quantize::narrow(&stored, narrow)?.into(),
+        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => stored.quantized(form(narrow)).codes.into(),
         (_, file, wanted) => {
             let wide = match file {
-                DType::F8E4M3FN => quantize::widened(&stored)?,
+                DType::F8E4M3FN => stored.widened()?,
                 _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,
             };
             wide.cast(wanted)?.bytes().into_owned().into()

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::view::decoder::{ByRow, Codes, NumberDecoder};
 use super::{Checkpoint, TensorView};
 use crate::error::WeightsError;
+use crate::rotation::GROUP;
 use ltx2_stablehlo::DType;
 
 mod convrot;
@@ -100,16 +101,16 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
         Some(true) => Some(layer.conf["convrot_groupsize"].as_u64().unwrap_or(256)),
         _ => None,
     };
-    let is_known = |group: u64| group == convrot::GROUP as u64 && columns.is_multiple_of(convrot::GROUP);
+    let is_known = |group: u64| group == GROUP as u64 && columns.is_multiple_of(GROUP);
     if let Some(group) = group.filter(|group| !is_known(*group)) {
-        let why = format!("but {columns} columns in groups of {group} are not whole groups of {}", convrot::GROUP);
+        let why = format!("but {columns} columns in groups of {group} are not whole groups of {}", GROUP);
         return Err(layer.refused(&why));
     }
     let operand = layer.scales("weight_scale", "f32", &[1, rows])?;
     let inner = Arc::new(Codes::Plain(DType::I8));
     let scaled = Arc::new(ByRow { start: 0, columns, inner, operand, apply: |v, s| v * s });
     match group {
-        Some(_) => layer.decode("int8-convrot", [rows, columns], Arc::new(convrot::Rotated::new(scaled))),
+        Some(_) => layer.decode("int8-convrot", [rows, columns], Arc::new(convrot::Rotated(scaled))),
         None => layer.decode("int8", [rows, columns], scaled),
     }
 }

@@ -1,83 +1,29 @@
-//! int8-convrot: weights whose rows were multiplied, in groups of 256 columns, by a Hadamard matrix before quantization.
+//! int8-convrot: weights whose rows were rotated, in groups of 256 columns, before quantization.
 
 use std::sync::Arc;
 
 use crate::checkpoint::TensorView;
 use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
+use crate::rotation::{GROUP, rotate};
 
-/// Columns of a group: the only size in published files.
-pub(super) const GROUP: usize = 256;
-const QUARTER: usize = GROUP / 4;
-/// Columns whose sums are computed together, because they fit into registers.
-const LANES: usize = 16;
-const PARTS: usize = QUARTER / LANES;
-
-/// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
-/// own inverses.
-const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
-
-/// Rotates groups of the inner decoder's values back.
+/// Rotates groups of the inner decoder's values back. The inner decoder must decode each element by itself, and
+/// [`GROUP`] must divide the number of columns.
 #[derive(Debug)]
-pub(super) struct Rotated {
-    inner: Arc<dyn NumberDecoder>,
-    /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part
-    /// of its columns.
-    quarter: Vec<[[f32; LANES]; QUARTER]>,
-}
-
-impl Rotated {
-    /// `inner` must decode each element by itself; [`GROUP`] must divide the number of columns.
-    pub(super) fn new(inner: Arc<dyn NumberDecoder>) -> Self {
-        let sign = |row: usize, column: usize| {
-            [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
-        };
-        let factor = |row, column| sign(row, column) / (GROUP as f32).sqrt();
-        let part = |part| std::array::from_fn(|row| std::array::from_fn(|lane| factor(row, part * LANES + lane)));
-        Rotated { inner, quarter: (0..PARTS).map(part).collect() }
-    }
-
-    /// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the
-    /// products of each half in order, and then the halves. The four quarters of the result differ only in the signs of
-    /// the products of each quarter of the group.
-    fn rotate(&self, group: &mut [f32]) {
-        let mut result = [[[0f32; LANES]; PARTS]; 4];
-        for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
-            let (first, second) = values.split_at(QUARTER);
-            for (part, rows) in self.quarter.iter().enumerate() {
-                let mut plus = [0f32; LANES];
-                for (value, row) in first.iter().zip(rows) {
-                    plus = std::array::from_fn(|lane| plus[lane] + value * row[lane]);
-                }
-                let mut minus = plus;
-                for (value, row) in second.iter().zip(rows) {
-                    let product: [f32; LANES] = std::array::from_fn(|lane| value * row[lane]);
-                    plus = std::array::from_fn(|lane| plus[lane] + product[lane]);
-                    minus = std::array::from_fn(|lane| minus[lane] - product[lane]);
-                }
-                for (i, result) in result.iter_mut().enumerate() {
-                    let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
-                    let sums = if first == second { &plus } else { &minus };
-                    result[part].iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
-                }
-            }
-        }
-        group.copy_from_slice(result.as_flattened().as_flattened());
-    }
-}
+pub(super) struct Rotated(pub(super) Arc<dyn NumberDecoder>);
 
 impl NumberDecoder for Rotated {
     fn unit(&self) -> (usize, usize) {
-        (GROUP, GROUP * self.inner.unit().1)
+        (GROUP, GROUP * self.0.unit().1)
     }
 
     fn decode(&self, first: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
-        self.inner.decode(first, codes, values)?;
-        values.chunks_exact_mut(GROUP).for_each(|group| self.rotate(group));
+        self.0.decode(first, codes, values)?;
+        rotate(values);
         Ok(())
     }
 
     fn operands(&self) -> Vec<&TensorView> {
-        self.inner.operands()
+        self.0.operands()
     }
 }

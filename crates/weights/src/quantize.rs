@@ -1,0 +1,125 @@
+//! Quantization of weight matrices to 8 bits, with one scale per row.
+
+use rayon::prelude::*;
+
+use super::checkpoint::widen;
+pub use super::rotation::GROUP;
+use super::rotation::rotate;
+use ltx2_stablehlo::{DType, F8};
+
+/// 8-bit form of a weight matrix `[out, in]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedForm {
+    /// Floats with 4 exponent and 3 mantissa bits; the largest magnitude of a row becomes 448.
+    Fp8,
+    /// Integers; the largest magnitude of a row becomes 127.
+    Int8,
+    /// Integers of rows that are first rotated in groups of [`GROUP`] columns, as in ComfyUI's int8-convrot files.
+    Int8Convrot,
+}
+
+impl QuantizedForm {
+    /// Returns the element type of the codes.
+    pub fn dtype(self) -> DType {
+        if self == QuantizedForm::Fp8 { DType::F8E4M3FN } else { DType::I8 }
+    }
+
+    /// Returns the largest code.
+    fn largest(self) -> f32 {
+        if self == QuantizedForm::Fp8 { F8::MAX } else { f32::from(i8::MAX) }
+    }
+
+    /// Whether matrices with this number of columns have the form.
+    pub fn fits(self, columns: usize) -> bool {
+        self != QuantizedForm::Int8Convrot || columns.is_multiple_of(GROUP)
+    }
+}
+
+/// A quantized matrix. Its values, rotated if the form is [`QuantizedForm::Int8Convrot`], are the codes multiplied by
+/// the scales of their rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    /// One byte per value, in row-major order.
+    pub codes: Vec<u8>,
+    /// One scale per row.
+    pub scales: Vec<f32>,
+}
+
+/// Quantizes a row-major matrix of `columns` columns, whose little-endian values have the float type `dtype`. Rows are
+/// processed in parallel.
+///
+/// # Panics
+/// Panics if `dtype` is not a float type, or if the form does not [fit](QuantizedForm::fits).
+pub fn quantize(form: QuantizedForm, dtype: DType, columns: usize, values: &[u8]) -> Quantized {
+    assert!(dtype.is_float() && form.fits(columns), "{form:?} of {columns} columns of {dtype}");
+    let row = columns.max(1) * dtype.size();
+    let mut codes = vec![0; values.len() / dtype.size()];
+    let mut scales = vec![0.0; values.len() / row];
+    let rows = values.par_chunks_exact(row).zip(codes.par_chunks_exact_mut(columns.max(1))).zip(&mut scales);
+    rows.for_each_init(
+        || vec![0.0; columns],
+        |wide, ((bytes, codes), scale)| {
+            widen(dtype, bytes, wide);
+            *scale = quantize_row(form, wide, codes);
+        },
+    );
+    Quantized { codes, scales }
+}
+
+/// Quantizes a row: writes the codes, and returns the scale. Integers have the bits of comfy-kitchen's f32 kernels on a
+/// CPU. The smallest scale is 1e-30, because a row of zeros cannot be divided by zero.
+fn quantize_row(form: QuantizedForm, row: &mut [f32], codes: &mut [u8]) -> f32 {
+    if form == QuantizedForm::Int8Convrot {
+        rotate(row);
+    }
+    let largest = row.iter().fold(0f32, |most, v| most.max(v.abs()));
+    let scale = (largest / form.largest()).max(1e-30);
+    match form {
+        QuantizedForm::Fp8 => {
+            let inverse = scale.recip();
+            codes.iter_mut().zip(row).for_each(|(code, v)| *code = F8::from_f32(*v * inverse).0);
+        }
+        QuantizedForm::Int8 | QuantizedForm::Int8Convrot => {
+            codes
+                .iter_mut()
+                .zip(row)
+                .for_each(|(code, v)| *code = ((*v / scale).round_ties_even() as i8).cast_unsigned());
+        }
+    }
+    scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Tensor;
+
+    fn quantized(form: QuantizedForm, tensor: &Tensor) -> Quantized {
+        quantize(form, tensor.dtype(), tensor.shape()[1], &tensor.bytes())
+    }
+
+    #[test]
+    fn each_row_is_scaled_to_the_full_range() {
+        let wide = Tensor::from(ndarray::arr2(&[[1.0f32, -0.5, 0.25], [0.0, 0.0, 0.0], [-3.0, 300.0, 896.0]]));
+        for tensor in [wide.clone(), wide.cast(DType::BF16).expect("bf16"), wide.cast(DType::F16).expect("f16")] {
+            let Quantized { codes, scales } = quantized(QuantizedForm::Fp8, &tensor);
+            let codes: Vec<f32> = codes.iter().map(|code| f32::from(F8(*code))).collect();
+            assert_eq!(codes, [448.0, -224.0, 112.0, 0.0, 0.0, 0.0, -1.5, 144.0, 448.0]);
+            assert_eq!(scales, [1.0 / 448.0, 1e-30, 2.0]);
+        }
+    }
+
+    /// Ties round to even; the range is symmetric around 0.
+    #[test]
+    fn integers_round_to_nearest_even() {
+        let wide = Tensor::from(ndarray::arr2(&[
+            [127.0f32, -127.0, 0.5, 1.5],
+            [0.0, 0.0, 0.0, 0.0],
+            [-2.54, 1.28, 0.0, 0.01],
+        ]));
+        let Quantized { codes, scales } = quantized(QuantizedForm::Int8, &wide);
+        let codes: Vec<i8> = codes.iter().map(|code| code.cast_signed()).collect();
+        assert_eq!(codes, [127, -127, 0, 2, 0, 0, 0, 0, -127, 64, 0, 0]);
+        assert_eq!(scales, [1.0, 1e-30, 2.54 / 127.0]);
+    }
+}

@@ -1,0 +1,59 @@
+//! The regular Hadamard rotation that int8-convrot applies to groups of 256 inputs of a linear layer.
+
+use std::sync::LazyLock;
+
+/// Columns of a group: the only size in published files.
+pub(crate) const GROUP: usize = 256;
+const QUARTER: usize = GROUP / 4;
+/// Columns whose sums are computed together, because they fit into registers.
+const LANES: usize = 16;
+const PARTS: usize = QUARTER / LANES;
+
+/// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
+/// own inverses.
+const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
+
+/// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part of
+/// its columns.
+static MATRIX: LazyLock<Vec<[[f32; LANES]; QUARTER]>> = LazyLock::new(|| {
+    let sign = |row: usize, column: usize| {
+        [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
+    };
+    let factor = |row, column| sign(row, column) / (GROUP as f32).sqrt();
+    let part = |part| std::array::from_fn(|row| std::array::from_fn(|lane| factor(row, part * LANES + lane)));
+    (0..PARTS).map(part).collect()
+});
+
+/// Multiplies each group of [`GROUP`] values by the matrix. Applied twice, it returns the original values up to
+/// rounding.
+pub(crate) fn rotate(values: &mut [f32]) {
+    values.chunks_exact_mut(GROUP).for_each(|group| rotate_group(group, &MATRIX));
+}
+
+/// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the products
+/// of each half in order, and then the halves. The four quarters of the result differ only in the signs of the products
+/// of each quarter of the group.
+fn rotate_group(group: &mut [f32], matrix: &[[[f32; LANES]; QUARTER]]) {
+    let mut result = [[[0f32; LANES]; PARTS]; 4];
+    for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
+        let (first, second) = values.split_at(QUARTER);
+        for (part, rows) in matrix.iter().enumerate() {
+            let mut plus = [0f32; LANES];
+            for (value, row) in first.iter().zip(rows) {
+                plus = std::array::from_fn(|lane| plus[lane] + value * row[lane]);
+            }
+            let mut minus = plus;
+            for (value, row) in second.iter().zip(rows) {
+                let product: [f32; LANES] = std::array::from_fn(|lane| value * row[lane]);
+                plus = std::array::from_fn(|lane| plus[lane] + product[lane]);
+                minus = std::array::from_fn(|lane| minus[lane] - product[lane]);
+            }
+            for (i, result) in result.iter_mut().enumerate() {
+                let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
+                let sums = if first == second { &plus } else { &minus };
+                result[part].iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
+            }
+        }
+    }
+    group.copy_from_slice(result.as_flattened().as_flattened());
+}
