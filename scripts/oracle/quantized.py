@@ -42,7 +42,8 @@ def comfy(folder):
     codes, scale = ck.quantize_int8_rowwise(torch.randn(3, 20))
     layer("int8", {"format": "int8_tensorwise"}, weight=codes, weight_scale=scale)
     want["int8"] = ck.dequantize_int8_simple(codes, scale)
-    codes, scale = ck.quantize_int8_convrot_weight(torch.randn(4, 512), 256)
+    want["original"] = torch.randn(4, 512)
+    codes, scale = ck.quantize_int8_convrot_weight(want["original"], 256)
     rotated = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
     layer("convrot", rotated, weight=codes, weight_scale=scale)
     want["convrot"] = ck.dequantize_int8_convrot_weight(codes, scale, 256)

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 /// Columns of a group: the only size in published files.
-pub(crate) const GROUP: usize = 256;
+pub const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
 /// Columns whose sums are computed together, because they fit into registers.
 const LANES: usize = 16;

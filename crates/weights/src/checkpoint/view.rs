@@ -9,6 +9,7 @@ use ltx2_stablehlo::DType;
 use super::shard::ShardFile;
 use crate::error::WeightsError;
 use crate::tensor::Tensor;
+use crate::validate::finite_tensor;
 
 pub(super) mod decoder;
 
@@ -77,6 +78,22 @@ impl TensorView {
         let mut bytes = vec![0; self.size()];
         self.read_at(0, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Returns the codes of an int8-convrot matrix `[rows, columns]`, 8-bit integers, and the scale of each row. `None`:
+    /// the tensor is stored in another form.
+    ///
+    /// # Errors
+    /// Returns an error if the scales cannot be read or are not finite.
+    pub fn rotated_codes(&self) -> Result<Option<(TensorView, Vec<f32>)>, WeightsError> {
+        let scales = self.decoder.as_ref().and_then(|decoder| decoder.rotated_scales());
+        let (Some(scales), &[rows, columns]) = (scales, &*self.shape) else { return Ok(None) };
+        let first = self.first / columns.max(1);
+        let scales = finite_tensor(scales)?.to_f32().into_iter().collect::<Vec<f32>>();
+        let scales = if let [one] = *scales { vec![one; rows] } else { scales[first..first + rows].to_vec() };
+        let start = self.range.start + self.first as u64;
+        let range = start..start + (rows * columns) as u64;
+        Ok(Some((TensorView { dtype: DType::I8, decoder: None, first: 0, range, ..self.clone() }, scales)))
     }
 
     /// Returns the path of the file that contains the tensor.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::super::quantize::{Quantized, QuantizedForm, quantize};
 use super::super::*;
 use super::{fails, put, safetensors};
 use ltx2_stablehlo::DType;
@@ -64,6 +65,27 @@ fn comfy_kitchen_values_are_equal_in_every_bit() {
     let kinds: Vec<String> =
         file.headers().filter(|(name, ..)| name.ends_with(".weight")).map(|(_, kind, _)| kind).collect();
     assert_eq!(kinds, ["int8-convrot", "f8_e4m3", "f32", "int8", "nvfp4"]);
+}
+
+#[test]
+fn int8_convrot_codes_are_read_unchanged_and_equal_those_of_comfy_kitchen() {
+    let mut file = open(&fixture("comfy.safetensors"));
+    let codes_of = |file: &Checkpoint, name: &str| {
+        let found = file.get(name).expect("there").rotated_codes().expect("readable");
+        found.map(|(codes, scales)| (codes.shape().to_vec(), codes.read().expect("readable"), scales))
+    };
+    let (shape, codes, scales) = codes_of(&file, "convrot.weight").expect("int8-convrot");
+    assert_eq!((shape, codes.len(), scales.len()), (vec![4, 512], 2048, 4));
+    let original = open(&fixture("comfy_values.safetensors")).get("original").expect("there").read().expect("readable");
+    assert_eq!(
+        quantize(QuantizedForm::Int8Convrot, DType::F32, 512, &original),
+        Quantized { codes: codes.clone(), scales: scales.clone() }
+    );
+    file.split_rows("convrot.weight", &["a", "b"].map(String::from)).expect("even rows");
+    assert_eq!(codes_of(&file, "b"), Some((vec![2, 512], codes[1024..].to_vec(), scales[2..].to_vec())));
+    assert!(["int8.weight", "e4m3.weight", "nvfp4.weight"].iter().all(|name| codes_of(&file, name).is_none()));
+    file.add_to_all("b", 1.0).expect("there");
+    assert_eq!(codes_of(&file, "b"), None, "the values are computed");
 }
 
 #[test]

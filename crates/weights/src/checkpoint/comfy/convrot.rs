@@ -26,4 +26,8 @@ impl NumberDecoder for Rotated {
     fn operands(&self) -> Vec<&TensorView> {
         self.0.operands()
     }
+
+    fn rotated_scales(&self) -> Option<&TensorView> {
+        self.0.operands().first().copied()
+    }
 }

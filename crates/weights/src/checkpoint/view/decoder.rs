@@ -29,6 +29,12 @@ pub(in crate::checkpoint) trait NumberDecoder: fmt::Debug + Send + Sync {
     fn operands(&self) -> Vec<&TensorView> {
         Vec::new()
     }
+
+    /// Returns the scales, one per row or one for all, if the codes are 8-bit integers of rotated rows (int8-convrot),
+    /// otherwise `None`.
+    fn rotated_scales(&self) -> Option<&TensorView> {
+        None
+    }
 }
 
 /// Codes of one value each, without scales.
