@@ -220,7 +220,7 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     server(&["runtime.activations"], |f, _| {
         let why = or_remove(message!["only int8 weights use ", This, "; set runtime.weights to int8 too"]);
-        f.unless(f.config.runtime.weights == WeightType::Int8, why)
+        f.unless(matches!(f.config.runtime.weights, WeightType::Int8 | WeightType::Int8Convrot), why)
     }),
     server(&["runtime.tiling"], |f, _| match f.spec().generates_video {
         true => None,

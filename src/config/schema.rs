@@ -846,7 +846,7 @@ with_defaults! {
         pub dtype: Dtype = Dtype::Bf16,
         /// Storage type of the transformer block weights, regardless of the checkpoint's type.
         pub weights: WeightType = WeightType::Bf16,
-        /// Type of the activations that are multiplied with `int8` weights.
+        /// Type of the activations that are multiplied with `int8` or `int8-convrot` weights.
         pub activations: ActivationType = ActivationType::Bf16,
         /// Implementation whose rounding order the bf16 forward pass follows.
         pub numerics: Numerics = Numerics::Default,
@@ -986,6 +986,10 @@ pub enum WeightType {
     Fp8,
     /// 8-bit integers; `runtime.activations` selects the type of the activations that are multiplied with them.
     Int8,
+    /// 8-bit integers of rotated weights, as ComfyUI's int8-convrot files store them, in all blocks of the transformer
+    /// and of the connectors; activations are rotated too.
+    #[serde(rename = "int8-convrot")]
+    Int8Convrot,
 }
 
 /// Type of the activations that are multiplied with 8-bit integer weights.

@@ -50,6 +50,8 @@ fn precision(config: &Config) -> Option<String> {
         (WeightType::Fp8, _) => Some("fp8"),
         (WeightType::Int8, ActivationType::Int8) => Some("int8"),
         (WeightType::Int8, ActivationType::Bf16) => Some("int8 weights"),
+        (WeightType::Int8Convrot, ActivationType::Int8) => Some("int8-convrot"),
+        (WeightType::Int8Convrot, ActivationType::Bf16) => Some("int8-convrot weights"),
     };
     let parts: Vec<&str> = wide.into_iter().chain(narrow).collect();
     (!parts.is_empty()).then(|| parts.join(", "))

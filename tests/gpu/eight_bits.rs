@@ -25,8 +25,11 @@ fn quantized_transformer_on_one_gpu_agrees_with_the_cpu() {
         tensors::write(&inputs, &given).expect("written");
         for (quantization, set) in [
             (Quantization::Fp8, &["runtime.weights=fp8"][..]),
-            (Quantization::Int8 { activations: false }, &["runtime.weights=int8"]),
-            (Quantization::Int8 { activations: true }, &["runtime.weights=int8", "runtime.activations=int8"]),
+            (Quantization::Int8 { activations: false, rotated: false }, &["runtime.weights=int8"]),
+            (
+                Quantization::Int8 { activations: true, rotated: false },
+                &["runtime.weights=int8", "runtime.activations=int8"],
+            ),
         ] {
             let build = Build { lowering, quantization, ..Build::new(DType::F32) };
             let own = run_case(&client, ProgramKind::Transformer, case, case.inputs.clone(), quick(), &build);

@@ -109,7 +109,7 @@ fn sampling_and_model_values_are_accepted_in_yaml_and_by_set() {
         ("model.decoder", &["auto", "conv", "diffusion"], &[]),
         ("model.duration_head", &["/head"], &[]),
         ("model.temporal_upsampler", &["/upsampler"], &[]),
-        ("runtime.weights", &["bf16", "fp8", "int8"], &[]),
+        ("runtime.weights", &["bf16", "fp8", "int8", "int8-convrot"], &[]),
         ("runtime.activations", &["bf16", "int8"], &["runtime.weights=int8"]),
     ];
     for (key, words, more) in words {

@@ -204,7 +204,12 @@ fn cases() -> Vec<Case> {
             let integers = Case::new("ltx2", platform).set("runtime.weights", "int8");
             all.push(integers.set("runtime.activations", activations));
         }
+        let rotated = Case::new("ltx2_5", platform).set("runtime.weights", "int8-convrot");
+        all.push(rotated.set("runtime.activations", "int8"));
     }
+    all.push(
+        Case::new("ltx2_5", CUDA).set("runtime.weights", "int8-convrot").set("layout", "sequence").on("context=2", 2),
+    );
     // Small models: nano and the reference's tiny models.
     all.extend(["nano", "nano_two_stage"].map(|nano| Case::new(nano, CPU)));
     all.push(Case::new("nano_2_0", CPU).set("model.path", "nano"));

@@ -1,22 +1,36 @@
 //! 8-bit transformers on the CPU plugin: their distance from wider ones, random and stored weights, and sharding.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2};
-use ltx2::hlo::{DType, DeviceMesh, F8};
+use safetensors::Dtype;
+use serde_json::json;
+
+use crate::support::passes::scattered;
+use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, single_file};
+use ltx2::analysis::{Module, report};
+use ltx2::av::Av;
+use ltx2::config::{Config, parse_mesh};
+use ltx2::hlo::{DType, DeviceMesh, F8, Type};
+use ltx2::models::Network;
+use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
-use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Quantization, Rule};
+use ltx2::nn::{
+    Axis, Build, ContextParallelPolicy, Layout, Lowering, Param, Params, Quantization, ROTATED_INPUTS, Rule, Source,
+    linear,
+};
 use ltx2::pipeline::output::tensors;
 use ltx2::pipeline::plan::origin::Weights;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
 use ltx2::pipeline::programs::configs::ModelConfigs;
-use ltx2::pipeline::programs::executor::Executor;
+use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::Client;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{ModelSource, Overrides};
+use ltx2::weights::quantize::{QuantizedForm, quantize};
+use ltx2::weights::{Component, ModelSource, Overrides};
 
 /// Maximum distance of a transformer's results from f32.
 const NEAR: f64 = 0.06;
@@ -25,8 +39,8 @@ const NEAR_OF_INTEGERS: f64 = 0.03;
 /// Maximum distance from bf16. The largest of all oracles is 0.0217, where the distance from f32 is 0.0139, and that of
 /// bf16 from f32 is 0.0116.
 const NEAR_BF16: f64 = 0.025;
-const WEIGHTS: Quantization = Quantization::Int8 { activations: false };
-const INTEGERS: Quantization = Quantization::Int8 { activations: true };
+const WEIGHTS: Quantization = Quantization::Int8 { activations: false, rotated: false };
+const INTEGERS: Quantization = Quantization::Int8 { activations: true, rotated: false };
 /// Minimum error of weights and activations rounded to three mantissa bits; bf16 is far below.
 const FAR: f64 = 0.01;
 
@@ -96,7 +110,7 @@ fn fp8_random_weights_are_the_rounded_f32_weights() {
 /// Writes a copy of a model whose blocks from the second one on are stored like Lightricks' 8-bit models: with a scale
 /// tensor for each weight and an unused one for activations.
 fn stored_narrow(model: &Path, folder: &Path) {
-    let wide = source(model).checkpoint(ltx2::weights::Component::Transformer).expect("weights");
+    let wide = source(model).checkpoint(Component::Transformer).expect("weights");
     let is_map = |name: &str| [".to_q.", ".to_k.", ".to_v.", ".to_out.", ".net."].iter().any(|m| name.contains(m));
     let mut all = Vec::new();
     for name in wide.names() {
@@ -284,4 +298,172 @@ fn int8_random_weights_are_the_rounded_f32_weights() {
     let distances = distances(&of(WEIGHTS), &of(Quantization::None));
     eprintln!("{distances:.4?}");
     assert!(distances.iter().all(|d| *d > 1e-4 && *d < NEAR_OF_INTEGERS), "{distances:?}");
+}
+
+const ROTATED_WEIGHTS: Quantization = Quantization::Int8 { activations: false, rotated: true };
+const ROTATED: Quantization = Quantization::Int8 { activations: true, rotated: true };
+
+/// Returns LTX-2.5's tiny transformer with whole groups of inputs, and a case with inputs of its text width.
+fn wide_transformer() -> (serde_json::Value, Case) {
+    let mut case = case("tiny_v2_5");
+    let config = std::fs::read_to_string(case.model.join("transformer/config.json")).expect("a file");
+    let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    config["num_layers"] = 1.into();
+    for key in ["attention_head_dim", "audio_attention_head_dim"] {
+        config[key] = (ROTATED_INPUTS / 2).into();
+    }
+    for key in ["cross_attention_dim", "audio_cross_attention_dim"] {
+        config[key] = ROTATED_INPUTS.into();
+    }
+    case.inputs.remove("video_keyframes_mask");
+    for name in ["encoder_hidden_states", "audio_encoder_hidden_states"] {
+        case.inputs.insert(name.into(), scattered(name, &[1, 8, ROTATED_INPUTS]));
+    }
+    (config, case)
+}
+
+/// Writes the transformer to three folders of `folder`, and opens them: with outliers in some columns of the blocks'
+/// weights, with these weights as int8-convrot, and with the values of the int8-convrot weights.
+fn rotated_models(config: &serde_json::Value, folder: &Path) -> [Arc<ModelSource>; 3] {
+    let c = TransformerConfig::from_json(config).expect("valid");
+    let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
+    let (mut wide, mut narrow) = (BTreeMap::new(), BTreeMap::new());
+    for (name, shape) in network.params.iter().flat_map(|p| p.source.tensors()) {
+        let columns = shape[shape.len() - 1];
+        let mut values = scattered(name, shape).to_f32() / (columns as f32).sqrt().min(32.0);
+        let is_gate = name.contains("to_gate_logits");
+        let layer = name.strip_suffix(".weight").filter(|_| name.starts_with("transformer_blocks.") && !is_gate);
+        let layer = layer.filter(|_| shape.len() == 2);
+        if layer.is_some() {
+            values.indexed_iter_mut().filter(|(at, _)| at[1] % 67 == 5).for_each(|(_, v)| *v *= 12.0);
+        }
+        let bytes = Tensor::F32(values).bytes().into_owned();
+        if let Some(layer) = layer {
+            let mut done = quantize(QuantizedForm::Int8Convrot, DType::F32, columns, &bytes);
+            // Codes that do not use the full range, and thus would change if the weights were quantized again.
+            done.codes.iter_mut().for_each(|c| *c = ((f32::from(c.cast_signed()) * 0.79) as i8).cast_unsigned());
+            let marker = json!({"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 256}).to_string();
+            let scales = done.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            narrow.insert(name.to_string(), (Dtype::I8, shape.to_vec(), done.codes));
+            narrow.insert(format!("{layer}.weight_scale"), (Dtype::F32, vec![shape[0], 1], scales));
+            narrow.insert(format!("{layer}.comfy_quant"), (Dtype::U8, vec![marker.len()], marker.into_bytes()));
+        } else {
+            narrow.insert(name.to_string(), (Dtype::F32, shape.to_vec(), bytes.clone()));
+        }
+        wide.insert(name.to_string(), (Dtype::F32, shape.to_vec(), bytes));
+    }
+    let write = |name: &str, tensors: &BTreeMap<_, _>| {
+        let part = folder.join(name).join("transformer");
+        std::fs::create_dir_all(&part).expect("a folder");
+        std::fs::copy("tests/fixtures/models/tiny_2_5/model_index.json", folder.join(name).join("model_index.json"))
+            .expect("copied");
+        std::fs::write(part.join("config.json"), config.to_string()).expect("written");
+        single_file::write(&part.join("diffusion_pytorch_model.safetensors"), tensors, None);
+        source(&folder.join(name))
+    };
+    let [wide, narrow] = [write("wide", &wide), write("narrow", &narrow)];
+    let stored = narrow.checkpoint(Component::Transformer).expect("weights");
+    let restored = stored.names().map(|name| {
+        let view = stored.get(name).expect("there");
+        (name.to_string(), (Dtype::F32, view.shape().to_vec(), view.read().expect("readable")))
+    });
+    [wide, narrow, write("restored", &restored.collect())]
+}
+
+/// Returns the result of the layer `transformer_blocks.0.attn1.to_q` for tokens with outliers in some channels.
+fn layer_result(client: &Client, model: &Arc<ModelSource>, quantization: Quantization) -> Tensor {
+    let p = Params::new("layer", transformer::COMPONENT, &looped(DType::F32, quantization));
+    let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
+    let x = p.input("x", Type::new(DType::F32, [1, 64, ROTATED_INPUTS]), &axes);
+    let y = p.each_layer_quantized(
+        "transformer_blocks",
+        1,
+        |_| true,
+        &[x],
+        |p, _, x| vec![linear(&p.pp("attn1.to_q"), &x[0], ROTATED_INPUTS, false, [Axis::Replicated; 2])],
+    );
+    let network = Network::finish(&p, vec![p.output("y", &y[0], &axes, y[0].dims())]).expect("builds");
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::from(model.clone()));
+    let program = executor.prepare("layer", &network).expect("compiles");
+    let mut tokens = scattered("tokens", &[1, 64, ROTATED_INPUTS]).to_f32();
+    tokens.indexed_iter_mut().filter(|(at, _)| at[2] % 97 == 11).for_each(|(_, v)| *v *= 20.0);
+    let inputs = executor.give_all(&program, Inputs::default(), [("x".into(), tokens.into())]).expect("uploads");
+    executor.run(&program, &inputs).and_then(|outputs| outputs.tensor("y").map_err(Into::into)).expect("runs")
+}
+
+/// Stored int8-convrot weights are used unchanged, so without rounded activations the results are those of the weights'
+/// values. Outliers of weights and activations cause a smaller error than with int8.
+#[needs(cpu)]
+fn rotated_weights_give_the_results_of_their_values_and_a_smaller_error_than_int8() {
+    let client = cpu(1);
+    let (config, case) = wide_transformer();
+    let folder = tempfile::tempdir().expect("a folder");
+    let [wide, narrow, restored] = rotated_models(&config, folder.path());
+    let of = |model: &Arc<ModelSource>, quantization| {
+        run(&client, &case, model, model.clone().into(), &looped(DType::F32, quantization))
+    };
+    let apart = distances(&of(&narrow, ROTATED_WEIGHTS), &of(&restored, Quantization::None));
+    assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
+    let exact = layer_result(&client, &wide, Quantization::None);
+    let far = |quantization| relative_l2(&layer_result(&client, &wide, quantization), &exact);
+    let [weights, rotated_weights] = [WEIGHTS, ROTATED_WEIGHTS].map(far);
+    let [integers, rotated] = [INTEGERS, ROTATED].map(far);
+    eprintln!(
+        "weights {weights:.4}, rotated {rotated_weights:.4}; activations too {integers:.4}, rotated {rotated:.4}"
+    );
+    assert!(1e-4 < rotated_weights && rotated_weights < weights, "{rotated_weights}, without rotation {weights}");
+    assert!(rotated_weights < rotated && rotated < integers, "{rotated}, without rotation {integers}");
+}
+
+#[needs(nothing)]
+fn int8_convrot_names_layers_without_whole_groups_of_inputs() {
+    let c = TransformerConfig { attention_head_dim: 68, ..TransformerConfig::default() };
+    let built = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, ROTATED));
+    let said = built.map(drop).expect_err("4096 text channels, but 2176 video channels").to_string();
+    let words = ["transformer.transformer_blocks.*.attn", "has 2176 inputs", "a multiple of 256", "use int8 instead"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+}
+
+/// All blocks share one loop, and the loader reads the weights as int8-convrot.
+#[needs(nothing)]
+fn int8_convrot_quantizes_all_blocks_in_one_loop() {
+    let c = TransformerConfig { gated_attn: true, audio_gated_attn: true, ..TransformerConfig::default() };
+    let network = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, ROTATED)).expect("builds");
+    let narrow: Vec<_> = network.params.iter().filter(|p| p.ty.dtype == DType::I8).collect();
+    assert_eq!(narrow.len(), 20);
+    assert!(narrow.iter().all(|p| p.ty.dims[0] == 48 && matches!(p.source, Source::Rotated { .. })));
+    let is_gate = |p: &&Param| p.name.contains("to_gate_logits.weight");
+    assert!(network.params.iter().filter(is_gate).all(|p| p.ty.dtype == DType::BF16));
+}
+
+/// At the published widths, every device has whole groups of inputs, so rotation moves nothing between devices.
+#[needs(cpu)]
+fn rotation_adds_no_collectives_at_published_widths() {
+    let preset = Preset::named("ltx2_5").expect("a preset");
+    let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
+    c.num_layers = 1;
+    let channels = Av { video: c.cross_attention_dim, audio: c.audio_cross_attention_dim };
+    let (tokens, text) = (Av::both(64), Av::both(64));
+    let shape = ForwardShape { batch: 2, tokens, text, text_channels: channels, ..ForwardShape::default() };
+    let engine = Engine::new(cpu(8), quick());
+    for (layout, mesh) in [("tensor", "tensor=8"), ("tensor-sequence", "cfg=2,context=2,tensor=2")] {
+        let mesh = Some(parse_mesh(mesh).expect("a mesh"));
+        let placement = Config { layout: layout.into(), mesh, ..Config::default() }.placement(8).expect("a layout");
+        let of = |quantization| {
+            let build = Build { layout: placement.clone(), ..looped(DType::BF16, quantization) };
+            let network = transformer::program(&c, &shape, &build).expect("builds");
+            let executable = engine.compile(layout, &network.program).expect("compiles");
+            let optimized = executable.compiled().optimized_program().expect("an optimized program");
+            let module = Module::decode(&optimized.format, &optimized.bytes).expect("a module");
+            let report = report(&module, &network.program.mesh.axes, &[1], None);
+            let all =
+                report.collectives.iter().map(|c| format!("{} {:?} {} x {}", c.kind.name(), c.axes, c.times, c.bytes));
+            let mut all: Vec<String> = all.collect();
+            all.sort();
+            all
+        };
+        let rotated = of(ROTATED_WEIGHTS);
+        assert!(rotated.len() > 3, "{rotated:?}");
+        assert_eq!(rotated, of(Quantization::None), "{layout}");
+    }
 }

@@ -46,6 +46,7 @@ impl AttentionLayer {
     /// and keys are normalized and rotated.
     pub fn qkv(&self, p: &Params, x: &Value, rope: Option<&Rope>) -> [Value; 3] {
         if self.gathers_keys(p) && !self.rotates_gathered(p) {
+            let (p, x) = &p.rotated(x);
             // Compute keys and values first, so that they are gathered while the queries are computed.
             let [k, v] = self.keys_values(p, x, rope);
             // Without the barriers, the compiler would merge the projections into one dot, and the rotations into one.

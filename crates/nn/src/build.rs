@@ -32,7 +32,20 @@ pub enum Quantization {
     Int8 {
         /// Whether the activations that are multiplied with the weights are quantized, too.
         activations: bool,
+        /// Whether weights and activations are rotated in groups of [`ROTATED_INPUTS`] before they are quantized
+        /// (int8-convrot). All blocks of the transformer and of the connectors are quantized then.
+        rotated: bool,
     },
+}
+
+/// Number of inputs of a linear layer that are rotated together.
+pub const ROTATED_INPUTS: usize = 256;
+
+impl Quantization {
+    /// Whether weights and activations are rotated before they are quantized.
+    pub fn is_rotated(self) -> bool {
+        matches!(self, Quantization::Int8 { rotated: true, .. })
+    }
 }
 
 /// Points at which a bf16 forward pass rounds, which differ between the reference implementations.

@@ -73,8 +73,8 @@ impl Params {
         self.loop_over_layers(name, 0..count, count, init, body)
     }
 
-    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits.
-    /// Consecutive layers with the same weight types share a loop.
+    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits;
+    /// the weights of all layers if they are rotated. Consecutive layers with the same weight types share a loop.
     pub fn each_layer_quantized(
         &self,
         name: &str,
@@ -83,9 +83,11 @@ impl Params {
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
+        let place = self.rotating();
         let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&narrow), i, carried);
-        if self.lowering().unroll_layers || self.quantization == Quantization::None {
-            return self.each_layer(name, count, init, body);
+        let is_same = self.quantization == Quantization::None || self.quantization.is_rotated();
+        if self.lowering().unroll_layers || is_same {
+            return place.each_layer(name, count, init, body);
         }
         let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || narrow(l) != narrow(l - 1)).collect();
         let ends = starts.iter().skip(1).copied().chain([count]);
@@ -113,8 +115,8 @@ impl Params {
     }
 
     /// Runs `body(layer prefix)` for each of `count` layers and returns the resulting tensors, either stacked over all
-    /// layers or as one tensor per layer. `tensors` describes the results of `body`. In quantized runs, the weights of
-    /// layers for which `narrow` is true have 8 bits.
+    /// layers or as one tensor per layer. `tensors` describes the results of `body`. Weights have 8 bits as in
+    /// [`Self::each_layer_quantized`].
     pub fn per_layer(
         &self,
         name: &str,
@@ -124,7 +126,8 @@ impl Params {
         body: impl Fn(&Params) -> Vec<Value>,
     ) -> Vec<PerLayer> {
         if self.lowering().unroll_layers {
-            let place = |l: usize| self.numbered(name, Number::Fixed(l)).quantized(&narrow);
+            let all = self.rotating();
+            let place = |l: usize| all.numbered(name, Number::Fixed(l)).quantized(&narrow);
             let each: Vec<_> = (0..count).map(|l| body(&place(l))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();

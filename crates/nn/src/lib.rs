@@ -26,7 +26,7 @@ pub use attention::MASK_VALUE;
 pub use attention::{Attention, Heads, padding_mask};
 pub use attention_layer::AttentionLayer;
 pub use attention_layer::Rope;
-pub use build::{Build, Conv3dLowering, Lowering, Quantization, RopeForm, RoundingPoints, WindowForm};
+pub use build::{Build, Conv3dLowering, Lowering, Quantization, ROTATED_INPUTS, RopeForm, RoundingPoints, WindowForm};
 pub use context::Context;
 pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
 pub use conv::Conv3d;

@@ -14,9 +14,14 @@ pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
 
 /// Like [`linear_nd`], but the result has the element type `dtype`.
 pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
+    if x.rank() == 3 { linear_by_batch(p, x, weight, dtype) } else { product(x, weight, dtype) }
+}
+
+/// Like [`linear_into`]; the first dimension of `x` is the batch.
+pub(super) fn linear_by_batch(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     // With `batch_invariant`: the number of batch entries per device, each of which is multiplied separately.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
-    let local = if p.lowering().batch_invariant && x.rank() == 3 { x.dim(0) / parts } else { 1 };
+    let local = if p.lowering().batch_invariant { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
         return product(x, weight, dtype);
     }
@@ -50,6 +55,7 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
 /// Multiplies `x [rows…, in]` by a weight `[out…, in]` and adds a bias `[out…]`. Returns `[rows…, out…]` in the element
 /// type of `x`.
 pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
+    let (p, x) = &p.rotated(x);
     // XLA fuses only a 1D bias into a dot's epilogue, so flatten the output, unless an inner output axis is sharded.
     let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
     let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else { return map(p, x, weight, bias) };
@@ -80,7 +86,7 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
 fn has_wide_activations(p: &Params, x: &Value) -> bool {
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     match p.quantization {
-        Quantization::Int8 { activations } => !activations || rows < p.lowering().min_integer_rows,
+        Quantization::Int8 { activations, .. } => !activations || rows < p.lowering().min_integer_rows,
         _ => false,
     }
 }

@@ -34,6 +34,14 @@ pub enum Source {
         /// Shape of each tensor in the checkpoint.
         shape: Vec<usize>,
     },
+    /// Weights `[out, in]` of equal shape whose rows are rotated and then quantized to 8-bit integers, concatenated in
+    /// row-major order.
+    Rotated {
+        /// Names of the weights in the checkpoint, in order.
+        keys: Vec<String>,
+        /// Shape of each weight in the checkpoint.
+        shape: [usize; 2],
+    },
     /// One tensor with permuted axes: dimension `i` of the parameter has stride `strides[i]` in the tensor.
     View {
         /// Name of the tensor in the checkpoint.
@@ -51,6 +59,8 @@ pub enum Source {
         shape: [usize; 2],
         /// 8-bit element type.
         of: DType,
+        /// Whether the rows are rotated before they are quantized.
+        rotated: bool,
     },
 }
 
@@ -58,7 +68,7 @@ impl Source {
     /// Returns unique names of the sources, in order: tensor names, with `.scale` appended for scales.
     pub fn names(&self) -> Vec<String> {
         match self {
-            Source::Stack { keys, .. } => keys.clone(),
+            Source::Stack { keys, .. } | Source::Rotated { keys, .. } => keys.clone(),
             Source::View { key, .. } => vec![key.clone()],
             Source::Scales { keys, .. } => keys.iter().map(|key| format!("{key}.scale")).collect(),
         }
@@ -68,14 +78,14 @@ impl Source {
     pub fn shape(&self) -> &[usize] {
         match self {
             Source::Stack { shape, .. } | Source::View { shape, .. } => shape,
-            Source::Scales { shape, .. } => shape,
+            Source::Rotated { shape, .. } | Source::Scales { shape, .. } => shape,
         }
     }
 
     /// Returns every checkpoint tensor that the parameter reads, with its shape.
     pub fn tensors(&self) -> Vec<(&str, &[usize])> {
         match self {
-            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+            Source::Stack { keys, .. } | Source::Rotated { keys, .. } | Source::Scales { keys, .. } => {
                 keys.iter().map(|k| (k.as_str(), self.shape())).collect()
             }
             Source::View { key, shape, .. } => vec![(key, shape)],

@@ -62,6 +62,9 @@ pub struct Params {
     pub(super) layer: Option<Layer>,
     /// Whether the weights of linear layers under this prefix are quantized to 8 bits.
     is_quantized: bool,
+    /// Matrix by which the inputs of quantized linear layers are multiplied; `None`: inputs are not rotated, or are
+    /// rotated already.
+    pub(super) rotation: Option<Value>,
 }
 
 impl Deref for Params {
@@ -76,7 +79,7 @@ impl Params {
     /// Starts a program and returns the root of its parameter tree.
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let context = Rc::new(Context::new(program, build));
-        Params { context, component, prefix: String::new(), layer: None, is_quantized: false }
+        Params { context, component, prefix: String::new(), layer: None, is_quantized: false, rotation: None }
     }
 
     /// Returns the root of the parameter tree of another component in the same program.
@@ -84,21 +87,27 @@ impl Params {
         Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
-    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true.
-    /// `narrow` must return the same value for all layers of a loop.
+    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true, or if
+    /// weights are rotated. `narrow` must return the same value for all layers of a loop.
     pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
             Some(Number::Counted { layers, .. }) => layers.first().copied(),
             None => None,
         };
-        let is_quantized = self.context.quantization != Quantization::None && first.is_some_and(narrow);
+        let narrow = |layer| self.quantization.is_rotated() || narrow(layer);
+        let is_quantized = self.quantization != Quantization::None && first.is_some_and(narrow);
         Params { is_quantized, ..self.clone() }
     }
 
     /// Returns this prefix without quantization.
     pub fn plain(&self) -> Self {
         Params { is_quantized: false, ..self.clone() }
+    }
+
+    /// Returns this prefix with another matrix that rotates the inputs of quantized linear layers.
+    pub(super) fn with_rotation(&self, rotation: Option<Value>) -> Self {
+        Params { rotation, ..self.clone() }
     }
 
     pub(crate) fn is_quantized(&self) -> bool {

@@ -1,8 +1,10 @@
 //! Quantization to 8 bits: weights are scaled per output channel when they are loaded, activations per token before
-//! they are multiplied.
+//! they are multiplied. With int8-convrot, both are first multiplied by the same orthogonal matrix, which leaves the
+//! product unchanged but spreads outliers over 256 inputs.
 
-use super::build::Quantization;
+use super::build::{Quantization, ROTATED_INPUTS};
 use super::layout::Axis;
+use super::linear::linear_by_batch;
 use super::param::{Init, Source};
 use super::params::Params;
 use ltx2_stablehlo::{DType, F8, Type, Value};
@@ -60,7 +62,35 @@ pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, 
     bias.map_or(y.clone(), |bias| y + bias.to(DType::F32))
 }
 
+/// Regular Hadamard matrix. It is symmetric. Kronecker products of it, normalized, are their own inverses.
+const HADAMARD: [f32; 16] = [1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0];
+
 impl Params {
+    /// Returns this prefix with the matrix that rotates the inputs of quantized linear layers, if the run rotates them.
+    pub(super) fn rotating(&self) -> Params {
+        if !self.quantization.is_rotated() {
+            return self.clone();
+        }
+        // The Kronecker product of four small matrices: each has two of the eight dimensions.
+        let small = self.builder().constant(&[4, 4], &HADAMARD) * 0.5;
+        let parts = (0..4).map(|i| small.broadcast_in_dim(&[4; 8], &[i, i + 4]));
+        let whole = parts.reduce(|product, part| product * part).map(|product| product.reshape([ROTATED_INPUTS; 2]));
+        // All entries are 1/16 or -1/16, which bf16 represents exactly.
+        self.with_rotation(whole.map(|matrix| matrix.to(self.dtype())))
+    }
+
+    /// Rotates the input `x [rows…, in]` of the quantized linear layers under this prefix. Returns it with the prefix
+    /// whose layers take rotated inputs. Without rotation, returns both unchanged.
+    pub(super) fn rotated(&self, x: &Value) -> (Params, Value) {
+        let (rows, inner) = (&x.dims()[..x.rank() - 1], x.dim(-1));
+        let rotates = self.is_quantized() && inner.is_multiple_of(ROTATED_INPUTS);
+        let Some(matrix) = self.rotation.as_ref().filter(|_| rotates) else { return (self.clone(), x.clone()) };
+        let groups = x.reshape([rows, &[inner / ROTATED_INPUTS, ROTATED_INPUTS]].concat());
+        let _scope = self.builder().scope("rotation");
+        let y = linear_by_batch(self, &groups, matrix, x.dtype()).reshape(x.dims().to_vec());
+        (self.with_rotation(None), y)
+    }
+
     /// Returns the 8-bit type of weights under this prefix; `None` if they are not quantized.
     fn narrow(&self) -> Option<DType> {
         match self.quantization {
@@ -94,9 +124,20 @@ impl Params {
         // Random values use the full range of the 8-bit type and have the intended deviation after scaling.
         let scale = deviation * Init::LARGEST_DEVIATION / largest(dtype);
         let (narrow, wide) = (Type::new(dtype, shape.clone()), Type::new(DType::F32, &shape[..out]));
-        let source = Source::Stack { keys: keys.clone(), shape: stored.to_vec() };
+        let rotated = self.quantization.is_rotated();
+        if rotated && !inner.is_multiple_of(ROTATED_INPUTS) {
+            let message = format!(
+                "'{}' has {inner} inputs, but int8-convrot weights need a multiple of {ROTATED_INPUTS}; use int8 instead",
+                self.activation(&names.join("+"))
+            );
+            self.builder().reject("runtime.weights", message);
+        }
+        let source = match rotated {
+            true => Source::Rotated { keys: keys.clone(), shape: stored },
+            false => Source::Stack { keys: keys.clone(), shape: stored.to_vec() },
+        };
         let weight = self.declare(key.clone(), source, narrow, &axes, Init::normal(deviation / scale));
-        let source = Source::Scales { keys, shape: stored, of: dtype };
+        let source = Source::Scales { keys, shape: stored, of: dtype, rotated };
         let channels = self.declare(format!("{key}_scale"), source, wide, &axes[..out], Init { mean: scale, std: 0.0 });
         Weight::Scaled(weight, channels)
     }

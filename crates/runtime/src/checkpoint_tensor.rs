@@ -64,6 +64,14 @@ pub struct FileTensor {
     pub read: ReadPiece,
 }
 
+/// A weight that its file stores rotated and quantized to 8-bit integers (int8-convrot).
+pub struct RotatedTensor {
+    /// The integers.
+    pub codes: FileTensor,
+    /// Dequantization scale of each row.
+    pub scales: Vec<f32>,
+}
+
 /// Function that fills a slice with the tensor's bytes, starting at a byte offset. The error is one line with file and
 /// tensor name.
 pub(crate) type ReadPiece = Box<dyn Fn(usize, &mut [u8]) -> Result<(), String> + Send + Sync>;
@@ -76,6 +84,13 @@ pub trait ParameterSource: Sync {
     /// # Errors
     /// Returns one line with file and tensor name if the tensor cannot be found or read.
     fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> Result<Option<FileTensor>, String>;
+
+    /// Returns the stored codes and scales of an int8-convrot weight; `None` if the weight is stored in another form, or
+    /// if its values must be computed.
+    ///
+    /// # Errors
+    /// Returns one line with file and tensor name if the tensor cannot be found or read, or has non-finite scales.
+    fn rotated(&self, component: &'static str, key: &str) -> Result<Option<RotatedTensor>, String>;
 
     /// Reads one tensor of a component by its checkpoint name and checks it for NaN and infinity.
     ///

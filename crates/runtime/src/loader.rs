@@ -12,11 +12,14 @@ use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset,
 use super::watch::WaitDescription;
 use ltx2_base::failpoint;
 use ltx2_base::threads;
-use ltx2_nn::{Param, Source};
+use ltx2_nn::{Param, ROTATED_INPUTS, Source};
 use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
 use ltx2_stablehlo::{DType, Program};
-use ltx2_weights::quantize::QuantizedForm;
+use ltx2_weights::quantize::{GROUP, QuantizedForm};
 use ltx2_weights::tensor::Tensor;
+
+// The host rotates weights in the same groups in which programs rotate activations.
+const _: () = assert!(GROUP == ROTATED_INPUTS);
 
 /// Bytes per read: large enough for disk and device-link throughput, small enough to keep all readers busy.
 const PIECE: usize = 32 << 20;
@@ -134,18 +137,22 @@ impl<'a> Upload<'a> {
                 }),
                 None => None,
             },
-            Source::Stack { keys, .. } | Source::Scales { keys, .. }
+            Source::Stack { keys, .. } | Source::Rotated { keys, .. } | Source::Scales { keys, .. }
                 if keys.len() == 1 && (size < SMALL || is_tiled) =>
             {
                 None
             }
-            Source::Stack { keys, .. } | Source::Scales { keys, .. } => {
+            Source::Stack { keys, .. } | Source::Rotated { keys, .. } | Source::Scales { keys, .. } => {
                 let outer = outer_dimensions(param, keys.len(), &shards)?;
                 let dims = &param.ty.dims[outer..];
                 let row = dims.iter().skip(1).product::<usize>() * param.ty.dtype.size();
                 for (key, name) in keys.iter().enumerate() {
                     let stored = match &param.source {
                         Source::Stack { shape, .. } if !dims.is_empty() => in_file(name, shape)?,
+                        Source::Rotated { shape, .. } => {
+                            let found = source.rotated(param.component, name).map_err(RuntimeError::Parameter)?;
+                            found.map(|weight| weight.codes).filter(|codes| codes.shape == shape)
+                        }
                         _ => None,
                     };
                     match stored {
@@ -458,7 +465,7 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
     let dtype = param.ty.dtype;
     let strides = match &param.source {
         Source::View { strides, .. } => strides.iter().map(|s| (s * dtype.size()) as i64).collect(),
-        Source::Stack { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
+        Source::Stack { .. } | Source::Rotated { .. } | Source::Scales { .. } => strides(&param.ty.dims, dtype.size()),
     };
     let bytes = stored_bytes(param, param.source.tensors()[0].0, source)?;
     let watch = WaitDescription::load(engine.watchdog(), param.component, devices);
@@ -472,8 +479,19 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
     each.collect()
 }
 
-/// Returns a stored tensor's bytes, converted to the parameter's element type.
+/// Returns a stored tensor's bytes, converted to the parameter's element type. The codes and scales of int8-convrot
+/// weights are used unchanged by parameters of this form.
 fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+    let rotated = matches!(param.source, Source::Rotated { .. } | Source::Scales { rotated: true, .. });
+    let own = if rotated { source.rotated(param.component, key).map_err(RuntimeError::Parameter)? } else { None };
+    if let Some(weight) = own.filter(|weight| weight.codes.shape == param.source.shape()) {
+        if matches!(param.source, Source::Scales { .. }) {
+            return Ok(bytemuck::cast_slice(&weight.scales).to_vec().into());
+        }
+        let mut codes = vec![0; weight.codes.shape.iter().product()];
+        (weight.codes.read)(0, &mut codes).map_err(RuntimeError::Parameter)?;
+        return Ok(codes.into());
+    }
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
         |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
@@ -484,7 +502,11 @@ fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Resul
     if !stored.dtype.is_float() {
         return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
-    let form = |dtype| if dtype == DType::I8 { QuantizedForm::Int8 } else { QuantizedForm::Fp8 };
+    let form = |dtype| match dtype {
+        DType::I8 if rotated => QuantizedForm::Int8Convrot,
+        DType::I8 => QuantizedForm::Int8,
+        _ => QuantizedForm::Fp8,
+    };
     Ok(match (&param.source, stored.dtype, param.ty.dtype) {
         (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&stored.scales_in(form(*of))).to_vec().into(),
         (_, file, wanted) if file == wanted => stored.bytes,

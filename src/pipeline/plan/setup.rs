@@ -113,8 +113,10 @@ fn trial_limit(config: &Config) -> Option<Duration> {
 /// Returns the quantization of the transformer blocks' matmuls. Fails for int8 activations without int8 weights, and
 /// for fp8 on a platform that compiles the blocks as a loop.
 fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
+    let activations = config.runtime.activations == ActivationType::Int8;
     match (config.runtime.weights, config.runtime.activations) {
-        (WeightType::Int8, activations) => Ok(Quantization::Int8 { activations: activations == ActivationType::Int8 }),
+        (WeightType::Int8, _) => Ok(Quantization::Int8 { activations, rotated: false }),
+        (WeightType::Int8Convrot, _) => Ok(Quantization::Int8 { activations, rotated: true }),
         (_, ActivationType::Int8) => Err(PipelineError::Usage(
             "runtime.activations: int8 requires integer weights; set runtime.weights to int8 too".into(),
         )),
@@ -128,13 +130,24 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 
 /// Logs the number format of the transformer blocks, and that of the checkpoint.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
-    let weights = match weights {
+    let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
+    tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");
+    if weights == WeightType::Int8 && stored.contains(weight_name(WeightType::Int8Convrot)) {
+        tracing::info!(
+            "the checkpoint's int8-convrot weights are quantized again; runtime.weights: int8-convrot uses them unchanged"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the value of `runtime.weights`.
+fn weight_name(weights: WeightType) -> &'static str {
+    match weights {
         WeightType::Bf16 => "bf16",
         WeightType::Fp8 => "fp8",
         WeightType::Int8 => "int8",
-    };
-    tracing::info!("transformer blocks: runtime.weights {weights}; the checkpoint has {}", stored.describe_blocks()?);
-    Ok(())
+        WeightType::Int8Convrot => "int8-convrot",
+    }
 }
 
 /// Returns the options with which programs are compiled and run.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
-use crate::runtime::{FileTensor, ParameterSource, StoredTensor};
+use crate::runtime::{FileTensor, ParameterSource, RotatedTensor, StoredTensor};
 use crate::weights::{Component, MergeOrder, ModelSource, ScaledLora, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
@@ -47,6 +47,19 @@ impl ParameterSource for Files {
             view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())
         };
         Ok(Some(FileTensor { dtype, shape, read: Box::new(read) }))
+    }
+
+    fn rotated(&self, component: &'static str, key: &str) -> FileResult<Option<RotatedTensor>> {
+        let component = part(component)?;
+        if !lora::updates(&self.loras, component, key).is_empty() {
+            return Ok(None);
+        }
+        let stored = self.view(component, key)?.rotated_codes().map_err(|e| e.to_string())?;
+        Ok(stored.map(|(codes, scales)| {
+            let (dtype, shape) = (codes.dtype(), codes.shape().to_vec());
+            let read = move |offset: usize, into: &mut [u8]| codes.read_at(offset, into).map_err(|e| e.to_string());
+            RotatedTensor { codes: FileTensor { dtype, shape, read: Box::new(read) }, scales }
+        }))
     }
 
     fn tensor(&self, component: &'static str, key: &str) -> FileResult<StoredTensor> {

@@ -110,8 +110,10 @@ fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope,
             (text.clone(), Some(bias.reshape(vec![mask.dim(0), 1, 1, mask.dim(1)])))
         }
     };
-    let done =
-        p.each_layer("transformer_blocks", k.layers, &[start], |p, _, x| vec![block(p, k, &x[0], bias.as_ref(), rope)]);
+    // Quantized only if all blocks are.
+    let done = p.each_layer_quantized("transformer_blocks", k.layers, |_| false, &[start], |p, _, x| {
+        vec![block(p, k, &x[0], bias.as_ref(), rope)]
+    });
     rms(&done[0], EPS).to(p.dtype())
 }
 

@@ -71,8 +71,9 @@ pub fn bound(
     let read: f64 = weights(network).map(|p| size(&p.ty, &computed(p, layout), mesh) * times(p, blocks)).sum();
     // Attention can be faster than other matmuls. Use its rate for all matmuls, so that the result stays a lower bound.
     let flops = KEPT * network.program.work.flops() / chip.attention_speed();
-    let of = |types: Quantization| if types == quantization { flops } else { 0.0 };
-    let (fp8, int8) = (of(Quantization::Fp8), of(Quantization::Int8 { activations: true }));
+    let of = |is: bool| if is { flops } else { 0.0 };
+    let fp8 = of(quantization == Quantization::Fp8);
+    let int8 = of(matches!(quantization, Quantization::Int8 { activations: true, .. }));
     let work = chip.op_time(Work { flops, fp8, int8, bytes: read, ..Work::default() });
     Bound {
         compute: work.compute * 1e3,

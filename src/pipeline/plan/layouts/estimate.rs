@@ -74,8 +74,9 @@ impl<'a> Estimator<'a> {
         let alone = Config { layout: "replicated".into(), mesh: None, ..config.clone() };
         let build = setup::build_for(&alone, 1, devices.toolchain)?;
         // Blocks in a loop have the same arguments and placements as unrolled blocks, and are built in a fraction of
-        // the time. Quantized blocks differ from each other, so they must be unrolled.
-        let unroll_layers = build.lowering.unroll_layers && build.quantization != Quantization::None;
+        // the time. Quantized blocks differ from each other, so they must be unrolled, unless all are quantized.
+        let is_same = build.quantization == Quantization::None || build.quantization.is_rotated();
+        let unroll_layers = build.lowering.unroll_layers && !is_same;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
         let programs = Programs::from_config(&alone, None)?;
         let all = programs.loops(config.sampler.steps);
