@@ -58,15 +58,13 @@ pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Ch
     own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
 }
 
-/// Chooses the H.264 encoder for conditioning images and records it in `config`, so that a repeated run uses the same
-/// encoder or reports that it is missing. In a multi-process run, all processes must have the same encoder, because
-/// each encodes the images itself. `None`: there are no images to encode.
-pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
+/// Chooses the H.264 encoder for conditioning images, which must be the same in all processes of `group`. `None`: there
+/// are no images to encode.
+pub(super) fn round_trip(config: &Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
     if config.request.images.iter().all(|image| image.crf(&config.conditioning) == 0) {
         return Ok(None);
     }
     let chosen = RoundTrip::choose(config.conditioning.h264, Path::new("ffmpeg"))?;
-    config.conditioning.h264 = chosen.encoder();
     if let Some(group) = group {
         group.ensure_equal(&chosen.to_string(), |name, its, first| {
             format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")

@@ -161,10 +161,10 @@ impl Ranking {
     }
 }
 
-/// Replaces `layout: auto` with the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
-/// whether a shipped layout is faster and which rules are missing. Fails for `auto` if no shipped layout uses the
-/// configuration's mesh.
-pub(crate) fn resolve(config: &Config, devices: RankingDevices) -> Result<Config> {
+/// Returns the layout and the mesh that `layout: auto` selects, the fastest for the devices. For any other layout, returns
+/// `None` and logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing. Fails for `auto`
+/// if no shipped layout uses the configuration's mesh.
+pub(super) fn chosen_layout(config: &Config, devices: RankingDevices) -> Result<Option<(String, Option<Mesh>)>> {
     if config.layout != AUTO {
         if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
@@ -173,16 +173,15 @@ pub(crate) fn resolve(config: &Config, devices: RankingDevices) -> Result<Config
                 Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
             }
         }
-        return Ok(config.clone());
+        return Ok(None);
     }
     if devices.count == 1 {
-        return Ok(Config { layout: "replicated".into(), ..config.clone() });
+        return Ok(Some(("replicated".into(), config.mesh)));
     }
     let ranking = ranking(config, devices)?;
-    let first = &ranking.first;
     tracing::info!("{}", ranking.decision(devices));
-    let mesh = config.mesh.or(Some(space::file_mesh(&first.mesh)));
-    Ok(Config { layout: first.layout.clone(), mesh, ..config.clone() })
+    let mesh = config.mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
+    Ok(Some((ranking.first.layout, mesh)))
 }
 
 #[cfg(test)]
@@ -190,6 +189,7 @@ mod tests {
     use super::*;
     use crate::analysis::Chip;
     use crate::hlo;
+    use crate::pipeline::plan::run_plan::RunPlan;
     use crate::pipeline::plan::setup;
     use crate::pipeline::programs::build::Programs;
     use crate::runtime::Toolchain;
@@ -325,14 +325,16 @@ mod tests {
     }
 
     #[test]
-    fn resolved_config_has_the_chosen_layout() {
+    fn plan_has_the_chosen_layout() {
         let (config, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 2);
         let devices = RankingDevices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
-        let resolved = resolve(&config, devices).unwrap();
-        assert_eq!(
-            (resolved.layout.as_str(), mesh_name(&resolved.placement(2).unwrap().mesh).as_str()),
-            ("cfg", "cfg=2")
-        );
+        let placed = |devices| {
+            let mut plan = RunPlan::of_programs(&config, None).unwrap();
+            plan.place(devices).unwrap();
+            plan.config
+        };
+        let two = placed(devices);
+        assert_eq!((two.layout.as_str(), mesh_name(&two.placement(2).unwrap().mesh).as_str()), ("cfg", "cfg=2"));
         let said = ranking(&config, devices).unwrap().decision(devices);
         assert!(
             include_str!("../../../../docs/guides/gpu.md").contains(&said),
@@ -341,8 +343,7 @@ mod tests {
         // If no layout fits, the one that needs the fewest bytes is chosen; the memory plan then reports the shortage.
         let none = ranking(&config, RankingDevices { capacity: Some(1 << 30), ..devices }).unwrap();
         assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);
-        let alone = resolve(&config, RankingDevices { count: 1, ..devices }).unwrap();
-        assert_eq!(alone.layout, "replicated");
+        assert_eq!(placed(RankingDevices { count: 1, ..devices }).layout, "replicated");
     }
 
     #[test]
