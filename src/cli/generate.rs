@@ -36,17 +36,11 @@ pub(crate) struct GenerateArgs {
     output: OutputArgs,
 }
 
-impl GenerateArgs {
-    pub(crate) fn load(&self) -> anyhow::Result<LoadedConfig> {
-        let mut given = self.run.overrides()?;
-        self.rerun.add(&mut given);
-        self.output.add(&mut given);
-        Ok(load_run(&given)?)
-    }
-}
-
 pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    let loaded = args.load()?;
+    let mut given = args.run.overrides()?;
+    args.rerun.add(&mut given);
+    args.output.add(&mut given);
+    let loaded = load_run(&given)?;
     let config = &loaded.config;
     if args.output.print_config {
         return print(&loaded.to_yaml());

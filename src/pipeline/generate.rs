@@ -132,7 +132,7 @@ pub fn generate(
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let mut videos = runner.generate_batch(requests, &run, &mut watch);
+            let mut videos = runner.generate_clips(requests, None, &run, &mut watch);
             let made = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(videos), true) = (&mut videos, first) {

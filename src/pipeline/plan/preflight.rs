@@ -8,13 +8,10 @@ use serde_json::Value;
 use super::layouts::{RankingDevices, ranking};
 use super::options::GenerateOptions;
 use super::setup;
-use crate::config::{
-    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, VideoUse, WeightType, training_length_warning,
-};
+use crate::config::{AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, VideoUse, WeightType};
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::hashes;
 use crate::pipeline::programs::build::Programs;
 use crate::pipeline::stages::condition_encoder;
@@ -153,16 +150,6 @@ pub(super) fn check_chain(requests: &[Request], options: &GenerateOptions, audio
         Some((_, why)) => Err(PipelineError::Usage(format!("{why}; remove it, or --chain (request.chain)"))),
         None => Ok(()),
     }
-}
-
-/// Returns the requests of the jobs, with their input files attached and checked.
-pub(super) fn requests(config: &Config, jobs: &[Job], model: &OpenModel) -> Result<Vec<Request>> {
-    let mut requests = jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    give(config, &mut requests)?;
-    let warning = requests.first().and_then(|r| training_length_warning(config, r.output_frames(), r.output_rate()));
-    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    check_input_files(&requests)?;
-    Ok(requests)
 }
 
 /// Checks that the requests can use their input files.

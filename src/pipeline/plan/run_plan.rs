@@ -6,9 +6,9 @@ use serde_json::Value;
 use super::layouts::{RankingDevices, chosen_layout};
 use super::loras::Loras;
 use super::options::GenerateOptions;
-use super::preflight::{check_chain, check_placement, inputs, requests};
+use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
 use super::{outputs, setup};
-use crate::config::{Config, Job, Sidecar};
+use crate::config::{Config, Job, Sidecar, training_length_warning};
 use crate::media::RoundTrip;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
@@ -70,7 +70,12 @@ impl RunPlan {
         };
         // `config` still has `auto`, so that the duration head is among the components to verify.
         let model = OpenModel::from_config(config)?;
-        let requests = requests(longest, jobs, &model)?;
+        let mut requests = jobs.iter().map(|job| model.request(longest, job)).collect::<Result<Vec<Request>>>()?;
+        give(longest, &mut requests)?;
+        let warning =
+            requests.first().and_then(|r| training_length_warning(longest, r.output_frames(), r.output_rate()));
+        warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+        check_input_files(&requests)?;
         let mut plan = plan?;
         check_placement(longest, &plan.programs)?;
         plan.choose_encoder(None)?;
