@@ -92,7 +92,6 @@ pub fn generate(
     check_steps(&session, options)?;
     session.fit_memory(group)?;
     let Session { plan, mut runner, versions, first } = session;
-    let config = &plan.config;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
@@ -103,10 +102,10 @@ pub fn generate(
     let size = videos_at_once(&runner.build.layout);
     let batches = options.jobs.chunks(size).zip(plan.requests.chunks(size)).zip(options.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
-        let mut writer = VideoWriter::new(scope, config, options);
+        let mut writer = VideoWriter::new(scope, &plan.config, options);
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
-            let saving = saving(config, options, &runner.model, jobs, &paths[0], group.is_none());
+            let saving = saving(&plan.config, options, &runner.model, jobs, &paths[0], group.is_none());
             let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,

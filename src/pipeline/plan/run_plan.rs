@@ -1,13 +1,14 @@
-//! The plan of a run. No other module changes a value of a configuration after it was loaded: the number of frames, the
-//! H.264 encoder, the layout and the mesh are decided here.
+//! The plan of a run. Its methods decide the number of frames, the H.264 encoder, the layout and the mesh; nothing else
+//! changes a configuration after it was loaded.
+
+use std::path::Path;
 
 use serde_json::Value;
 
-use super::layouts::{RankingDevices, chosen_layout};
 use super::loras::Loras;
 use super::options::GenerateOptions;
+use super::outputs;
 use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
-use super::{outputs, setup};
 use crate::config::{Config, Job, Sidecar, training_length_warning};
 use crate::media::RoundTrip;
 use crate::pipeline::error::{PipelineError, Result};
@@ -114,22 +115,18 @@ impl RunPlan {
     /// # Errors
     /// Returns an error if the configured encoder is missing, or if another process has a different one.
     pub(crate) fn choose_encoder(&mut self, group: Option<&Group>) -> Result<()> {
-        let chosen = setup::round_trip(&self.config, group)?;
-        if let Some(chosen) = &chosen {
-            self.config.conditioning.h264 = chosen.encoder();
+        let Config { request, conditioning, .. } = &mut self.config;
+        if request.images.iter().all(|image| image.crf(conditioning) == 0) {
+            return Ok(());
         }
-        self.round_trip = chosen;
-        Ok(())
-    }
-
-    /// Replaces `layout: auto` with the fastest layout for the devices, and the mesh with that of the layout.
-    ///
-    /// # Errors
-    /// Returns an error for `auto` if no shipped layout uses the configuration's mesh.
-    pub(crate) fn place(&mut self, devices: RankingDevices) -> Result<()> {
-        if let Some((layout, mesh)) = chosen_layout(&self.config, devices)? {
-            (self.config.layout, self.config.mesh) = (layout, mesh);
+        let chosen = RoundTrip::choose(conditioning.h264, Path::new("ffmpeg"))?;
+        if let Some(group) = group {
+            group.ensure_equal(&chosen.to_string(), |name, its, first| {
+                format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
+            })?;
         }
+        conditioning.h264 = chosen.encoder();
+        self.round_trip = Some(chosen);
         Ok(())
     }
 }

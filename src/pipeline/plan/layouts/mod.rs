@@ -25,6 +25,7 @@ pub use space::{Point, placed};
 
 use crate::config::{AUTO, Config, Mesh, read_layout_source, resolve_mesh, shipped_layouts};
 use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::request;
 use crate::runtime::OpenTarget;
@@ -161,27 +162,30 @@ impl Ranking {
     }
 }
 
-/// Returns the layout and the mesh that `layout: auto` selects, the fastest for the devices. For any other layout, returns
-/// `None` and logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing. Fails for `auto`
-/// if no shipped layout uses the configuration's mesh.
-pub(super) fn chosen_layout(config: &Config, devices: RankingDevices) -> Result<Option<(String, Option<Mesh>)>> {
-    if config.layout != AUTO {
-        if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
+impl RunPlan {
+    /// Replaces `layout: auto` with the fastest layout for the devices, and a missing mesh with that of the layout. For
+    /// any other layout, logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing.
+    ///
+    /// # Errors
+    /// Returns an error for `auto` if no shipped layout uses the configuration's mesh.
+    pub(crate) fn place(&mut self, devices: RankingDevices) -> Result<()> {
+        let config = &mut self.config;
+        if config.layout == AUTO && devices.count == 1 {
+            config.layout = "replicated".into();
+        } else if config.layout == AUTO {
+            let ranking = ranking(config, devices)?;
+            tracing::info!("{}", ranking.decision(devices));
+            config.mesh = config.mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
+            config.layout = ranking.first.layout;
+        } else if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {
                 Ok(found) => found.iter().flat_map(LayoutComparison::lines).for_each(|line| tracing::debug!("{line}")),
                 Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
             }
         }
-        return Ok(None);
+        Ok(())
     }
-    if devices.count == 1 {
-        return Ok(Some(("replicated".into(), config.mesh)));
-    }
-    let ranking = ranking(config, devices)?;
-    tracing::info!("{}", ranking.decision(devices));
-    let mesh = config.mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
-    Ok(Some((ranking.first.layout, mesh)))
 }
 
 #[cfg(test)]
@@ -189,7 +193,6 @@ mod tests {
     use super::*;
     use crate::analysis::Chip;
     use crate::hlo;
-    use crate::pipeline::plan::run_plan::RunPlan;
     use crate::pipeline::plan::setup;
     use crate::pipeline::programs::build::Programs;
     use crate::runtime::Toolchain;
