@@ -15,7 +15,8 @@ use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, ranking};
 use crate::pipeline::plan::options::GenerateOptions;
-use crate::pipeline::plan::preflight::{check_components, preflight};
+use crate::pipeline::plan::preflight::check_components;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::verify::component;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::weights::{ModelSource, ValidationReport, Version};
@@ -265,7 +266,7 @@ fn verify(args: &CheckArgs) -> anyhow::Result<()> {
     }
     let sidecar = loaded.sidecar().cloned();
     let options = GenerateOptions { jobs: config.jobs()?, sidecar, ..GenerateOptions::default() };
-    preflight(&config, &options)?;
+    RunPlan::of_videos(&config, &options)?;
     Ok(())
 }
 

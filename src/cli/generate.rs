@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::args::{OutputArgs, RerunArgs, RunArgs, load_run};
-use super::plan::RunPlan;
+use super::plan::PlanSummary;
 use super::progress::ProgressDisplay;
 use super::{UsageError, log, print, signals, tell};
 use crate::config::{Config, LoadedConfig, ProgressEvery, WeightSource, output_paths};
@@ -14,9 +14,8 @@ use crate::pipeline::generate::generate;
 use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::plan::outputs::{check_outputs, unfinished};
-use crate::pipeline::plan::preflight::preflight;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::processes::together;
-use crate::pipeline::programs::build::Programs;
 use crate::pjrt::prepend_libtpu_flags;
 use crate::runtime::processes::Group;
 
@@ -37,17 +36,11 @@ pub(crate) struct GenerateArgs {
     output: OutputArgs,
 }
 
-impl GenerateArgs {
-    pub(crate) fn load(&self) -> anyhow::Result<LoadedConfig> {
-        let mut given = self.run.overrides()?;
-        self.rerun.add(&mut given);
-        self.output.add(&mut given);
-        Ok(load_run(&given)?)
-    }
-}
-
 pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
-    let loaded = args.load()?;
+    let mut given = args.run.overrides()?;
+    args.rerun.add(&mut given);
+    args.output.add(&mut given);
+    let loaded = load_run(&given)?;
     let config = &loaded.config;
     if args.output.print_config {
         return print(&loaded.to_yaml());
@@ -55,7 +48,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     if args.output.dry_run {
         let options = options(&loaded, &args.output, None)?;
         let verified = verify(config, &options);
-        let plan = RunPlan::new(&loaded, &options, &verified);
+        let plan = PlanSummary::new(&loaded, &options, &verified);
         match args.output.json {
             true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
             false => tell(plan.to_string().trim_end()),
@@ -75,12 +68,12 @@ fn verify(config: &Config, options: &GenerateOptions) -> anyhow::Result<()> {
     let is_elsewhere =
         config.model.weights == WeightSource::File && matches!(Origin::find(config), Ok(Origin::Preset(_)));
     if !is_elsewhere {
-        return Ok(preflight(config, options).map(drop)?);
+        return Ok(RunPlan::of_videos(config, options).map(drop)?);
     }
     if config.request.num_frames.count().is_none() {
         return Ok(());
     }
-    match Programs::from_config(config, None) {
+    match RunPlan::of_programs(config, None) {
         // Accept an input error: it may be caused by an upsampler, and the machine that will run the plan may have
         // another one.
         Ok(_) | Err(PipelineError::Input(_)) => Ok(()),

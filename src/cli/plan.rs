@@ -16,7 +16,7 @@ use crate::sampling::guidance::Branch;
 use crate::sampling::latents::VideoGrid;
 
 #[derive(Debug, Serialize)]
-pub(crate) struct RunPlan {
+pub(crate) struct PlanSummary {
     preset: &'static str,
     pipeline: &'static str,
     model: String,
@@ -52,8 +52,8 @@ pub(crate) struct RunPlan {
     outputs: Vec<String>,
 }
 
-impl RunPlan {
-    /// Creates the plan of a configuration; `verified` is the result of its validation. Token counts are 0 if the model
+impl PlanSummary {
+    /// Describes the plan of a configuration; `verified` is the result of its validation. Token counts are 0 if the model
     /// does not support the sizes.
     pub(crate) fn new(loaded: &LoadedConfig, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
         let config = &loaded.config;
@@ -71,7 +71,7 @@ impl RunPlan {
         let clip = config.clip_frames();
         let video = clip.and_then(|count| grid.latents(1, 1, r.width, r.height, count).ok());
         let mesh = config.virtual_devices().and_then(|n| config.placement(n)).map(|p| p.mesh.axes);
-        RunPlan {
+        PlanSummary {
             preset: loaded.preset(),
             pipeline: config.pipeline.name(),
             model: config.model.path.clone(),
@@ -127,7 +127,7 @@ fn branch_name(branch: Branch) -> &'static str {
     }
 }
 
-impl fmt::Display for RunPlan {
+impl fmt::Display for PlanSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [frames, rows, columns] = self.video_latents;
         writeln!(f, "pipeline   {}, preset {}", self.pipeline, self.preset)?;

@@ -81,7 +81,8 @@ fn check_request(config: &Config) -> Result<(), InvalidValue> {
         return fail("pipeline", config.pipeline.name().into(), why);
     }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
-        let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or request.reference_videos";
+        let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
+        let why = message![why, Setting::Key("request.reference_videos")];
         return fail("two_stage.upsample", "temporal_x2".into(), why);
     }
     check_source(config)?;
@@ -90,7 +91,8 @@ fn check_request(config: &Config) -> Result<(), InvalidValue> {
         return fail("pipeline", config.pipeline.name().into(), why);
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
-        let why = "request.audio already provides the complete audio; remove request.audio or request.audio_latents";
+        let audio = Setting::Key("request.audio");
+        let why = message![audio, " already provides the complete audio; remove ", audio, " or request.audio_latents"];
         return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
@@ -102,7 +104,8 @@ fn check_request(config: &Config) -> Result<(), InvalidValue> {
         return fail("dfr.temporal_rounds", rounds.to_string(), why);
     }
     if !config.output.audio && !config.pipeline.spec().generates_video {
-        let why = format!("the pipeline {} generates audio; set output.audio to true", config.pipeline.name());
+        let why = format!("the pipeline {} generates audio; set ", config.pipeline.name());
+        let why = message![why, Setting::Key("output.audio"), " to true"];
         return fail("output.audio", "false".into(), why);
     }
     let slots = config.conditioning.generated_keyframes;
@@ -129,9 +132,13 @@ fn check_sampling(config: &Config) -> Result<(), InvalidValue> {
     }
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
         let why = message![
-            "sampler.sigmas already sets the noise levels; remove ",
+            Setting::Key("sampler.sigmas"),
+            " already sets the noise levels; remove ",
             Setting::This,
-            ", or set sampler.steps instead of sampler.sigmas"
+            ", or set ",
+            Setting::Key("sampler.steps"),
+            " instead of ",
+            Setting::Key("sampler.sigmas")
         ];
         return fail("sampler.schedule", word(schedule), why);
     }

@@ -16,21 +16,24 @@ pub(super) fn check_chain(config: &Config) -> Result<(), InvalidValue> {
     if r.num_frames.count().is_none() {
         return refused(message![
             "with chained clips, ",
-            Setting::NumFramesKey,
+            Setting::Key("request.num_frames"),
             " cannot be auto; set ",
             Setting::Seconds,
             " or a number of frames"
         ]);
     }
     if r.audio.is_some() || !r.audio_latents.is_empty() {
-        return refused(
-            "chained clips generate their own audio; remove --chain, or request.audio and request.audio_latents".into(),
-        );
+        return refused(message![
+            "chained clips generate their own audio; remove --chain, or ",
+            Setting::Key("request.audio"),
+            " and request.audio_latents"
+        ]);
     }
     if !r.reference_videos.is_empty() {
-        return refused(
-            "reference videos are not supported with chained clips; remove --chain or request.reference_videos".into(),
-        );
+        return refused(message![
+            "reference videos are not supported with chained clips; remove --chain or ",
+            Setting::Key("request.reference_videos")
+        ]);
     }
     if config.doubles_frames() {
         return refused(

@@ -5,7 +5,7 @@
 
 use super::effect_facts::{EffectFacts, GuidanceStream};
 use super::legal::{or_remove, remove, remove_one};
-use super::message::Setting::{NumFramesKey, This};
+use super::message::Setting::{Key, This};
 use super::message::{Message, message};
 use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
 use super::schema::{Bos, Reference, WeightSource, WeightType};
@@ -48,6 +48,11 @@ const fn server(keys: &'static [&'static str], reason: EffectReason) -> EffectRu
     EffectRule { keys, scope: RuleScope::Server, reason }
 }
 
+/// Returns "guidance.video.cfg or guidance.audio.cfg".
+fn either_cfg() -> Message {
+    message![Key("guidance.video.cfg"), " or ", Key("guidance.audio.cfg")]
+}
+
 pub(super) const RULES: &[EffectRule] = &[
     // Model components.
     flags(&["model.vae"], |f, _| f.without_video()),
@@ -64,7 +69,8 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     flags(&["model.duration_head"], |f, _| {
         let auto = f.config.request.num_frames.count().is_none();
-        f.unless(auto, or_remove(message![NumFramesKey, " is a number; set ", NumFramesKey, " to auto"]))
+        let frames = Key("request.num_frames");
+        f.unless(auto, or_remove(message![frames, " is a number; set ", frames, " to auto"]))
     }),
     server(&["model.decoder"], |f, _| match f.version {
         _ if !f.spec().generates_video => f.by_pipeline("decodes no video"),
@@ -77,11 +83,14 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     request(&["model.loras"], |f, _| f.unused_lora()),
     request(&["model.lora_merge"], |f, _| {
-        f.unless(!f.config.model.loras.is_empty(), or_remove("there is no LoRA to merge; set model.loras too"))
+        f.unless(
+            !f.config.model.loras.is_empty(),
+            or_remove(message!["there is no LoRA to merge; set ", Key("model.loras"), " too"]),
+        )
     }),
     // Request.
     flags(&["request.negative_prompt"], |f, _| {
-        let why = or_remove("no step reads the negative prompt; set guidance.video.cfg or guidance.audio.cfg");
+        let why = or_remove(message!["no step reads the negative prompt; set ", either_cfg()]);
         f.unless(f.reads_negative(), why)
     }),
     request(&["request.width", "request.height", "request.motion_speed"], |f, _| f.without_video()),
@@ -113,7 +122,7 @@ pub(super) const RULES: &[EffectRule] = &[
         }
     }),
     request(&["guidance.kind", "guidance.apg"], |f, _| {
-        let why = or_remove("classifier-free guidance is off; set guidance.video.cfg or guidance.audio.cfg");
+        let why = or_remove(message!["classifier-free guidance is off; set ", either_cfg()]);
         f.unless(f.streams().any(|s| f.guides_by_prompt(s)), why)
     }),
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
@@ -180,7 +189,8 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["conditioning.generated_keyframes"], |f, _| f.only_in(|spec| spec.generated_keyframes)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
         let any = !f.config.request.reference_videos.is_empty();
-        f.unless(any, or_remove("there is no reference video; set request.reference_videos too"))
+        let why = message!["there is no reference video; set ", Key("request.reference_videos"), " too"];
+        f.unless(any, or_remove(why))
     }),
     request(&["conditioning.crf"], |f, _| {
         let off = f.config.conditioning.h264 == ImageH264::Off;
@@ -246,3 +256,10 @@ pub(super) const RULES: &[EffectRule] = &[
     // Output files.
     request(&["output.save_frames"], |f, _| f.without_video()),
 ];
+
+/// Returns the reasons for which keys of a configuration have no effect, whether or not the keys are set.
+#[cfg(test)]
+pub(crate) fn reasons(config: &super::Config, version: Version) -> Vec<Message> {
+    let facts = EffectFacts { config, version };
+    RULES.iter().flat_map(|rule| rule.keys.iter().filter_map(|key| (rule.reason)(&facts, key))).collect()
+}

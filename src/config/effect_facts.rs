@@ -2,7 +2,7 @@
 
 use super::check::ResolvedScales;
 use super::legal::{or_remove, remove, remove_one};
-use super::message::Setting::This;
+use super::message::Setting::{Key, This};
 use super::message::{Message, message};
 use super::pipeline::{PipelineSpec, VideoUse, wrong_pipeline};
 use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
@@ -32,6 +32,15 @@ impl GuidanceStream {
     pub(super) fn name(self) -> &'static str {
         if self == GuidanceStream::Video { "video" } else { "audio" }
     }
+}
+
+const VIDEO_STG: &str = "guidance.video.stg";
+const AUDIO_STG: &str = "guidance.audio.stg";
+
+/// Returns the reason that `what` is perturbed because both STG scales are 0.
+fn no_stg(what: &'static str) -> Message {
+    let why = format!(" are 0, so {what} is perturbed; set one too");
+    or_remove(message![Key(VIDEO_STG), " and ", Key(AUDIO_STG), why])
 }
 
 /// Data that the rules' conditions depend on.
@@ -69,7 +78,7 @@ impl EffectFacts<'_> {
     }
 
     pub(super) fn given_sound(&self) -> Option<Message> {
-        let why = remove("request.audio is used as the sound track, so no audio is decoded");
+        let why = remove(message![Key("request.audio"), " is used as the sound track, so no audio is decoded"]);
         self.unless(self.config.given_sound().is_none(), why)
     }
 
@@ -279,10 +288,12 @@ impl EffectFacts<'_> {
             let name = stream.name();
             return Some(match (stream, self.config.given_sound()) {
                 (GuidanceStream::Audio, Some(_)) => {
-                    remove("request.audio is used as the sound track, so the audio stream has no guidance")
+                    let why = " is used as the sound track, so the audio stream has no guidance";
+                    remove(message![Key("request.audio"), why])
                 }
                 _ if self.keeps_streams() => {
-                    remove(format!("request.retake.{name} is false: the {name} is kept and has no guidance"))
+                    let why = format!(".{name} is false: the {name} is kept and has no guidance");
+                    remove(message![Key("request.retake"), why])
                 }
                 _ => remove(format!("the pipeline {} generates no {name} that could be guided", self.spec().name)),
             });
@@ -347,10 +358,9 @@ impl EffectFacts<'_> {
             Version::V2_5 => (28, "ltx2_5"),
         };
         self.streams().all(|s| self.perturbed(s).is_empty()).then(|| {
-            or_remove(format!(
-                "guidance.stg_blocks is empty, so no block is perturbed; set guidance.stg_blocks too (the preset {preset} \
-                 has [{block}])"
-            ))
+            let blocks = Key("guidance.stg_blocks");
+            let preset = format!(" too (the preset {preset} has [{block}])");
+            or_remove(message![blocks, " is empty, so no block is perturbed; set ", blocks, preset])
         })
     }
 
@@ -359,13 +369,11 @@ impl EffectFacts<'_> {
         let any = self.streams().any(|s| self.perturbs(s));
         let perturbed = |s: GuidanceStream| self.perturbs(s) || (both && any);
         if let Some(stream) = own {
-            let why = format!(
-                "guidance.{0}.stg is 0, so no block of this stream is perturbed; set guidance.{0}.stg too",
-                stream.name()
-            );
+            let key = Key(if stream == GuidanceStream::Video { VIDEO_STG } else { AUDIO_STG });
+            let why = message![key, " is 0, so no block of this stream is perturbed; set ", key, " too"];
             return (!perturbed(stream)).then(|| or_remove(why));
         }
-        let why = or_remove("guidance.video.stg and guidance.audio.stg are 0, so no block is perturbed; set one too");
+        let why = no_stg("no block");
         self.unless(any, why).or_else(|| {
             let used = self.streams().any(|s| perturbed(s) && self.own(s).stg_blocks.is_none());
             self.unless(used, remove("every perturbed stream sets its own stg_blocks"))
@@ -374,7 +382,7 @@ impl EffectFacts<'_> {
 
     pub(super) fn unused_stg_streams(&self) -> Option<Message> {
         let [video, audio] = GuidanceStream::BOTH.map(|s| self.perturbs(s));
-        let why = or_remove("guidance.video.stg and guidance.audio.stg are 0, so nothing is perturbed; set one too");
+        let why = no_stg("nothing");
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;
             self.unless(

@@ -30,7 +30,7 @@ pub(super) fn or_remove(why: impl Into<Message>) -> Message {
 
 /// Returns the reason "`why`; remove this key or `other`".
 pub(super) fn remove_one(why: impl Into<Message>, other: &'static str) -> Message {
-    remove(why).then(" or ").then(other)
+    remove(why).then(" or ").then(Setting::Key(other))
 }
 
 /// Returns the valid values below and above an invalid one; valid values are positive and of the form `step * n +

@@ -21,15 +21,12 @@ pub enum Setting {
     SpanEnd,
     /// Duration of an extension.
     Extension,
-    /// YAML key of an extension.
-    ExtensionKey,
-    ExtensionOverlap,
     /// Option that extends the video before its start.
     ExtensionAtStart,
     Seconds,
     NumFrames,
-    /// YAML key of the number of frames.
-    NumFramesKey,
+    /// The setting with this YAML key.
+    Key(&'static str),
 }
 
 impl fmt::Display for Setting {
@@ -45,12 +42,10 @@ impl fmt::Display for Setting {
             Setting::SpanStart => "from",
             Setting::SpanEnd => "to",
             Setting::Extension => "--extend SECONDS, or request.extend",
-            Setting::ExtensionKey => "request.extend",
-            Setting::ExtensionOverlap => "request.extend.overlap",
             Setting::ExtensionAtStart => "--extend-at start",
             Setting::Seconds => "--seconds",
             Setting::NumFrames => "--num-frames",
-            Setting::NumFramesKey => "request.num_frames",
+            Setting::Key(key) => key,
         })
     }
 }
@@ -67,10 +62,10 @@ pub struct Message(Vec<MessagePart>);
 
 impl Message {
     /// Returns the text with the names that `name` returns for its settings.
-    pub fn with_names(&self, name: impl Fn(Setting) -> &'static str) -> String {
+    pub fn with_names(&self, name: impl Fn(Setting) -> Cow<'static, str>) -> String {
         let text = |part: &MessagePart| match part {
-            MessagePart::Text(text) => text.to_string(),
-            MessagePart::Setting(setting) => name(*setting).to_string(),
+            MessagePart::Text(text) => text.clone(),
+            MessagePart::Setting(setting) => name(*setting),
         };
         self.0.iter().map(text).collect()
     }
@@ -127,7 +122,7 @@ mod tests {
             message.to_string(),
             "needs an image: --image PATH FRAME STRENGTH, or request.images; or remove this key"
         );
-        let api = message.with_names(|setting| if setting == Setting::This { "this field" } else { "images" });
+        let api = message.with_names(|setting| if setting == Setting::This { "this field" } else { "images" }.into());
         assert_eq!(api, "needs an image: images; or remove this field");
     }
 }

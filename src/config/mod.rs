@@ -34,6 +34,8 @@ mod tree;
 mod validate;
 mod yaml;
 
+#[cfg(test)]
+pub(crate) use effect::reasons;
 pub use error::{ConfigError, Location, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;

@@ -12,7 +12,7 @@ use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
-use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
+use crate::sampling::{MAX_STEPS, SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::MergeOrder;
 use ltx2_base::with_defaults;
 
@@ -472,7 +472,7 @@ with_defaults! {
         /// if the pass starts from latents or tokens are appended.
         pub noise_order: Reference = Reference::Official,
         /// Number of denoising steps.
-        #[schemars(range(min = 1, max = 256))]
+        #[schemars(range(min = 1, max = MAX_STEPS))]
         pub steps: usize = 40,
         /// Schedule that computes the noise levels from `steps`.
         pub schedule: ScheduleKind = ScheduleKind::Ltx2,

@@ -119,7 +119,7 @@ fn take_frames(
             if info.frames < extend.overlap {
                 return fail(message![
                     format!("the video has {} frames, fewer than ", info.frames),
-                    Setting::ExtensionOverlap,
+                    Setting::Key("request.extend.overlap"),
                     format!(" = {}", extend.overlap)
                 ]);
             }
@@ -127,7 +127,7 @@ fn take_frames(
             let frames = extend.overlap + added;
             // The number of frames in a sidecar follows from the extension in the same sidecar.
             if let Some(written) = written.filter(|written| *written != frames && !sidecar::holds(merged, key)) {
-                let why = message![Setting::ExtensionKey, format!(" sets {frames} frames; remove it")];
+                let why = message![Setting::Key("request.extend"), format!(" sets {frames} frames; remove it")];
                 return Err(fault(key, written, merged, why));
             }
             merged.set(key, frames.into(), &of_pipeline);

@@ -23,7 +23,7 @@ use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::output::report::peak_memory;
 use crate::pipeline::plan::options::{GenerateOptions, RunOptions};
-use crate::pipeline::plan::preflight::Preflight;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
@@ -127,14 +127,14 @@ pub(crate) fn bench(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::check(config, std::slice::from_ref(job), sidecar)?;
+    let (mut plan, model) = RunPlan::new(config, std::slice::from_ref(job), sidecar)?;
     let no_request = || PipelineError::Bug("no request was created for a job".into());
-    let request = requests.into_iter().next().ok_or_else(no_request)?;
+    let request = plan.requests.pop().ok_or_else(no_request)?;
     check_request(&request)?;
-    let mut session = Session::start(config, model, group)?;
+    let mut session = Session::start(plan, model, group)?;
     let identity = session.runner.model.identity(config)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
-    let mut bench = Bench::new(config, &request, &mut session.runner, options, &matmul)?;
+    let mut bench = Bench::new(&session.plan, &request, &mut session.runner, options, &matmul)?;
     let failed = bench.all()?;
     if let Some(group) = group.filter(|_| failed.is_none()) {
         processes::wait_for_all(group)?;
@@ -166,7 +166,7 @@ struct Bench<'a> {
     options: &'a BenchOptions,
     matmul: &'a PeakMatmul,
     runner: &'a mut Runner,
-    programs: Programs,
+    programs: &'a Programs,
     first: Request,
     second: Option<Request>,
     synthetic: SyntheticInputs<'a>,
@@ -181,7 +181,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(
-        config: &Config,
+        plan: &'a RunPlan,
         request: &'a Request,
         runner: &'a mut Runner,
         options: &'a BenchOptions,
@@ -189,8 +189,8 @@ impl<'a> Bench<'a> {
     ) -> Result<Self> {
         let (first, second) = request.passes();
         let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
-        let (programs, done) = (Programs::from_config(config, None)?, BTreeMap::new());
-        let chip = setup::chip(config, &runner.executor.engine().toolchain().kind).ok();
+        let (programs, done) = (&plan.programs, BTreeMap::new());
+        let chip = setup::chip(&plan.config, &runner.executor.engine().toolchain().kind).ok();
         let folder = tempfile::tempdir().map_err(|e| {
             let (path, reason) = (std::env::temp_dir(), e.to_string());
             PipelineError::File { path, reason }

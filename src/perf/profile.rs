@@ -11,7 +11,7 @@ use crate::analysis::{Module, Trace, TraceComparison, XSpace};
 use crate::config::{Config, Job, Sidecar};
 use crate::media::write_atomically;
 use crate::pipeline::plan::options::GenerateOptions;
-use crate::pipeline::plan::preflight::Preflight;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::ProgramKind;
@@ -62,15 +62,15 @@ pub(crate) fn profile(
         let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
         processes::compare(group, config, &options)?;
     }
-    let Preflight { model, requests, .. } = Preflight::check(config, std::slice::from_ref(job), sidecar)?;
-    let mut session = Session::start_traceable(config, model, group)?;
+    let (plan, model) = RunPlan::new(config, std::slice::from_ref(job), sidecar)?;
+    let mut session = Session::start_traceable(plan, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(PjrtError::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
     let no_request = || PipelineError::Bug("no request was created for a job".into());
-    let request = requests.into_iter().next().ok_or_else(no_request)?;
+    let request = session.plan.requests.pop().ok_or_else(no_request)?;
     let (first, _) = request.passes();
     let all = first.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {

@@ -3,6 +3,7 @@
 
 use super::phase::Phase;
 use crate::request::Request;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use super::output::writer::{
 use super::plan::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::plan::outputs;
 use super::plan::overwrites::Replaceable;
-use super::plan::preflight::{Preflight, preflight};
+use super::plan::run_plan::RunPlan;
 use super::processes;
 pub use super::programs::background_load::OnLoad;
 use super::runner::Runner;
@@ -56,8 +57,8 @@ pub trait Observer {
     }
 }
 
-/// Warns if the run repeats a sidecar that was written with another plugin or platform. Preflight has already compared
-/// the ltx2 version.
+/// Warns if the run repeats a sidecar that was written with another plugin or platform. The plan has already compared the
+/// ltx2 version.
 fn warn_of_plugin(session: &Session, options: &GenerateOptions) {
     if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
         let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
@@ -80,20 +81,17 @@ pub fn generate(
         processes::compare(group, config, options)?;
     }
     let replaceable = outputs::replaceable(config, options);
-    let mut verified = preflight(config, options)?;
-    let given = config.request.num_frames.count();
-    let config = &duration::resolve(config, &options.jobs, group)?;
-    if given.is_none() {
-        verified = preflight(config, options)?;
+    let (mut plan, mut model) = RunPlan::of_videos(config, options)?;
+    if let Cow::Owned(config) = duration::resolve(config, &options.jobs, group)? {
+        (plan, model) = RunPlan::of_videos(&config, options)?;
     }
-    let Preflight { model, requests, inputs } = verified;
     let mut started = Instant::now();
-    let mut session = Session::start(config, model, group)?;
+    let mut session = Session::start(plan, model, group)?;
     warn_of_plugin(&session, options);
     session.runner.executor.on_load(observer.on_load());
     check_steps(&session, options)?;
-    session.plan(options.dump.is_some(), group)?;
-    let (config, first) = (&session.config.clone(), session.first);
+    session.fit_memory(group)?;
+    let Session { plan, mut runner, versions, first } = session;
     let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
     let dump_steps = options.dump_steps && options.dump.is_some();
     let encode = first.then(Mp4Options::default);
@@ -101,13 +99,13 @@ pub fn generate(
     let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
 
     let mut results = Results::default();
-    let size = videos_at_once(&session.runner.build.layout);
-    let batches = options.jobs.chunks(size).zip(requests.chunks(size)).zip(options.outputs.chunks(size));
+    let size = videos_at_once(&runner.build.layout);
+    let batches = options.jobs.chunks(size).zip(plan.requests.chunks(size)).zip(options.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
-        let mut writer = VideoWriter::new(scope, config, options);
+        let mut writer = VideoWriter::new(scope, &plan.config, options);
         for ((jobs, requests), paths) in batches {
-            let together = VideoBatch { jobs, requests, paths, inputs: &inputs };
-            let saving = saving(config, options, &session.runner.model, jobs, &paths[0], group.is_none());
+            let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
+            let saving = saving(&plan.config, options, &runner.model, jobs, &paths[0], group.is_none());
             let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,
@@ -116,11 +114,11 @@ pub fn generate(
             };
             run.outputs = paths.to_vec();
             let kept = run.saving.clone();
-            session.runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
+            runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
-                results
-                    .add(chained(&mut session, options, &run, &together, started, &replaceable, observer)?, observer)?;
-                session.runner.executor.reset_set_up_time();
+                let writes = first.then_some(&replaceable);
+                results.add(chained(&mut runner, options, &run, &together, started, writes, observer)?, observer)?;
+                runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
             }
@@ -133,11 +131,11 @@ pub fn generate(
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let mut videos = session.runner.generate_batch(requests, &run, &mut watch);
+            let mut videos = runner.generate_clips(requests, None, &run, &mut watch);
             let made = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(videos), true) = (&mut videos, first) {
-                let made = pending_videos(&session, &together, std::mem::take(videos), made, &replaceable);
+                let made = pending_videos(&runner, &together, std::mem::take(videos), made, &replaceable);
                 writer.start(made, run.saving.take());
             }
             if before.is_err() {
@@ -147,7 +145,7 @@ pub fn generate(
                 return before;
             }
             videos?;
-            session.runner.executor.reset_set_up_time();
+            runner.executor.reset_set_up_time();
             started = Instant::now();
         }
         results.add(writer.wait(), observer)
@@ -230,7 +228,7 @@ fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
     if !options.resume {
         return Ok(());
     }
-    let (config, size) = (&session.config, videos_at_once(&session.runner.build.layout));
+    let (config, size) = (&session.plan.config, videos_at_once(&session.runner.build.layout));
     let mut batches = options.jobs.chunks(size).zip(options.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
         let saving = saving(config, options, &session.runner.model, jobs, &paths[0], true)?;
@@ -240,22 +238,24 @@ fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
 
 /// A batch: videos that are generated together.
 struct VideoBatch<'a> {
+    plan: &'a RunPlan,
+    /// Versions of ltx2, the plugin and the platform.
+    versions: &'a Value,
     jobs: &'a [Job],
     requests: &'a [Request],
     paths: &'a [PathBuf],
-    /// Hash of each input file, by path.
-    inputs: &'a Value,
 }
 
 /// Combines generated videos with their reports and sidecars, to be written.
 fn pending_videos(
-    session: &Session,
+    runner: &Runner,
     together: &VideoBatch,
     videos: Vec<Generated>,
     made: Duration,
     replaceable: &Replaceable,
 ) -> Vec<UnwrittenVideo> {
-    let Session { config, runner, versions, .. } = session;
+    let VideoBatch { plan, versions, .. } = together;
+    let config = &plan.config;
     let model = sidecar_model(config, runner);
     let of = |((job, path), generated): ((&Job, &PathBuf), Generated)| UnwrittenVideo {
         job: job.clone(),
@@ -263,7 +263,7 @@ fn pending_videos(
         replaceable: replaceable.clone(),
         keep: Some(KeepPlace::Temporary),
         report: RunReport::new(&generated, &runner.executor, made),
-        sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, together.inputs, runner, versions)),
+        sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &plan.inputs, runner, versions)),
         generated,
     };
     together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
@@ -279,19 +279,19 @@ fn sidecar_model(config: &Config, runner: &Runner) -> Value {
 }
 
 /// Generates the chained videos of a batch and writes each clip when it is finished. `started`: start time of the
-/// batch.
+/// batch. `writes`: files that may be replaced; `None`: another process writes the files.
 fn chained(
-    session: &mut Session,
+    runner: &mut Runner,
     options: &GenerateOptions,
     run: &RunOptions,
     together: &VideoBatch,
     started: Instant,
-    replaceable: &Replaceable,
+    writes: Option<&Replaceable>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<WriteOutcome>> {
-    let VideoBatch { jobs, requests, paths, inputs } = together;
-    let Session { config, runner, versions, first } = session;
-    let files = first.then(|| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], replaceable));
+    let VideoBatch { plan, versions, jobs, requests, paths } = together;
+    let config = &plan.config;
+    let files = writes.map(|own| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], own));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     // After the first clip, delay interrupts until the finished clips are saved.
@@ -315,7 +315,7 @@ fn chained(
     }
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = sidecar_model(config, runner);
-    let sidecar = |job: &Job| sidecar(config, job, &model, inputs, runner, versions);
+    let sidecar = |job: &Job| sidecar(config, job, &model, &plan.inputs, runner, versions);
     interrupts::doing("while files were written");
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     interrupts::doing("after the files were written");

@@ -117,16 +117,6 @@ impl Runner {
         Ok(self.written.entry(key).or_insert(Rc::new(network)).clone())
     }
 
-    /// Prepares the call of a network whose inputs are all on the host.
-    pub(super) fn call(
-        &mut self,
-        program: ProgramKind,
-        network: &Network,
-        given: impl IntoIterator<Item = (String, Tensor)>,
-    ) -> Result<Call<'static>> {
-        Call::new(&mut self.executor, program.name(), network, Inputs::default(), given)
-    }
-
     /// Prepares the call of a program whose only input is a tensor of rank `N`. `write` builds the network for the
     /// dimensions of this tensor.
     pub(super) fn call_on<const N: usize>(
@@ -138,7 +128,7 @@ impl Runner {
     ) -> Result<Call<'static>> {
         let dims = std::array::from_fn(|i| tensor.shape()[i]);
         let network = self.network(program, dims, |model, build| write(&model.configs, dims, build))?;
-        self.call(program, &network, [(input.into(), tensor)])
+        self.call(program, &network, Inputs::default(), [(input.into(), tensor)])
     }
 
     /// Applies a memory plan to all following runs.

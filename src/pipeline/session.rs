@@ -10,25 +10,25 @@ use serde_json::{Value, json};
 
 use super::error::{PipelineError, Result};
 use super::model::OpenModel;
-use super::plan::layouts;
+use super::plan::layouts::RankingDevices;
 use super::plan::loras::Loras;
 use super::plan::memory;
 use super::plan::options::RunOptions;
-use super::programs::build::Programs;
+use super::plan::run_plan::RunPlan;
 use super::programs::executor::Executor;
 use super::runner::Runner;
 use super::stages::text_to_video::Generated;
 use crate::config::{AUTO, Config};
 use crate::media::RoundTrip;
 use crate::nn::Build;
-use crate::request::Request;
+use crate::request::{self, Request};
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform};
 
 /// A model on its devices, ready to run the requests of one configuration.
 pub struct Session {
-    /// The configuration. Values that were `auto` are resolved for the devices.
-    pub config: Config,
+    /// The plan, whose layout is resolved for the devices.
+    pub plan: RunPlan,
     pub runner: Runner,
     /// Versions, as recorded in sidecars: of ltx2, of the plugin, of the platform and, if there are conditioning
     /// images, of the H.264 encoder. Rarely needed by callers.
@@ -47,8 +47,9 @@ impl Session {
     /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the run does not
     /// fit in device memory.
     pub fn open(config: &Config) -> Result<Self> {
-        let mut session = Session::start(config, OpenModel::from_config(config)?, None)?;
-        session.plan(false, None)?;
+        let model = OpenModel::from_config(config)?;
+        let mut session = Session::start(RunPlan::of_model(config, &model)?, model, None)?;
+        session.fit_memory(None)?;
         Ok(session)
     }
 
@@ -57,7 +58,8 @@ impl Session {
     /// # Errors
     /// Returns an error if the model does not support the sizes or the noise schedule.
     pub fn requests(&self) -> Result<Vec<Request>> {
-        self.config.jobs()?.iter().map(|job| self.runner.model.request(&self.config, job)).collect()
+        let config = &self.plan.config;
+        config.jobs()?.iter().map(|job| self.runner.model.request(config, job)).collect()
     }
 
     /// Generates the video of a request. To observe its progress, use [`Runner::generate`].
@@ -69,26 +71,26 @@ impl Session {
     }
 
     /// Compiles every program of a run, and decides which weights stay on the devices. Needed only after
-    /// [`Session::start`]; [`Session::open`] calls it. `dump`: whether the run dumps intermediate tensors.
+    /// [`Session::start`]; [`Session::open`] calls it.
     ///
     /// # Errors
     /// Returns an error if a program cannot be compiled or the run does not fit in device memory.
-    pub fn plan(&mut self, dump: bool, group: Option<&Arc<Group>>) -> Result<()> {
-        let programs = Programs::from_config(&self.config, None)?.dumping(dump);
+    pub fn fit_memory(&mut self, group: Option<&Arc<Group>>) -> Result<()> {
         let runner = &mut self.runner;
-        let planned = memory::plan(&self.config, &programs, &mut runner.executor, &runner.build, group)?;
+        let planned = memory::plan(&self.plan, &mut runner.executor, &runner.build, group)?;
         runner.follow(planned);
         Ok(())
     }
 
-    /// Opens the platform of a configuration, alone or as one of several processes. Builds every program of a run once,
-    /// so that an unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for
-    /// a single process.
+    /// Opens the platform of a plan, alone or as one of several processes. Builds every program of a run once, so that an
+    /// unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for a single
+    /// process.
     ///
     /// # Errors
     /// Returns an error if the platform does not exist or the layout is not suitable.
-    pub fn start(config: &Config, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
-        Session::start_with(config, model, group, setup::engine_options(config))
+    pub fn start(plan: RunPlan, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
+        let options = setup::engine_options(&plan.config);
+        Session::start_with(plan, model, group, options)
     }
 
     /// Same as [`Session::start`], but compiles programs so that a trace distinguishes their operations. Needed only
@@ -96,40 +98,36 @@ impl Session {
     ///
     /// # Errors
     /// Returns the errors of [`Session::start`].
-    pub fn start_traceable(config: &Config, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
-        let options = EngineOptions { traceable: true, ..setup::engine_options(config) };
-        Session::start_with(config, model, group, options)
+    pub fn start_traceable(plan: RunPlan, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
+        let options = EngineOptions { traceable: true, ..setup::engine_options(&plan.config) };
+        Session::start_with(plan, model, group, options)
     }
 
     fn start_with(
-        config: &Config,
+        mut plan: RunPlan,
         model: OpenModel,
         group: Option<&Arc<Group>>,
         engine_options: EngineOptions,
     ) -> Result<Self> {
+        request::frame_count(&plan.config)?;
         // Verify the model before waiting for the devices: it may have been opened for another run.
-        let programs = Programs::from_config(config, None)?;
-        model.verify(config)?;
-        let mut config = config.clone();
-        let round_trip = setup::round_trip(&mut config, group.map(|group| &**group))?;
-        let SessionDevices { config, engine, build, mut versions } =
-            SessionDevices::open(&config, &programs, group, engine_options)?;
-        versions["h264"] = json!(round_trip.as_ref().map(RoundTrip::to_string));
+        model.verify(&plan.config)?;
+        plan.choose_encoder(group.map(|group| &**group))?;
+        let SessionDevices { engine, build, mut versions } = SessionDevices::open(&mut plan, group, engine_options)?;
+        versions["h264"] = json!(plan.round_trip.as_ref().map(RoundTrip::to_string));
         let index = engine.client().process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let mut executor = Executor::new(engine, model.weights.clone());
-        executor.keep_loras(Loras::open(&config.model)?)?;
-        setup::log_weights(config.runtime.weights, &model.weights)?;
-        let h264 = config.conditioning.h264;
+        executor.keep_loras(Loras::open(&plan.config.model)?)?;
+        setup::log_weights(plan.config.runtime.weights, &model.weights)?;
+        let (h264, round_trip) = (plan.config.conditioning.h264, plan.round_trip.clone());
         let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
-        Ok(Session { config, runner, versions, first })
+        Ok(Session { plan, runner, versions, first })
     }
 }
 
-/// The opened devices of a configuration.
+/// The opened devices of a plan.
 pub(super) struct SessionDevices {
-    /// The configuration. Values that were `auto` are resolved for the devices.
-    pub(super) config: Config,
     pub(super) engine: Engine,
     /// Options with which programs are built.
     pub(super) build: Build,
@@ -138,13 +136,10 @@ pub(super) struct SessionDevices {
 }
 
 impl SessionDevices {
-    /// Opens the platform, alone or as one of several processes. Builds `programs` once to check the layout.
-    pub(super) fn open(
-        config: &Config,
-        programs: &Programs,
-        group: Option<&Arc<Group>>,
-        engine_options: EngineOptions,
-    ) -> Result<Self> {
+    /// Opens the platform, alone or as one of several processes. Places the plan on the devices, and builds its programs
+    /// once to check the layout.
+    pub(super) fn open(plan: &mut RunPlan, group: Option<&Arc<Group>>, engine_options: EngineOptions) -> Result<Self> {
+        let config = &plan.config;
         let choice = config.platform().map_err(PipelineError::Input)?;
         let options = setup::platform_options(config, group.map(|group| &**group))?;
         let opening = Instant::now();
@@ -167,12 +162,11 @@ impl SessionDevices {
             tracing::warn!("layouts are ranked by received bytes instead of predicted time: {why}");
         }
         let (chip, capacity) = (chip.ok(), engine.own_device().memory().ok().and_then(|memory| memory.limit));
-        let config =
-            layouts::resolve(config, layouts::RankingDevices { toolchain, count, capacity, chip: chip.as_ref() })?;
-        let build = setup::build_for(&config, count, engine.toolchain())?;
-        check_mesh_use(&config, &build, &engine)?;
-        programs.check(&build)?;
-        Ok(SessionDevices { config, engine, build, versions })
+        plan.place(RankingDevices { toolchain, count, capacity, chip: chip.as_ref() })?;
+        let build = setup::build_for(&plan.config, count, engine.toolchain())?;
+        check_mesh_use(&plan.config, &build, &engine)?;
+        plan.programs.check(&build)?;
+        Ok(SessionDevices { engine, build, versions })
     }
 }
 

@@ -85,16 +85,24 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     Ok(())
 }
 
+/// Returns the number of frames of a configuration.
+///
+/// # Errors
+/// Returns an error for `auto`.
+pub(crate) fn frame_count(config: &Config) -> Result<usize, RequestError> {
+    config.request.num_frames.count().ok_or_else(|| {
+        let why = "auto is only supported by `ltx2 generate`; pass a number of frames";
+        RequestError::key("request.num_frames", why)
+    })
+}
+
 /// Returns the request of a job. Its list of noise levels is empty, because no program depends on them.
 ///
 /// # Errors
 /// Returns an error, which says what to change, if the configuration is invalid or the model does not support it.
 pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
     let r = &config.request;
-    let num_frames = r.num_frames.count().ok_or_else(|| {
-        let why = "auto is only supported by `ltx2 generate`; pass a number of frames";
-        RequestError::key("request.num_frames", why)
-    })?;
+    let num_frames = frame_count(config)?;
     let chain = ClipChain::from_config(config, num_frames);
     let num_frames = chain.as_ref().map_or(num_frames, |chain| chain.clip);
     check_model(config, sizes, num_frames)?;

@@ -15,7 +15,7 @@ use super::options::TuneOptions;
 use crate::config::{AUTO, CliOverrides, Config, LayoutSource, load, read_layout_source};
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, mesh_name, rules_text, with_rules};
 use crate::pipeline::programs::build::{ProgramKind, warn_once};
-use crate::pipeline::programs::compile::{resolved, unmatched_patterns};
+use crate::pipeline::programs::compile::{planned, unmatched_patterns};
 use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &TuneOptions) -> Resu
     let mut request = request.clone();
     if config.layout == AUTO {
         let machine = compiler.machine(&target).map_err(TuneError::Base)?;
-        config = resolved(&config, &machine)?;
+        config = planned(&config, None, &machine)?.config;
         // Keep the mesh that `auto` chose for the unchanged layout; a mesh that was set explicitly is the same anyway.
         let mesh = config.placement(machine.devices.len())?.mesh;
         request.given.mesh = Some(mesh_name(&mesh));

@@ -16,6 +16,7 @@ use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Job, load};
 use ltx2::media::read_png;
 use ltx2::pipeline::model::OpenModel;
+use ltx2::pipeline::plan::run_plan::RunPlan;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::sampling::guidance::GuidanceScales;
@@ -60,13 +61,14 @@ impl ClipSession {
         let given = CliOverrides { files: vec![format!("configs/{config}.yml")], set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;
         let model = OpenModel::from_config(&config).expect("the model of assets/nano");
-        let session = Session::start(&config, model, None).expect("a session");
+        let plan = RunPlan::of_model(&config, &model).expect("a plan");
+        let session = Session::start(plan, model, None).expect("a session");
         ClipSession { session, _turn: turn }
     }
 
     fn request(&self, prompt: &str, seed: u64) -> Request {
         let job = Job { index: 0, prompt: prompt.into(), seed };
-        self.session.runner.model.request(&self.session.config, &job).expect("a request")
+        self.session.runner.model.request(&self.session.plan.config, &job).expect("a request")
     }
 
     fn make(&mut self, request: &Request) -> Generated {

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use ltx2::pipeline::model::OpenModel;
+use ltx2::pipeline::plan::run_plan::RunPlan;
 use ltx2::{Config, Session};
 
 use crate::support::needs;
@@ -39,15 +40,16 @@ fn weights(model: &Path, component: &str) -> std::path::PathBuf {
 #[needs(cpu)]
 fn file_truncated_after_the_size_check_gives_an_error() {
     for component in ["text_encoder", "vae"] {
-        let model = tempfile::tempdir().expect("a folder");
-        let config = copied(model.path());
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = copied(folder.path());
+        let model = OpenModel::from_config(&config).expect("a model");
         let mut session =
-            Session::start(&config, OpenModel::from_config(&config).expect("a model"), None).expect("starts");
-        let file = weights(model.path(), component);
+            Session::start(RunPlan::of_model(&config, &model).expect("a plan"), model, None).expect("starts");
+        let file = weights(folder.path(), component);
         let size = fs::metadata(&file).expect("a file").len();
         File::options().write(true).open(&file).expect("opens").set_len(size / 2).expect("cut");
         let requests = session.requests().expect("a request");
-        let ran = session.plan(false, None).and_then(|()| session.generate(&requests[0]).map(drop));
+        let ran = session.fit_memory(None).and_then(|()| session.generate(&requests[0]).map(drop));
         let said = ran.expect_err("half a file").to_string();
         let expected = format!("it had {size} bytes, now {}", size / 2);
         assert!(said.contains(&file.display().to_string()) && said.contains(&expected), "{component}: {said}");

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use super::layouts::needed;
 use super::residency::{Keep, work};
+use super::run_plan::RunPlan;
 use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
 use crate::nn::Build;
@@ -111,12 +112,12 @@ fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>
 impl MemoryPlan {
     /// Builds and compiles every program of a run, and starts to load their parameters.
     pub(crate) fn build(
-        config: &Config,
-        programs: &Programs,
+        plan: &RunPlan,
         executor: &mut Executor,
         build: &Build,
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
+        let RunPlan { config, programs, .. } = plan;
         let write = |kind: ProgramKind| {
             let since = Instant::now();
             let network = executor.accepted(kind.name(), build, |build| programs.network(kind, build))?;
@@ -306,17 +307,16 @@ fn gib(bytes: usize) -> f64 {
 /// Returns an error if a program cannot be compiled, or if the run does not fit in memory. In the second case, the
 /// error suggests the cheapest change after which the run should fit.
 pub(crate) fn plan(
-    config: &Config,
-    programs: &Programs,
+    plan: &RunPlan,
     executor: &mut Executor,
     build: &Build,
     group: Option<&Arc<Group>>,
 ) -> Result<FittedPlan> {
-    let plan = MemoryPlan::build(config, programs, executor, build, group)?;
-    tracing::debug!("{}", plan.table());
-    match plan.keep(config.runtime.residency) {
-        Some(keep) => Ok(FittedPlan { plan: Rc::new(plan), keep }),
-        None => Err(PipelineError::TooLarge(plan.shortage(executor, build))),
+    let memory = MemoryPlan::build(plan, executor, build, group)?;
+    tracing::debug!("{}", memory.table());
+    match memory.keep(plan.config.runtime.residency) {
+        Some(keep) => Ok(FittedPlan { plan: Rc::new(memory), keep }),
+        None => Err(PipelineError::TooLarge(memory.shortage(executor, build))),
     }
 }
 

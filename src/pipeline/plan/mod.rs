@@ -13,5 +13,6 @@ pub(crate) mod outputs;
 pub(crate) mod overwrites;
 pub mod preflight;
 pub(crate) mod residency;
+pub mod run_plan;
 pub mod setup;
 pub(crate) mod verify;

@@ -1,93 +1,29 @@
-//! Verifies a run before anything is compiled. `generate` and its dry run, `check`, `bench`, `profile` and `serve` all
-//! use this module, so that they agree on what a run requires, and so that errors are reported as early as possible.
+//! Checks of a [`RunPlan`](super::run_plan::RunPlan) before anything is compiled, so that errors are reported as early as
+//! possible.
 
 use std::path::Path;
 
 use serde_json::Value;
 
 use super::layouts::{RankingDevices, ranking};
-use super::loras::Loras;
 use super::options::GenerateOptions;
-use super::outputs;
 use super::setup;
-use crate::config::{
-    AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, Job, Sidecar, VideoUse, WeightType, training_length_warning,
-};
+use crate::config::{AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, VideoUse, WeightType};
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::hashes;
-use crate::pipeline::output::recorded;
 use crate::pipeline::programs::build::Programs;
 use crate::pipeline::stages::condition_encoder;
-use crate::pipeline::stages::duration;
 use crate::pipeline::stages::sound_encoder::{given_sound, read_input_audio};
 use crate::pjrt::discover::Platform;
 use crate::request::{Condition, Content, Placement, Request, Shared};
 use crate::runtime::platforms::spec;
 use crate::runtime::{Toolchain, platform};
 
-/// A verified run: its model, its requests, and the hashes of its input files.
-pub struct Preflight {
-    /// The opened model. All components that the run reads have been verified, and their fingerprints computed.
-    pub model: OpenModel,
-    /// The request of each job, with the input video and audio attached.
-    pub requests: Vec<Request>,
-    /// Hashes of the input files by path, for sidecars; null if no sidecar is written.
-    pub inputs: Value,
-}
-
-impl Preflight {
-    /// Verifies the model components, requests, input files and LoRAs of a run. If the run repeats a `sidecar`,
-    /// compares its inputs and its model with those that the sidecar records. If the number of frames is predicted,
-    /// uses the largest number that can be predicted.
-    ///
-    /// # Errors
-    /// Returns the first error that the run would report before it compiles a program.
-    pub fn check(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<Self> {
-        // Verify the largest number of frames that can be predicted. `asked` still has `auto`, so that the duration
-        // head is among the components to verify.
-        let (asked, config) = (config, &duration::longest(config, jobs)?);
-        // Report unsupported requests and mismatched components before missing files.
-        let programs = match Programs::from_config(config, None) {
-            Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
-            other => other,
-        };
-        let model = OpenModel::from_config(asked)?;
-        let requests = requests(config, jobs, &model)?;
-        let programs = programs?;
-        check_placement(config, &programs)?;
-        setup::round_trip(&mut config.clone(), None)?;
-        Loras::open(&config.model)?.check(&model.weights)?;
-        model.identity(asked)?;
-        recorded::check_rerun(config, sidecar, &model)?;
-        Ok(Preflight { inputs: inputs(config)?, model, requests })
-    }
-}
-
-/// Verifies a run of `generate`: everything that [`Preflight::check`] verifies, its output files, and the disk space
-/// for them.
-///
-/// # Errors
-/// Returns the first error that the run would report before it compiles a program.
-pub fn preflight(config: &Config, options: &GenerateOptions) -> Result<Preflight> {
-    if config.request.prompt.is_none() && config.request.prompts.is_none() {
-        let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
-        return Err(PipelineError::Usage(why.into()));
-    }
-    outputs::check_places(config, options)?;
-    let run = Preflight::check(config, &options.jobs, options.sidecar.as_ref())?;
-    check_chain(&run.requests, options, config.output.audio)?;
-    if config.request.num_frames.count().is_some() {
-        outputs::check_room(config, options, &run.requests, run.model.sample_rate)?;
-    }
-    Ok(run)
-}
-
 /// Checks layout, number formats and sizes by building the programs for the platform on which they will run. Opens no
 /// device.
-fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
+pub(super) fn check_placement(config: &Config, programs: &Programs) -> Result<()> {
     let choice = config.platform().map_err(PipelineError::Input)?;
     match platform::expected(&choice) {
         Some(platform) if spec(platform).is_host => check_on_cpu(config, programs),
@@ -202,7 +138,7 @@ fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Re
 }
 
 /// Rejects options that are not supported for chained videos.
-fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
+pub(super) fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
     if requests.iter().all(|request| request.chain.is_none()) {
         return Ok(());
     }
@@ -214,16 +150,6 @@ fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> 
         Some((_, why)) => Err(PipelineError::Usage(format!("{why}; remove it, or --chain (request.chain)"))),
         None => Ok(()),
     }
-}
-
-/// Returns the requests of the jobs, with their input files attached and checked.
-fn requests(config: &Config, jobs: &[Job], model: &OpenModel) -> Result<Vec<Request>> {
-    let mut requests = jobs.iter().map(|job| model.request(config, job)).collect::<Result<Vec<Request>>>()?;
-    give(config, &mut requests)?;
-    let warning = requests.first().and_then(|r| training_length_warning(config, r.output_frames(), r.output_rate()));
-    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    check_input_files(&requests)?;
-    Ok(requests)
 }
 
 /// Checks that the requests can use their input files.

@@ -1,6 +1,5 @@
 //! Derives the options of the platform, the programs and the engine from a configuration.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::origin::Weights;
@@ -8,7 +7,6 @@ use crate::analysis::Chip;
 use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
-use crate::media::RoundTrip;
 use crate::nn::{Build, Lowering, Quantization, RoundingPoints};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::last_words;
@@ -56,23 +54,6 @@ pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) 
 pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Chip, String> {
     let own = config.chip()?;
     own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
-}
-
-/// Chooses the H.264 encoder for conditioning images and records it in `config`, so that a repeated run uses the same
-/// encoder or reports that it is missing. In a multi-process run, all processes must have the same encoder, because
-/// each encodes the images itself. `None`: there are no images to encode.
-pub(crate) fn round_trip(config: &mut Config, group: Option<&Group>) -> Result<Option<RoundTrip>> {
-    if config.request.images.iter().all(|image| image.crf(&config.conditioning) == 0) {
-        return Ok(None);
-    }
-    let chosen = RoundTrip::choose(config.conditioning.h264, Path::new("ffmpeg"))?;
-    config.conditioning.h264 = chosen.encoder();
-    if let Some(group) = group {
-        group.ensure_equal(&chosen.to_string(), |name, its, first| {
-            format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
-        })?;
-    }
-    Ok(Some(chosen))
 }
 
 /// Default fraction of a CUDA device's memory that programs may use. With this value, a model of 62 GiB and its

@@ -92,8 +92,13 @@ impl Programs {
     /// # Errors
     /// Returns an error if the model does not exist or does not support the sizes of the request.
     pub fn from_config(config: &Config, layers: Option<usize>) -> Result<Self> {
-        let origin = Origin::find(config)?;
-        let (mut configs, origin) = (ModelConfigs::from(origin.clone()).for_run(config), origin.describe()?);
+        Programs::from_configs(config, ModelConfigs::from(Origin::find(config)?), layers)
+    }
+
+    /// Same as [`Programs::from_config`], for a model that is already open.
+    pub(crate) fn from_configs(config: &Config, configs: ModelConfigs, layers: Option<usize>) -> Result<Self> {
+        let mut configs = configs.for_run(config);
+        let origin = configs.origin().describe()?;
         let mut sizes = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
         let mut request = request::resolve_job(config, &sizes, &Job { index: 0, prompt: String::new(), seed: 0 })?;

@@ -2,9 +2,11 @@
 
 use std::rc::Rc;
 
+use super::ProgramKind;
 use super::executor::{Executor, Inputs};
 use crate::models::Network;
 use crate::pipeline::error::Result;
+use crate::pipeline::runner::Runner;
 use crate::runtime::{CompiledProgram, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 
@@ -14,21 +16,23 @@ pub struct Call<'a> {
     inputs: Inputs<'a>,
 }
 
-impl<'a> Call<'a> {
+impl Runner {
     /// Compiles a network, loads its parameters, and uploads the host tensors `given`; `inputs` are already on the
     /// devices.
-    pub(crate) fn new(
-        executor: &mut Executor,
-        name: &str,
+    pub(in crate::pipeline) fn call<'a>(
+        &mut self,
+        program: ProgramKind,
         network: &Network,
         inputs: Inputs<'a>,
         given: impl IntoIterator<Item = (String, Tensor)>,
-    ) -> Result<Self> {
-        let program = executor.prepare(name, network)?;
-        let inputs = executor.give_all(&program, inputs, given)?;
+    ) -> Result<Call<'a>> {
+        let program = self.executor.prepare(program.name(), network)?;
+        let inputs = self.executor.give_all(&program, inputs, given)?;
         Ok(Call { program, inputs })
     }
+}
 
+impl Call<'_> {
     pub(crate) fn program(&self) -> &CompiledProgram {
         &self.program
     }
@@ -42,6 +46,6 @@ impl<'a> Call<'a> {
     /// # Errors
     /// Returns an error if the plugin cannot run the program.
     pub fn run(&self, executor: &Executor) -> Result<Outputs> {
-        executor.run(&self.program, &self.inputs)
+        executor.run_with(&self.program, |name| self.inputs.get(name))
     }
 }

@@ -1,7 +1,8 @@
 //! `ltx2 compile`: compiles a program of a configuration for devices that need not be present, and analyses the
 //! optimized module.
 
-use crate::pipeline::plan::layouts::{self, RankingDevices, needed};
+use crate::pipeline::plan::layouts::{RankingDevices, needed};
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -168,15 +169,16 @@ pub(crate) fn dump_files(folder: &Path, kind: ProgramKind) -> [PathBuf; 3] {
 /// now or in an earlier compilation. A transformer program that does not fit in device memory is compiled with fewer
 /// blocks, and `Compilation::shortage` is set; any other program that does not fit is an error.
 pub fn compile(config: &Config, options: &ProgramCompileOptions) -> Result<Compilation> {
-    let programs = Programs::from_config(config, options.layers)?;
-    programs.check_headers(config, options.kind)?;
+    let mut plan = RunPlan::of_programs(config, options.layers)?;
+    plan.programs.check_headers(config, options.kind)?;
     let machine = if options.save.is_some() { options.target.open_present() } else { options.target.open() };
     let machine = machine.map_err(RuntimeError::from)?;
-    let config = &resolved(config, &machine)?;
+    place(&mut plan, &machine)?;
+    let RunPlan { config, programs, .. } = &plan;
     if tracing::enabled!(tracing::Level::WARN) {
         warn_once(unmatched_patterns(config, &machine)?);
     }
-    CompileJob { config, options, machine: &machine, compiles: true, refused: false }.compilation(&programs)
+    CompileJob { config, options, machine: &machine, compiles: true, refused: false }.compilation(programs)
 }
 
 /// Returns a warning for each tensor pattern of the configuration's layout that matches no tensor of its programs; none
@@ -194,9 +196,8 @@ pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Resul
 /// # Errors
 /// Returns the errors of [`compile`], or [`PipelineError::NotCompiled`] if no module is stored.
 pub fn analyse(config: &Config, options: &ProgramCompileOptions, machine: &OpenTarget) -> Result<Compilation> {
-    let programs = Programs::from_config(config, options.layers)?;
-    CompileJob { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false }
-        .compilation(&programs)
+    let RunPlan { config, programs, .. } = &planned(config, options.layers, machine)?;
+    CompileJob { config, options, machine, compiles: false, refused: false }.compilation(programs)
 }
 
 /// Returns the key under which the module store holds a configuration's program: hashes of everything that the
@@ -207,19 +208,23 @@ pub(crate) fn key(
     machine: &OpenTarget,
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
-    let job = CompileJob { config: &resolved(config, machine)?, options, machine, compiles: false, refused: false };
-    let network = job.network(&Programs::from_config(config, options.layers)?)?;
+    let RunPlan { config, programs, .. } = &planned(config, options.layers, machine)?;
+    let job = CompileJob { config, options, machine, compiles: false, refused: false };
+    let network = job.network(programs)?;
     job.key(&network, modules)
 }
 
-/// Replaces `layout: auto` with the name of the layout chosen for the target's devices.
-pub(crate) fn resolved(config: &Config, machine: &OpenTarget) -> Result<Config> {
+/// Plans the programs of a configuration for a target's devices.
+pub(crate) fn planned(config: &Config, layers: Option<usize>, machine: &OpenTarget) -> Result<RunPlan> {
+    let mut plan = RunPlan::of_programs(config, layers)?;
+    place(&mut plan, machine)?;
+    Ok(plan)
+}
+
+fn place(plan: &mut RunPlan, machine: &OpenTarget) -> Result<()> {
     let (toolchain, chip) = (machine.toolchain(), machine.target.chip());
     let count = machine.devices.len();
-    layouts::resolve(
-        config,
-        RankingDevices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() },
-    )
+    plan.place(RankingDevices { toolchain: &toolchain, count, capacity: machine.capacity, chip: chip.as_ref() })
 }
 
 struct CompileJob<'a> {

@@ -93,7 +93,7 @@ impl Runner {
         let tables = self.connector_tables(&network, size[1])?;
         let inputs = tables.iter().fold(Inputs::default(), |inputs, (name, table)| inputs.give(name, table.clone()));
         let given = [("attention_mask".into(), mask), ("prompt_embeds".into(), embeds)];
-        Call::new(&mut self.executor, ProgramKind::Connectors.name(), &network, inputs, given)
+        self.call(ProgramKind::Connectors, &network, inputs, given)
     }
 
     /// Returns the connectors' tables on the devices. They are cached if all parameters stay on the devices, because
@@ -105,7 +105,7 @@ impl Runner {
             return Ok(tables.clone());
         }
         let upload = |(name, table): (String, Tensor)| {
-            let table = self.executor.upload(&program, &name, &table)?;
+            let table = self.executor.engine().upload(&program, &name, &table)?;
             Ok((name, Rc::new(table)))
         };
         let is_read = |(name, _): &(String, Tensor)| program.arguments().iter().any(|a| a.name == *name);

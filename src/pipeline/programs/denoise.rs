@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::{Component, Phase, PipelineError, ProgramDeclaration, ProgramKind, Programs, Result};
+use super::{Component, Inputs, Phase, PipelineError, ProgramDeclaration, ProgramKind, Programs, Result};
 use crate::av::Av;
 use crate::hlo::DType;
 use crate::models::transformer::tables;
@@ -92,7 +92,7 @@ impl Runner {
         let guidance = request.guidance_tables();
         given.push(("scales".into(), guidance.scales.into()));
         given.extend(guidance.sets.map(|sets| ("branch_sets".into(), sets.into())));
-        let call = self.call(program, &network, given)?;
+        let call = self.call(program, &network, Inputs::default(), given)?;
         let carried = shape.carried().flat_map(|kind| Av::NAMES.map(|stream| format!("{kind}.{stream}")));
         Ok(DenoiseLoop { network, call, carried: carried.collect() })
     }

@@ -88,7 +88,7 @@ impl Runner {
             network(&model.configs, dims, pixels, build)
         })?;
         let given = [("latents".into(), latents.into()), ("noise".into(), noise)];
-        self.call(ProgramKind::DiffusionDecoder, &network, given)
+        self.call(ProgramKind::DiffusionDecoder, &network, Inputs::default(), given)
     }
 
     /// Prepares the first part of the diffusion decoder, which maps latents to `features`; the second part decodes the
@@ -114,6 +114,6 @@ impl Runner {
         })?;
         let inputs = Inputs::default().share("features", features);
         let given = [("start".into(), start), ("noise".into(), noise)];
-        Call::new(&mut self.executor, ProgramKind::DiffusionDecoder.name(), &network, inputs, given)
+        self.call(ProgramKind::DiffusionDecoder, &network, inputs, given)
     }
 }

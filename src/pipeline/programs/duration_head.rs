@@ -1,6 +1,8 @@
 //! Duration head: predicts the duration of a video from the text contexts of its prompt.
 
-use super::{Build, Call, Component, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun};
+use super::{
+    Build, Call, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
+};
 use crate::av::Av;
 use crate::models::duration_head;
 use crate::pipeline::runner::Runner;
@@ -41,6 +43,6 @@ impl Runner {
             network(&model.configs, rows, tokens, build)
         })?;
         let given = Av::NAMES.zip(text).map(|(name, context)| (format!("{name}_tokens"), context));
-        self.call(ProgramKind::DurationHead, &network, given)
+        self.call(ProgramKind::DurationHead, &network, Inputs::default(), given)
     }
 }

@@ -455,11 +455,6 @@ impl Executor {
         self.used.clear();
     }
 
-    /// Uploads a host tensor as the program's argument `name`.
-    pub(crate) fn upload(&self, program: &CompiledProgram, name: &str, tensor: &Tensor) -> Result<ShardedTensor> {
-        Ok(self.engine.upload(program, name, tensor)?)
-    }
-
     /// Uploads the tensors that are arguments of the program, converted to the element types of the arguments, and adds
     /// them to `inputs`. Ignores other tensors.
     ///
@@ -473,7 +468,7 @@ impl Executor {
     ) -> Result<Inputs<'a>> {
         for (name, tensor) in tensors {
             if program.arguments().iter().any(|a| a.name == name) {
-                inputs = inputs.give(&name, self.upload(program, &name, &tensor)?);
+                inputs = inputs.give(&name, self.engine.upload(program, &name, &tensor)?);
             }
         }
         Ok(inputs)

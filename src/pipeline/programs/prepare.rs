@@ -1,7 +1,7 @@
 //! Computes the step-invariant inputs of a denoising loop: one program for each pass, and one for the temporal rounds.
 
 use super::denoise::PassSpec;
-use super::{Call, Component, Phase, ProgramDeclaration, ProgramKind, Programs, Result};
+use super::{Call, Component, Inputs, Phase, ProgramDeclaration, ProgramKind, Programs, Result};
 use crate::av::Av;
 use crate::pipeline::runner::{NetworkSizes, Runner};
 use crate::pipeline::stages::denoise_loop::evaluations;
@@ -55,6 +55,6 @@ impl Runner {
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
         given.extend(evaluations(pass.request)?);
         given.extend(pass.conditions.into_iter().flat_map(|tokens| tokens.inputs(pass.shape.batch)));
-        self.call(program, &network, given)
+        self.call(program, &network, Inputs::default(), given)
     }
 }

@@ -1,6 +1,8 @@
 //! Text encoder: maps prompts to embeddings.
 
-use super::{Build, Call, Component, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun};
+use super::{
+    Build, Call, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
+};
 use crate::pipeline::runner::Runner;
 use crate::tensor::Tensor;
 
@@ -59,6 +61,11 @@ impl Runner {
         let network = self.network(ProgramKind::TextEncoder, [rows, tokens], |model, build| {
             model.configs.text_encoder_program(rows, tokens, true, build)
         })?;
-        self.call(ProgramKind::TextEncoder, &network, [("input_ids".into(), ids), ("attention_mask".into(), mask)])
+        self.call(
+            ProgramKind::TextEncoder,
+            &network,
+            Inputs::default(),
+            [("input_ids".into(), ids), ("attention_mask".into(), mask)],
+        )
     }
 }

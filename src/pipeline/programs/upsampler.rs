@@ -4,8 +4,8 @@ use ndarray::Array5;
 
 use super::configs::{ModelConfigs, upsampler_of};
 use super::{
-    Build, Call, Component, Network, Phase, PipelineError, ProgramDeclaration, ProgramKind, ProgramSpec, Result,
-    SingleRun,
+    Build, Call, Component, Inputs, Network, Phase, PipelineError, ProgramDeclaration, ProgramKind, ProgramSpec,
+    Result, SingleRun,
 };
 use crate::models::upsampler::{self, Upsampling};
 use crate::pipeline::runner::{NetworkSizes, Runner};
@@ -108,6 +108,6 @@ impl Runner {
         let network = self.network(program, NetworkSizes::Upsampling(*step, [b, c]), |model, build| {
             step_network(&model.configs, step, [b, c], build)
         })?;
-        self.call(program, &network, [("latents".into(), latents.into())])
+        self.call(program, &network, Inputs::default(), [("latents".into(), latents.into())])
     }
 }

@@ -2,7 +2,9 @@
 
 use ndarray::Array5;
 
-use super::{Build, Call, Component, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun};
+use super::{
+    Build, Call, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
+};
 use crate::models::pixels::Pixels;
 use crate::models::video_vae::{self, VideoVaeConfig};
 use crate::pipeline::runner::{NetworkSizes, Runner};
@@ -55,6 +57,6 @@ impl Runner {
         let network = self.network(ProgramKind::VideoDecoder, NetworkSizes::Frames(dims, pixels), |model, build| {
             network(&model.configs, dims, pixels, build)
         })?;
-        self.call(ProgramKind::VideoDecoder, &network, [("latents".into(), latents.into())])
+        self.call(ProgramKind::VideoDecoder, &network, Inputs::default(), [("latents".into(), latents.into())])
     }
 }

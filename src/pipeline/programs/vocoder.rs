@@ -63,6 +63,6 @@ impl Runner {
         })?;
         let network =
             self.network(ProgramKind::Vocoder, dims, |model, build| model.configs.vocoder_program(dims, build))?;
-        Call::new(&mut self.executor, ProgramKind::Vocoder.name(), &network, Inputs::default().share("mel", mel), [])
+        self.call(ProgramKind::Vocoder, &network, Inputs::default().share("mel", mel), [])
     }
 }

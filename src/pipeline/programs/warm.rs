@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::build::{ProgramKind, Programs};
+use super::build::ProgramKind;
 use super::executor::Executor;
 use crate::config::{Config, WeightSource};
 use crate::hlo::Program;
@@ -13,6 +13,7 @@ use crate::models::Network;
 use crate::nn::Param;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Weights;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
 use crate::pipeline::session::SessionDevices;
 use crate::runtime::processes::Group;
@@ -42,9 +43,9 @@ pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<WarmedPro
         let message = "runtime.compile_cache is off: set it to a folder for the compiled programs";
         return Err(PipelineError::Usage(message.into()));
     };
-    let programs = Programs::from_config(config, None)?;
-    let SessionDevices { config, engine, build, .. } =
-        SessionDevices::open(config, &programs, group, setup::engine_options(config))?;
+    let mut plan = RunPlan::of_programs(config, None)?;
+    let SessionDevices { engine, build, .. } = SessionDevices::open(&mut plan, group, setup::engine_options(config))?;
+    let programs = &plan.programs;
     // No weights are drawn here. The programs that draw them take the seed as an input, so its value does not matter.
     let mut executor = Executor::new(engine, Weights::Random(config.model.weights_seed));
     let write = |kind: ProgramKind| {

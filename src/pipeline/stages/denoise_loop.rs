@@ -146,7 +146,8 @@ impl DenoiseLoop {
                 names.len()
             )));
         }
-        names.iter().zip(carried).map(|(name, tensor)| executor.upload(self.program(), name, tensor)).collect()
+        let upload = |(name, tensor): (&String, &Tensor)| Ok(executor.engine().upload(self.program(), name, tensor)?);
+        names.iter().zip(carried).map(upload).collect()
     }
 
     /// Uploads the inputs of one call: the range of evaluations, and the noise.

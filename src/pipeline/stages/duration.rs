@@ -2,6 +2,7 @@
 //! the programs of a run depend on that number, the prompt is encoded twice: once for the prediction, and again in the
 //! run.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ndarray::{Axis, Slice};
@@ -14,6 +15,7 @@ use crate::models::duration_head::{FrameRounding, frames};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::origin;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
@@ -75,11 +77,11 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
 /// # Errors
 /// Returns an error for `auto` if the jobs have different prompts, if the model has no duration head and the reference
 /// is not diffusers, or if an image is after the last frame.
-pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Config> {
+pub(in crate::pipeline) fn longest<'a>(config: &'a Config, jobs: &[Job]) -> Result<Cow<'a, Config>> {
     match frames_of(config, jobs)? {
-        FrameCountRule::Given => Ok(config.clone()),
+        FrameCountRule::Given => Ok(Cow::Borrowed(config)),
         FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => {
-            config.with_frames(count).map_err(PipelineError::Usage)
+            config.with_frames(count).map(Cow::Owned).map_err(PipelineError::Usage)
         }
     }
 }
@@ -99,24 +101,33 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
 ///
 /// # Errors
 /// Returns the errors of [`longest`], of the model and of the device.
-pub(in crate::pipeline) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Config> {
+pub(in crate::pipeline) fn resolve<'a>(
+    config: &'a Config,
+    jobs: &[Job],
+    group: Option<&Arc<Group>>,
+) -> Result<Cow<'a, Config>> {
     resolve_with(config, jobs, |short, job| {
-        predict(&mut Session::start(short, OpenModel::from_config(short)?, group)?.runner, short, job)
+        let model = OpenModel::from_config(short)?;
+        let mut session = Session::start(RunPlan::of_model(short, &model)?, model, group)?;
+        predict(&mut session.runner, short, job)
     })
 }
 
-/// Same as [`resolve`], with a model that is already on its devices.
-pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Config> {
-    runner.model.verify(config)?;
+/// Same as [`resolve`], with a verified model that is already on its devices.
+pub(crate) fn resolve_on<'a>(runner: &mut Runner, config: &'a Config, jobs: &[Job]) -> Result<Cow<'a, Config>> {
     resolve_with(config, jobs, |short, job| predict(runner, short, job))
 }
 
 /// Implements [`resolve`]. `predict` predicts the duration (seconds) of a job's video, given the configuration of the
 /// shortest possible video.
-fn resolve_with(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Job) -> Result<f64>) -> Result<Config> {
-    let Some(job) = jobs.first() else { return Ok(config.clone()) };
+fn resolve_with<'a>(
+    config: &'a Config,
+    jobs: &[Job],
+    predict: impl FnOnce(&Config, &Job) -> Result<f64>,
+) -> Result<Cow<'a, Config>> {
+    let Some(job) = jobs.first() else { return Ok(Cow::Borrowed(config)) };
     let count = match frames_of(config, jobs)? {
-        FrameCountRule::Given => return Ok(config.clone()),
+        FrameCountRule::Given => return Ok(Cow::Borrowed(config)),
         FrameCountRule::Fixed(count) => {
             tracing::warn!(
                 "the model has no duration head; generating {count} frames, the default of diffusers' pipeline"
@@ -131,7 +142,7 @@ fn resolve_with(config: &Config, jobs: &[Job], predict: impl FnOnce(&Config, &Jo
             count
         }
     };
-    config.with_frames(count).map_err(PipelineError::Usage)
+    config.with_frames(count).map(Cow::Owned).map_err(PipelineError::Usage)
 }
 
 /// Returns the configuration of the shortest possible video that is generated from text alone, so that files that the

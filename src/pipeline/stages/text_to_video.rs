@@ -136,23 +136,16 @@ impl Runner {
         options: &RunOptions,
         watch: Watch,
     ) -> Result<Vec<Generated>> {
-        self.run_clips(requests, clip_ends, options, watch).map_err(|error| self.explain(error))
-    }
-
-    fn run_clips(
-        &mut self,
-        requests: &[Request],
-        clip_ends: Option<&mut ClipEnds>,
-        options: &RunOptions,
-        watch: Watch,
-    ) -> Result<Vec<Generated>> {
-        let clock = Clock::start(&self.executor);
-        let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
-        let dump = Dump::new(batch.asked(), options.dump);
-        self.executor.enter(1)?;
-        let sound = self.input_sound(batch.shared())?;
-        let noise = batch.noise();
-        Run { noise, sound, runner: self, batch, clip_ends, clock, dump, options, watch, done: 0, guard: None }.finish()
+        let run = || {
+            let clock = Clock::start(&self.executor);
+            let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
+            let dump = Dump::new(batch.asked(), options.dump);
+            self.executor.enter(1)?;
+            let sound = self.input_sound(batch.shared())?;
+            let (noise, runner) = (batch.noise(), &mut *self);
+            Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, done: 0, guard: None }.finish()
+        };
+        run().map_err(|error| self.explain(error))
     }
 }
 
@@ -296,10 +289,9 @@ impl Run<'_> {
 
     /// Reports the start of a phase that has no steps. Returns an error if the progress callback stops the run.
     pub(in crate::pipeline) fn begins(&mut self, phase: Phase) -> Result<()> {
-        let (first, _) = self.batch.shared().passes();
         match (self.watch)(phase, 0, 1) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(PipelineError::Interrupted(self.done, first.sigmas.len() - 1)),
+            ControlFlow::Break(()) => Err(PipelineError::Interrupted(self.done, self.batch.shared().sigmas.len() - 1)),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Converts errors of configurations, requests and input files into errors about request fields.
 
+use std::borrow::Cow;
+
 use super::request_fields::{RequestFields, plain};
 use super::table::{FIELDS, FieldEffect};
 use crate::config::{ConfigError, Location, Setting, ValueOrigin};
@@ -9,7 +11,7 @@ use crate::serve::error::ApiError;
 
 /// Configuration keys that fields with [`FieldEffect::Own`] set, each with the field to which errors about the key
 /// refer.
-const OWN: [(&str, &str); 14] = [
+const OWN: [(&str, &str); 15] = [
     ("request.width", "size"),
     ("request.height", "size"),
     ("request.num_frames", "num_frames"),
@@ -21,14 +23,22 @@ const OWN: [(&str, &str); 14] = [
     ("request.reference_videos", "reference_videos"),
     ("request.retake", "retake"),
     ("request.extend", "seconds"),
+    ("request.extend.overlap", "overlap"),
     ("model.loras", "lora"),
     ("pipeline", "pipeline"),
     ("request.audio.duration", "input_audio"),
 ];
 
-/// Returns the name of the request field for a setting that an error mentions.
-fn field_name(setting: Setting) -> &'static str {
-    match setting {
+/// Returns the name of the request field for a setting that an error mentions. A setting without a field has its key,
+/// which clients set in the field `ltx2`.
+fn field_name(setting: Setting, given: &RequestFields) -> Cow<'static, str> {
+    Cow::Borrowed(match setting {
+        Setting::Key(key) => {
+            // Prefer the field of one stream to the field of both.
+            let exact = FIELDS.iter().find(|spec| matches!(spec.place, FieldEffect::Keys([only]) if *only == key));
+            let field = exact.map(|spec| given.name(spec.name)).or_else(|| field_of(key, given));
+            return field.map_or(Cow::Borrowed(key), Cow::Owned);
+        }
         Setting::This => "this field",
         Setting::Pipeline => "pipeline",
         Setting::Images => "input_reference or images",
@@ -38,11 +48,10 @@ fn field_name(setting: Setting) -> &'static str {
         Setting::Span => "start and end, or retake",
         Setting::SpanStart => "start",
         Setting::SpanEnd => "end",
-        Setting::Extension | Setting::ExtensionKey | Setting::Seconds => "seconds",
-        Setting::ExtensionOverlap => "overlap",
+        Setting::Extension | Setting::Seconds => "seconds",
         Setting::ExtensionAtStart => "before: true",
-        Setting::NumFrames | Setting::NumFramesKey => "num_frames",
-    }
+        Setting::NumFrames => "num_frames",
+    })
 }
 
 /// Returns the field that sets a configuration key, under the name that the client used; `None` if no field sets it.
@@ -88,7 +97,7 @@ pub(super) fn config_error(error: ConfigError, given: &RequestFields) -> ApiErro
             let has_value = !value.is_empty() && !is_file.contains(&key);
             let name = field.clone().unwrap_or_else(|| key.into());
             let set = if has_value { format!(" = {value}{whose}") } else { String::new() };
-            let message = format!("{name}{set}: {}", why.with_names(field_name));
+            let message = format!("{name}{set}: {}", why.with_names(|setting| field_name(setting, given)));
             ApiError { param: field, ..ApiError::new(400, code(key), message) }
         }
         ConfigError::UnknownKey { location, key, hint } => {
@@ -140,8 +149,14 @@ pub(super) fn request_error(error: &RequestError, given: &RequestFields) -> ApiE
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::ValueEnum;
+    use serde_json::json;
+
     use super::*;
-    use crate::config::{CliOverrides, load};
+    use crate::config::{self, CliOverrides, Config, Pipeline, load};
+    use crate::weights::Version;
 
     #[test]
     fn messages_have_the_names_of_request_fields() {
@@ -177,5 +192,34 @@ mod tests {
         let error = request_error(&RequestError::value("request.max_sequence_length", 5, "must be 8"), &given);
         assert_eq!(error.message, "max_sequence_length = 5: must be 8");
         assert_eq!(error.param.as_deref(), Some("max_sequence_length"));
+    }
+    /// Every reason of the effect rules, for every pipeline, names the client's fields instead of their keys.
+    #[test]
+    fn reasons_name_fields_instead_of_their_keys() {
+        let fields = RequestFields::default();
+        let of_rows = FIELDS.iter().filter_map(|spec| match spec.place {
+            FieldEffect::Keys(keys) => Some(keys),
+            _ => None,
+        });
+        let keys: Vec<&str> =
+            of_rows.flatten().copied().chain(OWN.map(|(key, _)| key)).filter(|k| k.contains('.')).collect();
+        let is_key = |word: &&str| keys.contains(&word.trim_matches(|c: char| !c.is_ascii_alphanumeric()));
+        let mut seen = BTreeSet::new();
+        for pipeline in Pipeline::value_variants() {
+            for set in [&[][..], &["reference=diffusers"], &["sampler.kind=euler_ancestral", "sampler.eta=0"]] {
+                let mut config = Config::load("ltx2", set.iter().copied()).expect("legal");
+                config.pipeline = *pipeline;
+                for given in [json!([null, null]), json!([{"path": "a.wav"}, {"from": 0.5, "video": false}])] {
+                    (config.request.audio, config.request.retake) = serde_json::from_value(given).expect("legal");
+                    for version in [Version::V2_0, Version::V2_3, Version::V2_5] {
+                        let reasons = config::reasons(&config, version);
+                        seen.extend(reasons.iter().map(|why| why.with_names(|setting| field_name(setting, &fields))));
+                    }
+                }
+            }
+        }
+        assert!(seen.len() > 40, "{} reasons", seen.len());
+        let wrong: Vec<_> = seen.iter().filter(|why| why.split_whitespace().any(|word| is_key(&word))).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }

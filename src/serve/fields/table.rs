@@ -7,6 +7,8 @@ use FieldKind::{
     Sound, Text, Tree, Video, Videos, Word,
 };
 
+use crate::sampling::MAX_STEPS;
+
 /// Type of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FieldKind {
@@ -78,8 +80,6 @@ const fn row(
 
 /// Maximum length of a prompt, in bytes.
 pub const MAX_PROMPT: usize = 16 << 10;
-/// Maximum number of steps that a field accepts. The server's own limit is `serve.max_steps`.
-const MAX_LOOP_STEPS: u64 = 256;
 const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
@@ -137,7 +137,8 @@ pub static FIELDS: [Spec; 72] = [
     row(
         "num_inference_steps",
         &["steps"],
-        Integer(1, MAX_LOOP_STEPS),
+        // The server's own limit is `serve.max_steps`.
+        Integer(1, MAX_STEPS as u64),
         Keys(&["sampler.steps"]),
         "Number of denoising steps; not supported by models with fixed noise levels.",
     ),

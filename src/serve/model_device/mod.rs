@@ -30,13 +30,12 @@ use crate::pipeline::output::writer::UnwrittenVideo;
 use crate::pipeline::plan::loras::Loras;
 use crate::pipeline::plan::options::{KeepPlace, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
-use crate::pipeline::plan::preflight::{Preflight, check_input_files, give, inputs};
-use crate::pipeline::plan::setup;
+use crate::pipeline::plan::preflight::{check_input_files, give, inputs};
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::programs::configs::bos_rule;
 use crate::pipeline::stages::batch::videos_at_once;
 use crate::pipeline::stages::duration;
 use crate::pipeline::{Generated, Phase, PipelineError, Session, one_line};
-use crate::request::Request;
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
 use figures::Counts;
@@ -94,9 +93,10 @@ struct ModelDevice {
 
 /// A batch that is ready to run.
 struct PreparedBatch {
+    /// Configuration of each job. Only prompts and seeds differ from that of the plan.
     configs: Vec<Config>,
+    plan: RunPlan,
     jobs: Vec<Job>,
-    requests: Vec<Request>,
     shape: String,
     /// Batch size of the compiled programs.
     rows: usize,
@@ -104,19 +104,19 @@ struct PreparedBatch {
     chunk: usize,
     started: Instant,
     warnings: Vec<String>,
-    /// Description of the model and hashes of the input files, for the sidecars.
-    recorded: [Value; 2],
+    /// Description of the model, for the sidecars.
+    model: Value,
 }
 
 impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
         let together = ServerProcesses::meet(group, &plain)?;
-        let model = Preflight::check(&plain, &[], sidecar)?.model;
+        let (plan, model) = RunPlan::new(&plain, &[], sidecar)?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
-        let session = Session::start(&plain, model, group)?;
+        let session = Session::start(plan, model, group)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {
@@ -145,10 +145,10 @@ impl ModelDevice {
         let own = |accepted: &AcceptedJob| {
             let mut config = self.inputs.named(accepted)?;
             if self.together.are_several() {
-                files::local(&mut config, &self.session.config);
+                files::local(&mut config, &self.session.plan.config);
             }
-            config.layout.clone_from(&self.session.config.layout);
-            config.mesh.clone_from(&self.session.config.mesh);
+            config.layout.clone_from(&self.session.plan.config.layout);
+            config.mesh.clone_from(&self.session.plan.config.mesh);
             Ok::<_, PipelineError>(config)
         };
         let mut configs = order.jobs.iter().map(|job| own(job)).collect::<Result<Vec<Config>, _>>()?;
@@ -177,22 +177,25 @@ impl ModelDevice {
             self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
         }
         let group = self.together.group().cloned();
-        if let Some(round_trip) = setup::round_trip(&mut configs[0], group.as_deref())? {
-            let h264 = configs[0].conditioning.h264;
-            self.session.versions["h264"] = Value::from(round_trip.to_string());
-            (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
-            configs.iter_mut().for_each(|config| config.conditioning.h264 = h264);
-        }
         let is_predicted = configs[0].request.num_frames.count().is_none();
         if is_predicted {
             tell(JobPhase::TextEncoder)?;
-            let frames = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?.request.num_frames;
-            configs.iter_mut().for_each(|config| config.request.num_frames = frames);
+        }
+        let resolved = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?;
+        let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
+        plan.choose_encoder(group.as_deref())?;
+        let (frames, h264) = (plan.config.request.num_frames, plan.config.conditioning.h264);
+        for config in &mut configs {
+            (config.request.num_frames, config.conditioning.h264) = (frames, h264);
+        }
+        if let Some(round_trip) = plan.round_trip.clone() {
+            self.session.versions["h264"] = Value::from(round_trip.to_string());
+            (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
         }
         let rows = self.rows_of(order);
         let model = &self.session.runner.model;
-        let mut requests = jobs.iter().map(|job| model.request(&configs[0], job)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(request) = requests.iter().find(|one| is_predicted && one.output_frames() > self.max_frames) {
+        plan.requests = jobs.iter().map(|job| model.request(&plan.config, job)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(request) = plan.requests.iter().find(|one| is_predicted && one.output_frames() > self.max_frames) {
             let why = format!(
                 "the model predicted {} frames; the server's maximum is {} (serve.max_frames)",
                 request.output_frames(),
@@ -201,15 +204,17 @@ impl ModelDevice {
             let source = Box::new(PipelineError::TooLarge(why));
             return Err(PipelineError::Given { key: "request.num_frames", source });
         }
-        give(&configs[0], &mut requests)?;
-        check_input_files(&requests)?;
-        if !self.shapes.is_planned(&shape, &configs[0], rows) {
+        give(&plan.config, &mut plan.requests)?;
+        check_input_files(&plan.requests)?;
+        if !self.shapes.is_planned(&shape, &plan.config, rows) {
             tell(JobPhase::Compiling)?;
         }
         // Read these files before the device runs, so that an error wastes no computation.
-        let recorded = [self.session.runner.model.identity(&configs[0])?, inputs(&configs[0])?];
-        self.shapes.plan(&shape, &configs[0], rows, &mut self.session.runner, group.as_ref())?;
-        Ok(PreparedBatch { configs, jobs, requests, shape, rows, chunk: 1, started, warnings: Vec::new(), recorded })
+        let model = self.session.runner.model.identity(&plan.config)?;
+        plan.inputs = inputs(&plan.config)?;
+        plan.programs = plan.programs.of_rows(rows);
+        self.shapes.plan(&shape, &plan, rows, &mut self.session.runner, group.as_ref())?;
+        Ok(PreparedBatch { configs, plan, jobs, shape, rows, chunk: 1, started, warnings: Vec::new(), model })
     }
 
     /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
@@ -237,7 +242,7 @@ impl ModelDevice {
         // If there are several processes, no checkpoints are written.
         let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
-        let saving = Saving::new(&work.configs[0], &self.session.runner.model, &work.jobs, path, every)?;
+        let saving = Saving::new(&work.plan.config, &self.session.runner.model, &work.jobs, path, every)?;
         let saving = saving.in_server_file(path, &self.counts.checkpoints);
         if !order.resume {
             return Ok(Some(saving));
@@ -294,7 +299,7 @@ impl ModelDevice {
                 }
             }
         };
-        let made = self.session.runner.generate_batch(&work.requests, &run, &mut client_message);
+        let made = self.session.runner.generate_batch(&work.plan.requests, &run, &mut client_message);
         if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
             saving.finish();
         }
@@ -309,7 +314,7 @@ impl ModelDevice {
         videos: Vec<Generated>,
     ) -> Vec<Box<dyn GeneratedVideo>> {
         let Session { runner, versions, .. } = &self.session;
-        let [model, hashes] = &work.recorded;
+        let (model, hashes) = (&work.model, &work.plan.inputs);
         let took = work.started.elapsed();
         let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<AcceptedJob>)| {
             let mut sidecar = sidecar(&config, &job, model, hashes, runner, versions);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Config, Generated, Phase, PipelineError};
 use crate::pipeline::plan::memory::{self, FittedPlan};
-use crate::pipeline::programs::build::Programs;
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 
@@ -46,12 +46,12 @@ impl PreparedShapes {
     pub(super) fn plan(
         &mut self,
         shape: &str,
-        config: &Config,
+        plan: &RunPlan,
         rows: usize,
         runner: &mut Runner,
         group: Option<&Arc<Group>>,
     ) -> Result<(), PipelineError> {
-        let key = plan_key(config, rows);
+        let key = plan_key(&plan.config, rows);
         let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
         let planned = match known {
             Some(planned) => planned.clone(),
@@ -59,9 +59,8 @@ impl PreparedShapes {
                 if self.0.get(shape).is_some_and(|known| known.plans.len() >= MAX_PLANS) {
                     self.evict(shape, runner);
                 }
-                let programs = Programs::from_config(config, None)?.of_rows(rows);
-                programs.check(&runner.build)?;
-                let planned = memory::plan(config, &programs, &mut runner.executor, &runner.build, group);
+                plan.programs.check(&runner.build)?;
+                let planned = memory::plan(plan, &mut runner.executor, &runner.build, group);
                 planned.inspect_err(|_| self.drop_unknown(runner))?
             }
         };

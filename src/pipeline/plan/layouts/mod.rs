@@ -25,6 +25,7 @@ pub use space::{Point, placed};
 
 use crate::config::{AUTO, Config, Mesh, read_layout_source, resolve_mesh, shipped_layouts};
 use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::request;
 use crate::runtime::OpenTarget;
@@ -161,28 +162,30 @@ impl Ranking {
     }
 }
 
-/// Replaces `layout: auto` with the fastest layout for the devices. For any other layout, logs at debug level (`-v`)
-/// whether a shipped layout is faster and which rules are missing. Fails for `auto` if no shipped layout uses the
-/// configuration's mesh.
-pub(crate) fn resolve(config: &Config, devices: RankingDevices) -> Result<Config> {
-    if config.layout != AUTO {
-        if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
+impl RunPlan {
+    /// Replaces `layout: auto` with the fastest layout for the devices, and a missing mesh with that of the layout. For
+    /// any other layout, logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing.
+    ///
+    /// # Errors
+    /// Returns an error for `auto` if no shipped layout uses the configuration's mesh.
+    pub(crate) fn place(&mut self, devices: RankingDevices) -> Result<()> {
+        let config = &mut self.config;
+        if config.layout == AUTO && devices.count == 1 {
+            config.layout = "replicated".into();
+        } else if config.layout == AUTO {
+            let ranking = ranking(config, devices)?;
+            tracing::info!("{}", ranking.decision(devices));
+            config.mesh = config.mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
+            config.layout = ranking.first.layout;
+        } else if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {
                 Ok(found) => found.iter().flat_map(LayoutComparison::lines).for_each(|line| tracing::debug!("{line}")),
                 Err(why) => tracing::debug!("the layout is not compared with the shipped ones: {why}"),
             }
         }
-        return Ok(config.clone());
+        Ok(())
     }
-    if devices.count == 1 {
-        return Ok(Config { layout: "replicated".into(), ..config.clone() });
-    }
-    let ranking = ranking(config, devices)?;
-    let first = &ranking.first;
-    tracing::info!("{}", ranking.decision(devices));
-    let mesh = config.mesh.or(Some(space::file_mesh(&first.mesh)));
-    Ok(Config { layout: first.layout.clone(), mesh, ..config.clone() })
 }
 
 #[cfg(test)]
@@ -325,14 +328,16 @@ mod tests {
     }
 
     #[test]
-    fn resolved_config_has_the_chosen_layout() {
+    fn plan_has_the_chosen_layout() {
         let (config, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 2);
         let devices = RankingDevices { toolchain: &toolchain, count, capacity: chip.map(|c| c.capacity), chip };
-        let resolved = resolve(&config, devices).unwrap();
-        assert_eq!(
-            (resolved.layout.as_str(), mesh_name(&resolved.placement(2).unwrap().mesh).as_str()),
-            ("cfg", "cfg=2")
-        );
+        let placed = |devices| {
+            let mut plan = RunPlan::of_programs(&config, None).unwrap();
+            plan.place(devices).unwrap();
+            plan.config
+        };
+        let two = placed(devices);
+        assert_eq!((two.layout.as_str(), mesh_name(&two.placement(2).unwrap().mesh).as_str()), ("cfg", "cfg=2"));
         let said = ranking(&config, devices).unwrap().decision(devices);
         assert!(
             include_str!("../../../../docs/guides/gpu.md").contains(&said),
@@ -341,8 +346,7 @@ mod tests {
         // If no layout fits, the one that needs the fewest bytes is chosen; the memory plan then reports the shortage.
         let none = ranking(&config, RankingDevices { capacity: Some(1 << 30), ..devices }).unwrap();
         assert!(!none.first.fits && none.first.layout != "cfg", "{}", none.first.layout);
-        let alone = resolve(&config, RankingDevices { count: 1, ..devices }).unwrap();
-        assert_eq!(alone.layout, "replicated");
+        assert_eq!(placed(RankingDevices { count: 1, ..devices }).layout, "replicated");
     }
 
     #[test]

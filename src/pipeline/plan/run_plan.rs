@@ -1,0 +1,132 @@
+//! The plan of a run. Its methods decide the number of frames, the H.264 encoder, the layout and the mesh; nothing else
+//! changes a configuration after it was loaded.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::loras::Loras;
+use super::options::GenerateOptions;
+use super::outputs;
+use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
+use crate::config::{Config, Job, Sidecar, training_length_warning};
+use crate::media::RoundTrip;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::model::OpenModel;
+use crate::pipeline::output::recorded;
+use crate::pipeline::programs::build::Programs;
+use crate::pipeline::stages::duration;
+use crate::request::Request;
+use crate::runtime::processes::Group;
+
+/// What a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all make this
+/// plan.
+pub struct RunPlan {
+    /// Configuration of the run. `auto` values that this plan decides are replaced by the decisions.
+    pub config: Config,
+    /// Request of each job, with the input video and audio attached; empty for a plan of programs only.
+    pub requests: Vec<Request>,
+    /// Programs of the run.
+    pub programs: Programs,
+    /// Hashes of the input files by path, for sidecars; null if no sidecar is written.
+    pub inputs: Value,
+    /// H.264 encoder of the conditioning images. `None`: not chosen yet, or there are no images to encode.
+    pub(crate) round_trip: Option<RoundTrip>,
+}
+
+impl RunPlan {
+    /// Plans the programs of a configuration. Reads no weights and no input files. `layers`: number of transformer
+    /// blocks to use; `None`: all.
+    ///
+    /// # Errors
+    /// Returns an error if the model does not exist or does not support the sizes of the request.
+    pub fn of_programs(config: &Config, layers: Option<usize>) -> Result<Self> {
+        Ok(RunPlan::with_programs(config, Programs::from_config(config, layers)?))
+    }
+
+    /// Same as [`RunPlan::of_programs`] with all blocks, for a model that is already open.
+    ///
+    /// # Errors
+    /// Returns an error if the model does not support the sizes of the request.
+    pub fn of_model(config: &Config, model: &OpenModel) -> Result<Self> {
+        Ok(RunPlan::with_programs(config, Programs::from_configs(config, model.configs.clone(), None)?))
+    }
+
+    fn with_programs(config: &Config, programs: Programs) -> Self {
+        RunPlan { config: config.clone(), requests: Vec::new(), programs, inputs: Value::Null, round_trip: None }
+    }
+
+    /// Plans a run and verifies its model components, requests, input files and LoRAs. If the run repeats a `sidecar`,
+    /// compares its inputs and its model with those that the sidecar records. If the number of frames is predicted, the
+    /// requests and programs have the largest number that can be predicted.
+    ///
+    /// # Errors
+    /// Returns the first error that the run would report before it compiles a program.
+    pub fn new(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<(Self, OpenModel)> {
+        let longest = &*duration::longest(config, jobs)?;
+        // Report unsupported requests and mismatched components before missing files.
+        let plan = match RunPlan::of_programs(longest, None) {
+            Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
+            other => other,
+        };
+        // `config` still has `auto`, so that the duration head is among the components to verify.
+        let model = OpenModel::from_config(config)?;
+        let mut requests = jobs.iter().map(|job| model.request(longest, job)).collect::<Result<Vec<Request>>>()?;
+        give(longest, &mut requests)?;
+        let warning =
+            requests.first().and_then(|r| training_length_warning(longest, r.output_frames(), r.output_rate()));
+        warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+        check_input_files(&requests)?;
+        let mut plan = plan?;
+        check_placement(longest, &plan.programs)?;
+        plan.choose_encoder(None)?;
+        Loras::open(&config.model)?.check(&model.weights)?;
+        model.identity(config)?;
+        recorded::check_rerun(longest, sidecar, &model)?;
+        (plan.requests, plan.inputs) = (requests, inputs(longest)?);
+        plan.config.request.num_frames = config.request.num_frames;
+        Ok((plan, model))
+    }
+
+    /// Plans a run of `generate`: does the same as [`RunPlan::new`], and verifies the output files and the disk space for
+    /// them.
+    ///
+    /// # Errors
+    /// Returns the first error that the run would report before it compiles a program.
+    pub fn of_videos(config: &Config, options: &GenerateOptions) -> Result<(Self, OpenModel)> {
+        if config.request.prompt.is_none() && config.request.prompts.is_none() {
+            let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
+            return Err(PipelineError::Usage(why.into()));
+        }
+        outputs::check_places(config, options)?;
+        let (mut plan, model) = RunPlan::new(config, &options.jobs, options.sidecar.as_ref())?;
+        check_chain(&plan.requests, options, config.output.audio)?;
+        if config.request.num_frames.count().is_some() {
+            outputs::check_room(config, options, &plan.requests, model.sample_rate)?;
+        }
+        plan.programs = plan.programs.dumping(options.dump.is_some());
+        Ok((plan, model))
+    }
+
+    /// Chooses the H.264 encoder of the conditioning images and records it in the configuration, so that a repeated run
+    /// uses the same encoder or reports that it is missing. In a multi-process run, all processes must have the same
+    /// encoder, because each encodes the images itself.
+    ///
+    /// # Errors
+    /// Returns an error if the configured encoder is missing, or if another process has a different one.
+    pub(crate) fn choose_encoder(&mut self, group: Option<&Group>) -> Result<()> {
+        let Config { request, conditioning, .. } = &mut self.config;
+        if request.images.iter().all(|image| image.crf(conditioning) == 0) {
+            return Ok(());
+        }
+        let chosen = RoundTrip::choose(conditioning.h264, Path::new("ffmpeg"))?;
+        if let Some(group) = group {
+            group.ensure_equal(&chosen.to_string(), |name, its, first| {
+                format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
+            })?;
+        }
+        conditioning.h264 = chosen.encoder();
+        self.round_trip = Some(chosen);
+        Ok(())
+    }
+}
