@@ -6,28 +6,28 @@ use crate::checkpoint::TensorView;
 use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
 
-/// Columns of a group: the only size in published files.
+/// Number of columns in a group; published files use no other size.
 pub(super) const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
-/// Columns whose sums are computed together, because they fit into registers.
+/// Number of columns whose sums are computed together, so that the sums stay in registers.
 const LANES: usize = 16;
 const PARTS: usize = QUARTER / LANES;
 
-/// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
-/// own inverses.
+/// The 4x4 Hadamard matrix, which is symmetric. Larger matrices are its normalized Kronecker powers and therefore equal
+/// their inverses.
 const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
 
-/// Rotates groups of the inner decoder's values back.
+/// Decoder that reverses the rotation of the values that an inner decoder returns.
 #[derive(Debug)]
 pub(super) struct Rotated {
     inner: Arc<dyn NumberDecoder>,
-    /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part
-    /// of its columns.
+    /// The matrix for a quarter of the columns, scaled by the factor that normalizes the matrix for a group. Stored in
+    /// parts of [`LANES`] columns, each with all rows.
     quarter: Vec<[[f32; LANES]; QUARTER]>,
 }
 
 impl Rotated {
-    /// `inner` must decode each element by itself; [`GROUP`] must divide the number of columns.
+    /// `inner` must have units of one element, and the number of columns must be divisible by [`GROUP`].
     pub(super) fn new(inner: Arc<dyn NumberDecoder>) -> Self {
         let sign = |row: usize, column: usize| {
             [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()
@@ -37,9 +37,9 @@ impl Rotated {
         Rotated { inner, quarter: (0..PARTS).map(part).collect() }
     }
 
-    /// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the
-    /// products of each half in order, and then the halves. The four quarters of the result differ only in the signs of
-    /// the products of each quarter of the group.
+    /// Multiplies a group by the matrix. The result is bitwise equal to comfy-kitchen's on CPU, where torch sums the
+    /// products of each half of the group in order and then adds the two sums. The four quarters of the result are sums
+    /// of the same products with different signs, so each product is computed once.
     fn rotate(&self, group: &mut [f32]) {
         let mut result = [[[0f32; LANES]; PARTS]; 4];
         for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
