@@ -47,7 +47,7 @@ enum Finding {
     Absent,
     /// Present; has no weights.
     Present,
-    /// Present, but not supported.
+    /// Present, but not supported; contains the reason.
     Unsupported(String),
     Broken(String),
     Weights(ValidationReport),

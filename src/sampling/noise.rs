@@ -163,7 +163,7 @@ impl TorchRng {
         in_shape(self.normal_bf16(shape.iter().product()), shape)
     }
 
-    /// Draws one value of the short path.
+    /// Draws one value with the short path (see the module documentation).
     fn single(&mut self) -> f64 {
         if let Some(value) = self.waiting.take() {
             return value;

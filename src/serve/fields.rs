@@ -100,9 +100,10 @@ impl Fields {
         match given.text("model") {
             None => Ok(names.into_iter().next().unwrap_or_default()),
             Some(name) if self.serve().any_model || names.iter().any(|own| own == name) => Ok(name.into()),
-            Some(_) => {
+            Some(name) => {
                 let field = given.name("model");
-                let why = format!("{field}: no such model; available: {}", names.join(", "));
+                let name = request_fields::plain(name);
+                let why = format!("{field}: unknown model '{name}'; available: {}", names.join(", "));
                 Err(ApiError { status: 404, ..ApiError::field("model_not_found", field, why) })
             }
         }

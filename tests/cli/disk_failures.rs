@@ -125,11 +125,11 @@ fn failed_frame_output_keeps_video_and_sidecar() {
     assert!(error.contains(&frames) && error.contains("No space left on device"), "{error}");
     assert!(!left.is_empty() && left.iter().all(|name| name.starts_with("frame_0000")), "{left:?}");
     let warning = format!("output.save_frames: {frames} has 0.06 MiB free, but the files to write there may need 0.08");
-    assert!(stderr(&ran).contains(&warning), "it was foreseen: {}", stderr(&ran));
+    assert!(stderr(&ran).contains(&warning), "no warning about free space: {}", stderr(&ran));
     let all = ["disk", "dump.safetensors", "out.json", "out.mp4", "sound.wav", "times.json", "tmp"];
     assert_eq!(folder.names(""), all);
     let told = |line: &str| line == path("out.mp4");
-    assert!(stderr(&ran).lines().any(told), "the video is told of: {}", stderr(&ran));
+    assert!(stderr(&ran).lines().any(told), "the video's path is printed: {}", stderr(&ran));
     assert!(sidecar(&folder.path("out.mp4"))["sha256"]["frames"].is_string());
     // The next run finds an empty disk and succeeds.
     let whole = folder.generate(&[], &folder.path("again.mp4"), &[]).output().expect("runs");

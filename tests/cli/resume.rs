@@ -226,7 +226,7 @@ fn checkpoint_of_another_request_is_rejected() {
     let other = settings("image_to_video", &[&image, "request.seed=11"]);
     let message = |set: &[String]| {
         let made = Run { set, resume: true, ..kept }.run(None).0;
-        assert!(made.is_err(), "it goes on: {made:?}");
+        assert!(made.is_err(), "the run resumes: {made:?}");
         made.unwrap_err()
     };
     let said = message(&other);

@@ -144,7 +144,7 @@ fn hung_execution_aborts_run_and_resume_is_identical() {
     assert!(error.starts_with(start), "{error}");
     assert!(error.contains("check dmesg") && error.contains("raise runtime.watchdog"), "{error}");
     let logged = "; kernel log: NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off";
-    assert!(error.ends_with(logged), "only what was added: {error}");
+    assert!(error.ends_with(logged), "only new driver lines: {error}");
     let kept = format!(
         "the finished steps are saved in {}; resume with --resume",
         denoise_checkpoint::path_of(&out).display()

@@ -327,8 +327,8 @@ fn hang_is_detected_and_drain_completes_in_both_modes() {
         let orders = server.log.orders.lock().unwrap().clone();
         assert_eq!(server.get(&batch[0]).record.attempts, 1, "a drain is no crash");
         if drain == Drain::Checkpoint {
-            assert_eq!(orders[0].0, batch, "the batch goes on before others");
-            assert!(orders[0].1 > 3, "behind the steps that are kept: {orders:?}");
+            assert_eq!(orders[0].0, batch, "the interrupted batch runs first");
+            assert!(orders[0].1 > 3, "it resumes after the saved steps: {orders:?}");
         } else {
             assert_eq!(orders.len(), 1, "{orders:?}");
         }

@@ -451,9 +451,9 @@ fn shapes_are_loaded_and_evicted() {
     assert_eq!([loaded(&first), loaded(&other), loaded(&back)], [1, 2, 2], "a loaded program is loaded once");
     server.device.evict("tall");
     let again = server.make(&tall);
-    assert_eq!((again.hashes(), loaded(&again)), (first.hashes(), 3), "what was dropped is loaded anew");
+    assert_eq!((again.hashes(), loaded(&again)), (first.hashes(), 3), "the evicted shape is loaded again");
     let kept = server.make(&low);
-    assert_eq!((kept.hashes(), loaded(&kept)), (other.hashes(), 3), "and no more than that");
+    assert_eq!((kept.hashes(), loaded(&kept)), (other.hashes(), 3), "no other shape is loaded");
 }
 
 #[needs(cpu)]
@@ -479,7 +479,7 @@ fn image_and_audio_jobs_match_generate() {
     let job = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
     let video = server.make(&job);
     let request = &video.sidecar()["config"]["request"];
-    assert_eq!(request["images"][0]["path"], image.as_str(), "the sidecar says where it is");
+    assert_eq!(request["images"][0]["path"], image.as_str(), "the sidecar records the path");
     video.assert_matches_generate();
 
     let sound = server.gives(Path::new("tests/fixtures/sounds/tone_u8.wav"));

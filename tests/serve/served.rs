@@ -114,7 +114,7 @@ impl Served {
             if video["status"] == "completed" || video["status"] == "failed" {
                 return video;
             }
-            assert!(since.elapsed() < PATIENCE, "it goes on: {video}");
+            assert!(since.elapsed() < PATIENCE, "the video has not finished in time: {video}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -1,4 +1,4 @@
-//! Helpers for processes and files, which know nothing of models: interrupt signals, fail points, threads, temporary
+//! Helpers for processes and files that do not depend on models: interrupt signals, fail points, threads, temporary
 //! files and destinations.
 
 #![warn(missing_docs)]

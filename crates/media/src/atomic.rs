@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn cleanup_removes_only_unfinished_files() {
-        // The cleanup also removes the temporary files of tests that run at the same time, so this one gets a process.
+        // The cleanup also removes temporary files of concurrent tests, so this test runs in a child process.
         const ALONE: &str = "LTX2_TEST_ALONE";
         if std::env::var_os(ALONE).is_none() {
             let mut test = std::process::Command::new(std::env::current_exe().unwrap());

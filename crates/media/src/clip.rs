@@ -327,7 +327,7 @@ mod tests {
         }
         assert_eq!(read_frames(&images, none, Some(8), 8 * each).unwrap().0.count(), 8);
         let fits = read_frames(&file, none, Some(8), 8 * each).unwrap_err();
-        assert!(matches!(fits, MediaError::NoDecoder { .. }), "it goes on to the decoder: {fits}");
+        assert!(matches!(fits, MediaError::NoDecoder { .. }), "within the limits, the file is decoded: {fits}");
     }
 
     /// Without header tables, ffmpeg is stopped at the memory limit.

@@ -24,7 +24,7 @@ use ltx2_base::catch_panic::panic_message;
 /// Returns the version line of the ffmpeg at `program`. The error says why ffmpeg cannot be started, or which of
 /// `encoders` it lacks.
 pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
-    // Lists the encoders on stdout and prints its version on stderr: each start of ffmpeg takes a tenth of a second.
+    // One call prints the encoders to stdout and the version to stderr. A second call would take another 0.1 s.
     let output = match Command::new(program).arg("-encoders").stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => output,
         Ok(output) => return Err(format!("'{} -encoders' failed ({})", program.display(), output.status)),

@@ -43,8 +43,8 @@ const MAX_SBR_RATE: u32 = 24_000;
 /// Lossy codecs, whose decoded audio has extra samples at the start or the end that must be trimmed.
 const LOSSY: [AudioCodecId; 5] = [CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS];
 
-/// Codecs in MP4 whose packets ffmpeg reads as they are stored. It joins the samples of other codecs (PCM, ADPCM) to
-/// packets of its own, and decodes the last of them completely if an edit list ends within it.
+/// Codecs in MP4 whose packets ffmpeg reads as they are stored. For other codecs (PCM, ADPCM), ffmpeg combines samples
+/// into new packets; if an edit list ends within the last packet, ffmpeg decodes that packet completely.
 const LONG_PACKETS: [AudioCodecId; 6] =
     [CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_FLAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3];
 
@@ -169,8 +169,8 @@ impl TimingSource {
         }
     }
 
-    /// Returns whether ffmpeg skips the same samples at the start. It counts ticks of the track as samples, and does not
-    /// skip the priming of a fragmented track.
+    /// Returns whether ffmpeg skips the same samples at the start. ffmpeg counts ticks of the track as samples, and does
+    /// not skip the priming of a fragmented track.
     fn is_sure(&self, codec: &AudioCodecParameters) -> bool {
         let TimingSource::Mp4(sound) = self else { return true };
         let counts_samples = codec.sample_rate.is_some_and(|rate| f64::from(rate) == sound.timescale);

@@ -18,8 +18,8 @@ fn rms_over(x: &Value, axes: &[isize], eps: f64) -> Value {
     f * scale
 }
 
-/// Like [`rms`], but over the last `over` dimensions jointly and multiplied by `weight`, which has the shape of these
-/// dimensions. The result has the element type of `x`.
+/// Like [`rms`], but over the last `over` dimensions jointly. Multiplies the result by `weight`, which has the shape of
+/// these dimensions (`None`: not multiplied), and converts it to the element type of `x`.
 pub(crate) fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Value {
     let axes: Vec<isize> = (1..=over as isize).map(|i| -i).collect();
     let y = rms_over(x, &axes, eps);

@@ -89,8 +89,8 @@ impl RejectedOptions {
     }
 }
 
-/// Returns the default option that `error` rejects, because the plugin does not know it or accepts it only for other
-/// chips. Errors with other codes are ignored, because they may mention an option only as advice.
+/// Returns the default option that `error` rejects: one that the plugin does not know or accepts only for other chips.
+/// `None` if the error's code does not indicate a rejected option: the message may then mention an option as advice.
 fn refused(error: &PjrtError, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
     let own = |flag: &&String| !given.xla_flags.contains_key(*flag);
     named(error, options.flags.keys().filter(own), &["NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"])

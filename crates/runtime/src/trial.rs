@@ -41,7 +41,7 @@ const REMEDY: &str = "install another plugin with `ltx2 plugin install cpu|cuda|
 /// Path of this executable; set if it can act as a trial process.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// What a plugin is loaded for.
+/// Purpose for which a plugin is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadPurpose {
     /// Running programs: a TPU plugin needs chips.

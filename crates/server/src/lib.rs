@@ -7,8 +7,8 @@
 //!
 //! A [`Generator`](generator::Generator) converts a request into an [`Accepted`](job::AcceptedJob) job,
 //! [`Jobs`](jobs::Jobs) holds every job and its state, [`worker`] runs jobs on a [`Device`](device::JobDevice) in an order
-//! that needs few changes of programs and LoRAs, and [`store`] persists them. This crate knows no model: the generator
-//! and the device are given to [`Server::start`](server::Server::start).
+//! that needs few changes of programs and LoRAs, and [`store`] persists them. This crate contains no model code: the
+//! generator and the device are passed to [`Server::start`](server::Server::start).
 
 #![warn(missing_docs)]
 

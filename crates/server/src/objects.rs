@@ -136,7 +136,7 @@ fn short(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// Returns the timings of a sidecar without its keys `timeline` and `programs`.
+/// Returns the timings of a sidecar, rounded to three decimal places, without the keys `timeline` and `programs`.
 fn phases(timings: &Value) -> Value {
     let mut shown = rounded(timings);
     if let Value::Object(map) = &mut shown {

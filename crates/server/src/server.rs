@@ -379,8 +379,9 @@ pub fn state_folder(state: Option<&str>) -> Result<PathBuf, StartError> {
     }
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let states = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    let missing =
-        || StartError::Usage("no state folder: neither XDG_STATE_HOME nor HOME is set; pass --state DIR".into());
+    let missing = || {
+        StartError::Usage("no state folder: XDG_STATE_HOME and HOME are not absolute paths; pass --state DIR".into())
+    };
     states.map(|states| states.join("ltx2/serve")).ok_or_else(missing)
 }
 

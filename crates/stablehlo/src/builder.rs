@@ -295,7 +295,7 @@ impl Builder {
         types.iter().enumerate().map(|(i, t)| self.value(format!("{name}#{i}").into(), t.clone())).collect()
     }
 
-    /// Adds a line to the current region, with its name scope as the location.
+    /// Adds a line to the current region. The location of the line is the current name scope, followed by `op`.
     pub(super) fn line(&self, op: &'static str, text: impl Display) {
         let mut s = self.0.borrow_mut();
         let location = if s.locations {

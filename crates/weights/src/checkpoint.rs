@@ -30,16 +30,17 @@ pub use view::TensorView;
 use view::decoder::NumberDecoder;
 pub(crate) use view::decoder::widen;
 
-/// Replaces the tensors of codes and scales of a stored form by tensors with the names and types of plain weights.
+/// Replaces the quantized values and scales of one format by tensors with the names of unquantized weights.
 type Restore = fn(&mut Checkpoint) -> Result<(), WeightsError>;
 
-/// The stored forms that safetensors does not describe. In order: a later form may be the codes of an earlier one.
+/// Formats that safetensors headers do not describe. The order matters: an earlier format may store its values in a
+/// later one.
 const FORMATS: [Restore; 3] = [torchao::restore, comfy::restore, e5m2::restore];
 
 /// A tensor of a file, of any element type.
 #[derive(Clone, Debug)]
 struct TensorEntry {
-    /// Element type as the file spells it, in lower case, or name of the stored form.
+    /// Element type as the file spells it, in lower case, or the name of the quantization format.
     type_name: String,
     /// Whether host tensors support the element type. If not, the view must not be read.
     is_known: bool,
@@ -47,7 +48,7 @@ struct TensorEntry {
 }
 
 impl TensorEntry {
-    /// Changes the stored form.
+    /// Sets the decoder, the type of the decoded values, and the name of the format.
     fn decode(&mut self, type_name: &str, dtype: DType, decoder: Arc<dyn NumberDecoder>) {
         self.type_name = type_name.into();
         self.is_known = true;

@@ -40,8 +40,8 @@ fn refused(file: &Checkpoint, architecture: &str, why: &str) -> WeightsError {
 /// Derives the `config` that a safetensors header would have. `None`: not a GGUF file.
 ///
 /// # Errors
-/// Returns an error if the file is not LTX's transformer, or if its tensors have other forms than those of published
-/// models.
+/// Returns an error if the file is not LTX's transformer, or if a tensor that determines the configuration is
+/// missing.
 pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
     let Some(architecture) = file.architecture() else { return Ok(None) };
     if !matches!(architecture, TRANSFORMER | "") {
@@ -129,7 +129,7 @@ pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, We
     let Some(architecture) = file.architecture() else { return Ok(None) };
     if architecture == GEMMA_4 {
         let why = "GGUF files do not state the `gemma_version` that LTX-2.5 needs; use its \
-                   text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors, or the int8-convrot file beside it";
+                   text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors, or the int8-convrot file next to it";
         return Err(refused(file, architecture, why));
     }
     if architecture != GEMMA_3 {
@@ -154,7 +154,7 @@ pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, We
         "num_attention_heads": whole("attention.head_count")?,
         "num_key_value_heads": whole("attention.head_count_kv")?,
         "head_dim": whole("attention.key_length")?,
-        // The metadata lacks it. In the 12B model, it is the size of a head.
+        // The metadata lacks this value; in the 12B model, it equals `head_dim`.
         "query_pre_attn_scalar": whole("attention.key_length")?,
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon")?,
         "sliding_window": whole("attention.sliding_window")?,
@@ -181,8 +181,8 @@ fn text_encoder_name(key: &str) -> Option<String> {
     Some(format!("{layer}{name}.{leaf}"))
 }
 
-/// Returns a file's tensors under transformers' names; other files' tensors are unchanged. llama.cpp stores norm weights
-/// with the 1 that Gemma 3 adds to them.
+/// Returns the tensors of a Gemma 3 GGUF file under transformers' names; returns other files unchanged. Subtracts 1
+/// from norm weights, because llama.cpp adds 1 to them when it converts a model.
 ///
 /// # Errors
 /// Returns an error if two tensors get the same name.

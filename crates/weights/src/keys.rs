@@ -74,7 +74,7 @@ const VOCODER_SEGMENTS: &[(&str, &str)] = &[
 pub struct SingleFileKeys {
     /// Prefix of the transformer and the connectors; empty if the file contains nothing else.
     transformer: &'static str,
-    /// Whether the video VAE has the diffusion decoder.
+    /// Whether the video decoder in the file is the diffusion decoder.
     diffusion: bool,
     /// Index of the video encoder's last block, which diffusers calls the middle block.
     encoder_middle: usize,

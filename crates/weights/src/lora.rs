@@ -1,10 +1,10 @@
 //! Adapter files: LoRAs, which add `strength · (alpha / rank) · B·A` to weights of a model, and DoRAs, LoHas, LoKrs and
 //! differences.
 //!
-//! Names of tensors: the model's name of a module, in diffusers' or Lightricks' spelling, after the prefixes of diffusers
-//! (`transformer.`), Lightricks and ComfyUI (`diffusion_model.`) or PEFT (`base_model.model.`), or none; or with `_` in
-//! the place of `.`, as musubi-tuner writes it (`lora_unet_…`). An alpha is a tensor `<module>.alpha`, or is in the header
-//! (diffusers) or in `adapter_config.json` (PEFT).
+//! A tensor's name contains the name of the updated module, as diffusers or Lightricks name it. The module name may
+//! have a prefix of diffusers (`transformer.`), of Lightricks and ComfyUI (`diffusion_model.`) or of PEFT
+//! (`base_model.model.`), or be written with `_` instead of `.`, as by musubi-tuner (`lora_unet_…`). An alpha is a
+//! tensor `<module>.alpha`, or a value in the header (diffusers) or in `adapter_config.json` (PEFT).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,9 +39,9 @@ pub struct LoraFile {
     /// `model_version` in the file's header.
     version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
-    /// Updates of modules whose names have `_` in the place of `.`: the name, `weight` or `bias`, and the update.
+    /// Updates of modules whose names have `_` instead of `.`: the name, `weight` or `bias`, and the update.
     flat: BTreeMap<(String, &'static str), Update>,
-    /// The same by the tensors of the model; set by [`LoraFile::check`].
+    /// The updates in `flat`, by component and tensor name; set by [`LoraFile::check`].
     resolved: OnceLock<BTreeMap<(Component, String), Update>>,
 }
 
@@ -115,7 +115,7 @@ impl LoraFile {
         &self.path
     }
 
-    /// Iterates over all updated tensors: component and name. Tensors whose names have `_` in the place of `.` are missing
+    /// Iterates over all updated tensors: component and name. Tensors whose names have `_` instead of `.` are missing
     /// before [`LoraFile::check`].
     pub fn targets(&self) -> impl Iterator<Item = (Component, &str)> {
         let all = self.updates.keys().chain(self.resolved.get().into_iter().flat_map(BTreeMap::keys));
@@ -168,7 +168,7 @@ impl LoraFile {
         Ok(())
     }
 
-    /// Finds the model's tensors for the updates whose names have `_` in the place of `.`.
+    /// Finds the model's tensors for the updates whose names have `_` instead of `.`.
     fn resolve(&self, model: &ModelSource) -> Result<BTreeMap<(Component, String), Update>, WeightsError> {
         let mut resolved = BTreeMap::new();
         if self.flat.is_empty() {
@@ -206,7 +206,7 @@ impl LoraFile {
     }
 }
 
-/// Resolves a path, or a name in the local Hugging Face cache. Of a folder that PEFT saved, returns the weight file.
+/// Resolves a path, or a name in the local Hugging Face cache. For a folder that PEFT saved, returns the weight file.
 pub(super) fn locate(name: &str) -> Result<PathBuf, WeightsError> {
     let path = match Path::new(name).exists() || !HubCache::is_name(name) {
         true => PathBuf::from(name),

@@ -9,8 +9,8 @@ const QUARTER: usize = GROUP / 4;
 const LANES: usize = 16;
 const PARTS: usize = QUARTER / LANES;
 
-/// The matrix of 4 columns. It is symmetric. Larger matrices are Kronecker products of it, normalized, and thus their
-/// own inverses.
+/// The 4x4 Hadamard matrix, which is symmetric. Larger matrices are its normalized Kronecker powers and therefore equal
+/// their inverses.
 const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
 
 /// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part of
@@ -30,9 +30,9 @@ pub(crate) fn rotate(values: &mut [f32]) {
     values.chunks_exact_mut(GROUP).for_each(|group| rotate_group(group, &MATRIX));
 }
 
-/// Multiplies a group by the matrix, with the bits of comfy-kitchen, whose matmul by torch on a CPU adds the products
-/// of each half in order, and then the halves. The four quarters of the result differ only in the signs of the products
-/// of each quarter of the group.
+/// Multiplies a group by the matrix. The result is bitwise equal to comfy-kitchen's on CPU, where torch sums the
+/// products of each half of the group in order and then adds the two sums. The four quarters of the result are sums of
+/// the same products with different signs, so each product is computed once.
 fn rotate_group(group: &mut [f32], matrix: &[[[f32; LANES]; QUARTER]]) {
     let mut result = [[[0f32; LANES]; PARTS]; 4];
     for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {

@@ -40,9 +40,9 @@ pub struct CategoryTime {
     pub category: OpCategory,
     /// Sum over the operations of the category. Operations that run at the same time each count in full.
     pub ms: f64,
-    /// Fraction of the window. Time in which operations of several categories run counts only for the first of them in
-    /// the list, so that all shares and the idle share add up to 1. The share of a collective is therefore its exposed
-    /// time.
+    /// Fraction of the window. Time in which operations of several categories run counts only for the category that is
+    /// first in [`OpCategory`], so that all shares and the idle share add up to 1. The share of a collective is
+    /// therefore its exposed time.
     pub share: f64,
     /// For a collective, the time in which no other kind of work ran on the device.
     pub exposed_ms: Option<f64>,

@@ -238,8 +238,8 @@ impl UnwrittenVideo {
         tensors
     }
 
-    /// Saves frames, samples and latents next to the video's path, and logs the path. Called when writing is not
-    /// retried.
+    /// Saves frames, samples and latents in a file next to the video, and logs the path of that file. Called when the
+    /// video will not be written again.
     pub(crate) fn keep_beside(&self) {
         let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
         match partial_results::store(KeepPlace::NextToVideo, &self.path, KEPT, write) {

@@ -1,5 +1,5 @@
-//! The programs of a run. Each program is declared in a file of its own: when a run executes it, its sizes, its network,
-//! its call, and its inputs in `ltx2 run`. `PROGRAMS` lists all programs.
+//! The programs of a run, one per file. Each file declares when a run executes the program, its sizes, its network, its
+//! call, and its inputs in `ltx2 run`. `PROGRAMS` lists all programs.
 
 mod audio_decoder;
 mod audio_encoder;

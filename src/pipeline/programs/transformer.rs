@@ -37,7 +37,7 @@ pub(super) const TRANSFORMER: ProgramDeclaration = ProgramDeclaration {
     },
     single_run: Some(SingleRun {
         help: "`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
-        // Those of the reference implementation, and `cross_timestep`, which the reference does not have.
+        // The reference implementation's arguments, and `cross_timestep`, which the reference does not have.
         scalars: &[
             "num_frames",
             "height",

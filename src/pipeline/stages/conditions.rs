@@ -251,7 +251,7 @@ mod tests {
             let mut attention = AttentionWeights::new(8);
             let mut levels = vec![1.0; 8];
             for (condition, weights) in &items {
-                let latents = condition.appended(&shapes.video, 8).expect("tokens of its own");
+                let latents = condition.appended(&shapes.video, 8).expect("appended tokens");
                 let n = latents.frames * latents.height * latents.width;
                 levels.extend(vec![condition.noise_level(); n]);
                 attention.append(n, weights.as_deref());

@@ -172,7 +172,11 @@ impl Fields {
                     (None, frame) => frame.unwrap_or(json!(0)),
                     (Some("first_frame" | "reference"), None) => json!(0),
                     (Some("last_frame"), None) => json!("last"),
-                    (Some(_), None) => return Err(invalid(field, "role must be first_frame, reference or last_frame")),
+                    (Some(_), None) => {
+                        let role = role.as_ref().map(shown).unwrap_or_default();
+                        let why = format!("role must be first_frame, reference or last_frame, not {role}");
+                        return Err(invalid(field, why));
+                    }
                 };
                 kept.insert("frame".into(), frame);
                 for (key, kind) in [("strength", FieldKind::Number(0.0, 1.0)), ("crf", FieldKind::Integer(0, 51))] {

@@ -291,7 +291,7 @@ impl ModelDevice {
             let stage = job_phase(phase);
             match self.together.decide(watch(StepProgress { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
-                // After the denoising steps, finishing the video takes less time than repeating these steps would.
+                // Finishing such a stage takes less time than repeating the denoising pass before it would.
                 ControlFlow::Break(Stop::Draining) if is_after_denoising(stage) => ControlFlow::Continue(()),
                 ControlFlow::Break(stop) => {
                     stopped = Some(stop);
@@ -397,7 +397,7 @@ fn job_phase(phase: Phase) -> JobPhase {
     }
 }
 
-/// Returns whether the stage comes after the denoising steps.
+/// Returns whether the stage processes the latents of a finished denoising pass: upsampling or decoding.
 fn is_after_denoising(stage: JobPhase) -> bool {
     matches!(stage, JobPhase::Upsampler | JobPhase::VideoDecoder | JobPhase::AudioDecoder)
 }

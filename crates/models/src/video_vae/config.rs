@@ -185,7 +185,7 @@ pub struct DecoderConfig {
     pub(crate) stages: Vec<UpStage>,
     /// Side length of a patch: the last convolution outputs `patch_size²` pixels as channels.
     pub patch_size: usize,
-    /// Whether frames do not depend on later latents.
+    /// Whether convolutions over time are causal, so that no frame depends on later latents.
     pub causal: bool,
     /// Padding of convolutions along height and width.
     pub padding: Padding,

@@ -22,11 +22,11 @@ const METADATA: &str = "_quantization_metadata";
 /// Maximum size of a marker in bytes; real ones have fewer than 100.
 const MAX_MARKER: usize = 4096;
 
-/// A format: its name in the JSON, the element type of the codes, and the function that restores a layer from it.
+/// A format: its name in the JSON, the element type of the codes, and the function that sets a layer's decoder.
 type Format = (&'static str, &'static str, fn(&mut QuantizedLayer) -> Result<(), WeightsError>);
 
 const FORMATS: [Format; 4] = [
-    // The tensors are those of unmarked files, which need no decoder here.
+    // `Checkpoint` and `e5m2` read these as they read files without markers.
     ("float8_e4m3fn", "f8_e4m3", |_| Ok(())),
     ("float8_e5m2", "f8_e5m2", |_| Ok(())),
     ("int8_tensorwise", "i8", int8),
@@ -94,7 +94,7 @@ impl QuantizedLayer<'_> {
     }
 }
 
-/// Restores 8-bit integers with one scale per row or tensor, optionally rotated.
+/// Sets the decoder of 8-bit integers with one scale per row or tensor, optionally rotated.
 fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     let [rows, columns] = layer.matrix()?;
     let group = match layer.conf["convrot"].as_bool() {
@@ -115,10 +115,10 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     }
 }
 
-/// Restores every layer whose format is stated, and nvfp4 layers without a marker.
+/// Sets the decoder of every layer whose format is stated, and of nvfp4 layers without a marker.
 ///
 /// # Errors
-/// Returns an error for an unsupported format, and for tensors that do not have the form of their format.
+/// Returns an error for an unsupported format, and for tensors whose type or shape does not match their format.
 pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
     rename_old(all);
     for (name, conf) in stated(all)? {

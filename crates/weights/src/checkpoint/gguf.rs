@@ -213,7 +213,7 @@ pub(super) fn open(
     for _ in 0..tensors {
         infos.push(Info::read(&mut reader)?);
     }
-    // Its presence distinguishes GGUF files.
+    // `Checkpoint::architecture` recognizes GGUF files by this key.
     metadata.entry(ARCHITECTURE.to_string()).or_default();
     let number = |key: &str| metadata.get(key).and_then(|value: &String| value.parse::<u64>().ok());
     let alignment = number("general.alignment").unwrap_or(32);

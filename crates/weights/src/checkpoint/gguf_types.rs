@@ -76,7 +76,7 @@ const OTHERS: [(u32, &str); 12] = [
     (39, "mxfp4"),
 ];
 
-/// Returns the type with a number of the header, or the name of an unsupported type.
+/// Returns the type with the number `id` in the header. The error is the name of an unsupported type.
 pub(super) fn find(id: u32) -> Result<&'static GgufType, String> {
     let name =
         || OTHERS.iter().find(|(other, _)| *other == id).map_or_else(|| id.to_string(), |(_, name)| (*name).into());
@@ -125,7 +125,7 @@ fn q8_0(codes: &[u8; 34], values: &mut [f32; 32]) {
     values.iter_mut().zip(&codes[2..]).for_each(|(value, code)| *value = scale * f32::from(code.cast_signed()));
 }
 
-/// Decodes nibbles: the low ones are the first half of the values. `value` gets the index and the nibble.
+/// Decodes nibbles: the low nibbles of all bytes, then the high nibbles. `value` gets the index and the nibble.
 fn nibbles(codes: &[u8], values: &mut [f32], value: impl Fn(usize, u8) -> f32) {
     let (low, high) = values.split_at_mut(codes.len());
     for (i, ((low, high), code)) in low.iter_mut().zip(high).zip(codes).enumerate() {
@@ -144,7 +144,7 @@ fn q4_1(codes: &[u8; 20], values: &mut [f32; 32]) {
     nibbles(&codes[4..], values, |_, code| scale * f32::from(code) + least);
 }
 
-/// Returns a bit of 32 as the fifth bit of a code.
+/// Returns bit `i` of `bits`, shifted to the position of a code's fifth bit.
 fn fifth(bits: u32, i: usize) -> u8 {
     ((bits >> i & 1) << 4) as u8
 }
@@ -185,7 +185,7 @@ fn q3_k(codes: &[u8; 110], values: &mut [f32; 256]) {
     }
 }
 
-/// Returns scale and minimum `i` of the 8 pairs of 6 bits in 12 bytes.
+/// Returns pair `i` of the 8 pairs of scale and minimum, 6 bits each, that are packed in 12 bytes.
 fn pair(codes: &[u8], i: usize) -> (u8, u8) {
     if i < 4 {
         return (codes[i] & 63, codes[4 + i] & 63);

@@ -1,4 +1,4 @@
-//! Tensors whose rows a file stores as one tensor, or with separate factors.
+//! Splits a tensor by rows, multiplies its rows by factors, or adds a number to its values, as it is read.
 
 use std::sync::Arc;
 

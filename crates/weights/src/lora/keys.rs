@@ -7,7 +7,7 @@ use crate::error::WeightsError;
 use crate::keys::{self, SingleFileKeys};
 use crate::source::ModelSource;
 
-/// What a tensor is in an update, determined by the end of its name.
+/// Role of a tensor in an update, determined by the suffix of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LoraTensorRole {
     /// `A` of a LoRA, `[rank, in]`.
@@ -40,7 +40,7 @@ pub(super) enum LoraTensorRole {
     DiffBias,
 }
 
-/// Names of roles: the name, what follows it, the role, and whether PEFT's `state_dict` puts an adapter's name between.
+/// Suffixes of tensor names: two parts, the role, and whether PEFT's `state_dict` has the adapter's name between them.
 const ROLES: [(&str, &str, LoraTensorRole, bool); 21] = [
     (".lora_A", ".weight", LoraTensorRole::Down, true),
     (".lora_down", ".weight", LoraTensorRole::Down, false),
@@ -76,7 +76,7 @@ const UNSUPPORTED: [(&str, &str); 4] = [
 /// Splits a tensor's name into its module, as the file spells it, and its role.
 ///
 /// # Errors
-/// Returns a predicate of the key if it belongs to no supported adapter.
+/// If the key belongs to no supported adapter, returns the reason, a predicate such as `is not part of a LoRA`.
 pub(super) fn split(key: &str) -> Result<(&str, LoraTensorRole), String> {
     let role = |(name, end, role, named): &(&str, &str, LoraTensorRole, bool)| {
         let (module, rest) = key.rsplit_once(name)?;
@@ -101,15 +101,15 @@ pub(super) fn split(key: &str) -> Result<(&str, LoraTensorRole), String> {
 pub(super) enum LoraModule {
     /// Component and name in the model.
     Named(Component, String),
-    /// A name with `_` in the place of `.`, as kohya's trainers and musubi-tuner write.
+    /// A name with `_` instead of `.`, as kohya's trainers and musubi-tuner write it.
     Flat(String),
 }
 
-/// Prefixes of names with `_` in the place of `.`: kohya and musubi-tuner, OneTrainer, LyCORIS.
+/// Prefixes of names with `_` instead of `.`: kohya and musubi-tuner, OneTrainer, LyCORIS.
 const FLAT: [&str; 3] = ["lora_unet_", "lora_transformer_", "lycoris_"];
 /// Prefixes of all other names, in the order in which they nest.
 const PREFIXES: [&str; 4] = ["base_model.model.", "model.", "diffusion_model.", "transformer."];
-/// The connectors' modules in the model.
+/// Names of the connectors' top-level modules in the model.
 const CONNECTORS: [&str; 5] =
     ["video_connector", "audio_connector", "text_proj_in", "video_text_proj_in", "audio_text_proj_in"];
 
@@ -140,7 +140,7 @@ pub(super) fn in_own_model(module: &str) -> &str {
     prefixes.iter().find_map(|prefix| module.strip_prefix(prefix)).unwrap_or(module)
 }
 
-/// The modules of a model by their names with `_` in the place of `.`.
+/// The modules of a model by their names with `_` instead of `.`.
 pub(super) struct FlatModules(BTreeMap<String, BTreeSet<(Component, String)>>);
 
 /// Components that LoRAs update.
@@ -161,7 +161,7 @@ impl FlatModules {
         Ok(FlatModules(modules))
     }
 
-    /// Returns the modules that a name may refer to, with or without the prefixes of modules around the model.
+    /// Returns the modules that a name may refer to, with or without the prefixes of enclosing modules.
     pub(super) fn find(&self, flat: &str) -> BTreeSet<&(Component, String)> {
         let names = unprefixed(flat);
         names.iter().filter_map(|name| self.0.get(*name)).flatten().collect()
@@ -174,7 +174,7 @@ impl FlatModules {
     }
 }
 
-/// Returns a name, and all that follow from it by removing prefixes of modules around the model.
+/// Returns a name, and the names without the prefixes of enclosing modules.
 fn unprefixed(flat: &str) -> Vec<&str> {
     let mut names = vec![flat];
     for prefix in ["model_", "diffusion_model_", "connectors_", "text_embedding_projection_"] {
@@ -184,7 +184,7 @@ fn unprefixed(flat: &str) -> Vec<&str> {
     names
 }
 
-/// Returns the most similar of some names.
+/// Returns the one of `names` that is most similar to `name`.
 pub(super) fn nearest<'a>(names: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
     names.min_by_key(|known| strsim::levenshtein(known, name))
 }

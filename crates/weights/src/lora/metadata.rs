@@ -39,7 +39,7 @@ fn peft_config(weights: &Path) -> Option<PathBuf> {
     (weights.file_name()? == PEFT_WEIGHTS && config.is_file()).then_some(config)
 }
 
-/// What a configuration says about one module.
+/// Settings of one module in an adapter's configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Listed {
     pub(super) alpha: Option<f64>,
@@ -48,7 +48,7 @@ pub(super) struct Listed {
     pub(super) is_rank_stabilized: bool,
 }
 
-/// An adapter's configuration; without one, `Null`.
+/// An adapter's configuration; `Null` if the adapter has none.
 #[derive(Debug)]
 pub(super) struct Metadata(Value);
 
@@ -75,7 +75,7 @@ impl Metadata {
         }
     }
 
-    /// Returns the first setting that is not supported, as a predicate.
+    /// Returns why the configuration is not supported, as a predicate such as `enables use_qalora, …`.
     fn fault(&self, component: Component) -> Option<String> {
         let is_set = |value: &Value| match value {
             Value::Bool(on) => *on,
@@ -123,7 +123,7 @@ impl Metadata {
         listed.into_iter().flatten().map(|(pattern, number)| (&pattern[..], number))
     }
 
-    /// Returns the numbers of a module. `names`: its names in the file and in the model.
+    /// Returns the settings of a module. `names`: its names in the file and in the model.
     pub(super) fn listed(&self, component: Component, names: [&str; 2]) -> Listed {
         let names = [in_own_model(names[0]), names[1]];
         let [alpha, rank] = NUMBERS.map(|(default, patterns)| self.number(component, names, default, patterns));
@@ -150,8 +150,8 @@ impl Metadata {
     }
 }
 
-/// Numbers of a module: the keys of the default for all modules, in PEFT's LoRA and its other adapters, and the key of
-/// the patterns for single modules.
+/// Keys of the alpha and of the rank: the keys of the default for all modules (in PEFT, LoRA and other adapters name
+/// alpha differently), and the key of the values for modules that match a pattern.
 const NUMBERS: [(&[&str], &str); 2] = [(&["lora_alpha", "alpha"], "alpha_pattern"), (&["r"], "rank_pattern")];
 
 /// Returns the name in a pattern; `^` marks a pattern that must match the complete name.

@@ -45,7 +45,7 @@ pub(crate) enum Norms {
 #[derive(Clone, Debug)]
 pub struct Update {
     pub(crate) delta: Delta,
-    /// Norms after the update, of a DoRA.
+    /// Norms after the update, for a DoRA; `None` for other adapters.
     pub(crate) magnitude: Option<(TensorView, Norms)>,
     /// Shape of the change.
     shape: Vec<usize>,
@@ -299,7 +299,7 @@ impl LoraTensors<'_> {
         Ok(pair)
     }
 
-    /// Takes both or none of two matrices.
+    /// Removes and returns two matrices; `None` if neither exists. Fails if only one exists.
     fn pair(
         &mut self,
         roles: [LoraTensorRole; 2],

@@ -1,7 +1,7 @@
 //! Updates of any kind, merged one after another in f32.
 //!
-//! With `D` the change, `s` the strength, `a` alpha / rank, `W` the weight after the updates before, `W0` the stored
-//! weight, and `m` the magnitude; each operation is rounded to f32:
+//! In the table, `D` is the change, `s` the strength, `a` alpha / rank, `W0` the stored weight, `W` the weight after
+//! the earlier updates, and `m` the magnitude. Each operation is rounded to f32.
 //!
 //! | kind | merged |
 //! |---|---|

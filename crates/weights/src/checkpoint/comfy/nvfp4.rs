@@ -28,7 +28,7 @@ struct Nvfp4 {
     whole: TensorView,
 }
 
-/// Restores a layer.
+/// Sets the decoder of an nvfp4 layer.
 pub(super) fn restore(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     let [rows, bytes] = layer.matrix()?;
     let columns = 2 * bytes;

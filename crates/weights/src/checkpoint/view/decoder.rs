@@ -1,6 +1,6 @@
-//! Conversion of stored numbers to floats. A stored tensor consists of codes, a contiguous byte range of a file, and a
-//! decoder, which knows their layout and reads the scales. Adding a format takes a decoder, and a row in a list: of
-//! [`FORMATS`](crate::checkpoint::FORMATS), of ComfyUI's formats, or of GGUF's types.
+//! Conversion of stored numbers to floats. A stored tensor consists of codes (a contiguous byte range of a file) and a
+//! decoder, which converts the codes and reads the scales. To add a format, implement a decoder and add a row to
+//! [`FORMATS`](crate::checkpoint::FORMATS), to ComfyUI's formats, or to GGUF's types.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(in crate::checkpoint) trait NumberDecoder: fmt::Debug + Send + Sync {
     }
 }
 
-/// Codes of one value each, without scales.
+/// Decoder of codes that each represent one value, without scales.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::checkpoint) enum Codes {
     /// Values of a float type or 8-bit integers.
@@ -130,7 +130,7 @@ impl NumberDecoder for Shifted {
     }
 }
 
-/// Values rounded to a 16-bit type, as the tensor is defined in that type.
+/// Values rounded to a 16-bit type, because the quantizer defines the tensor in that type.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct Rounded {
     pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
