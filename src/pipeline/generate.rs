@@ -3,7 +3,6 @@
 
 use super::phase::Phase;
 use crate::request::Request;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -82,7 +81,7 @@ pub fn generate(
     }
     let replaceable = outputs::replaceable(config, options);
     let (mut plan, mut model) = RunPlan::of_videos(config, options)?;
-    if let Cow::Owned(config) = duration::resolve(config, &options.jobs, group)? {
+    if let Some(config) = duration::resolve(config, &options.jobs, group)? {
         (plan, model) = RunPlan::of_videos(&config, options)?;
     }
     let mut started = Instant::now();

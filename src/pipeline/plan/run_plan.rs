@@ -63,7 +63,8 @@ impl RunPlan {
     /// # Errors
     /// Returns the first error that the run would report before it compiles a program.
     pub fn new(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<(Self, OpenModel)> {
-        let longest = &*duration::longest(config, jobs)?;
+        let longest = duration::longest(config, jobs)?;
+        let longest = longest.as_ref().unwrap_or(config);
         // Report unsupported requests and mismatched components before missing files.
         let plan = match RunPlan::of_programs(longest, None) {
             Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),

@@ -2,7 +2,6 @@
 //! the programs of a run depend on that number, the prompt is encoded twice: once for the prediction, and again in the
 //! run.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use ndarray::{Axis, Slice};
@@ -72,16 +71,16 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
 }
 
 /// Replaces `num_frames: auto` with the largest number of frames that can be predicted, so that a run can be verified
-/// before its prompt is encoded. Otherwise returns the configuration unchanged.
+/// before its prompt is encoded. `None`: the configuration sets the number of frames.
 ///
 /// # Errors
 /// Returns an error for `auto` if the jobs have different prompts, if the model has no duration head and the reference
 /// is not diffusers, or if an image is after the last frame.
-pub(in crate::pipeline) fn longest<'a>(config: &'a Config, jobs: &[Job]) -> Result<Cow<'a, Config>> {
+pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Option<Config>> {
     match frames_of(config, jobs)? {
-        FrameCountRule::Given => Ok(Cow::Borrowed(config)),
+        FrameCountRule::Given => Ok(None),
         FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => {
-            config.with_frames(count).map(Cow::Owned).map_err(PipelineError::Usage)
+            config.with_frames(count).map(Some).map_err(PipelineError::Usage)
         }
     }
 }
@@ -96,16 +95,16 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
     Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
-/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. Otherwise returns the
-/// configuration unchanged.
+/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. `None`: the configuration sets
+/// the number of frames, or there are no jobs.
 ///
 /// # Errors
 /// Returns the errors of [`longest`], of the model and of the device.
-pub(in crate::pipeline) fn resolve<'a>(
-    config: &'a Config,
+pub(in crate::pipeline) fn resolve(
+    config: &Config,
     jobs: &[Job],
     group: Option<&Arc<Group>>,
-) -> Result<Cow<'a, Config>> {
+) -> Result<Option<Config>> {
     resolve_with(config, jobs, |short, job| {
         let model = OpenModel::from_config(short)?;
         let mut session = Session::start(RunPlan::of_model(short, &model)?, model, group)?;
@@ -114,20 +113,20 @@ pub(in crate::pipeline) fn resolve<'a>(
 }
 
 /// Same as [`resolve`], with a verified model that is already on its devices.
-pub(crate) fn resolve_on<'a>(runner: &mut Runner, config: &'a Config, jobs: &[Job]) -> Result<Cow<'a, Config>> {
+pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Option<Config>> {
     resolve_with(config, jobs, |short, job| predict(runner, short, job))
 }
 
 /// Implements [`resolve`]. `predict` predicts the duration (seconds) of a job's video, given the configuration of the
 /// shortest possible video.
-fn resolve_with<'a>(
-    config: &'a Config,
+fn resolve_with(
+    config: &Config,
     jobs: &[Job],
     predict: impl FnOnce(&Config, &Job) -> Result<f64>,
-) -> Result<Cow<'a, Config>> {
-    let Some(job) = jobs.first() else { return Ok(Cow::Borrowed(config)) };
+) -> Result<Option<Config>> {
+    let Some(job) = jobs.first() else { return Ok(None) };
     let count = match frames_of(config, jobs)? {
-        FrameCountRule::Given => return Ok(Cow::Borrowed(config)),
+        FrameCountRule::Given => return Ok(None),
         FrameCountRule::Fixed(count) => {
             tracing::warn!(
                 "the model has no duration head; generating {count} frames, the default of diffusers' pipeline"
@@ -142,7 +141,7 @@ fn resolve_with<'a>(
             count
         }
     };
-    config.with_frames(count).map(Cow::Owned).map_err(PipelineError::Usage)
+    config.with_frames(count).map(Some).map_err(PipelineError::Usage)
 }
 
 /// Returns the configuration of the shortest possible video that is generated from text alone, so that files that the
@@ -186,13 +185,13 @@ mod tests {
         config.request.images = images;
         let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
         let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();
-        Ok(resolve(&config, &jobs, None)?.request.num_frames.count())
+        Ok(resolve(&config, &jobs, None)?.and_then(|resolved| resolved.request.num_frames.count()))
     }
 
     #[test]
     fn explicit_frame_count_is_kept() {
-        let own = resolve(&Config::default(), &[], None).expect("nothing to do").request.num_frames;
-        assert_eq!(own.count(), Config::default().request.num_frames.count());
+        let job = Job { index: 0, prompt: "a".into(), seed: 0 };
+        assert_eq!(resolve(&Config::default(), &[job], None).expect("nothing to do"), None);
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl ModelDevice {
             tell(JobPhase::TextEncoder)?;
         }
         let resolved = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?;
-        let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
+        let mut plan = RunPlan::of_model(resolved.as_ref().unwrap_or(&configs[0]), &self.session.runner.model)?;
         plan.choose_encoder(group.as_deref())?;
         let (frames, h264) = (plan.config.request.num_frames, plan.config.conditioning.h264);
         for config in &mut configs {
