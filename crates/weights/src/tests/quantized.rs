@@ -221,6 +221,15 @@ fn formats_in_metadata_and_old_names_are_read() {
 }
 
 #[test]
+fn marked_fp8_weight_without_scale_is_refused() {
+    let dir = TempDir::new().expect("dir");
+    let layers = json!({"format_version": "1.0", "layers": {"x": {"format": "float8_e4m3fn"}}});
+    let header = json!({"_quantization_metadata": layers.to_string()});
+    let file = put(dir.path().join("x.safetensors"), safetensors(&[("x.weight", "F8_E4M3", &[4, 4])], header));
+    fails(Checkpoint::open(&file), &["x.safetensors", "`x.weight`", "float8_e4m3fn", "`x.weight_scale` is missing"]);
+}
+
+#[test]
 fn split_repository_without_bf16_files_opens() {
     let dir = TempDir::new().expect("dir");
     let transformer = super::ltx2_5::split(dir.path());
