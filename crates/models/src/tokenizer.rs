@@ -2,6 +2,7 @@
 //! the right, adds the prefix and suffix tokens of `tokenizer.json`, and pads on the **left** to a fixed length.
 
 mod bytes;
+mod sentencepiece;
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use self::bytes::byte_tokenizer;
 pub use self::bytes::write_byte_tokenizer;
+use self::sentencepiece::tokenizer_json;
 use ltx2_base::catch_panic::catch_silently;
 use ltx2_base::file_kind;
 use ltx2_base::text_file;
@@ -132,6 +134,19 @@ impl Tokenizer {
         let file = place.join(CONFIG_FILE);
         let config = config.map_or(Ok(json!({})), |text| parse(&file, text))?;
         Self::with(place, model(&place.join(MODEL_FILE), tokenizer)?, rules, &config, &json!({}))
+    }
+
+    /// Creates a tokenizer from the bytes of a SentencePiece model of Gemma. `place` is the path shown in errors.
+    ///
+    /// # Errors
+    /// Returns [`TokenizerError::Content`] if the model is damaged or unlike Gemma's.
+    pub fn sentence_piece(place: &Path, bytes: &[u8], rules: &TokenizerRules) -> Result<Self, TokenizerError> {
+        let fail = |why: String| TokenizerError::Content {
+            file: place.to_path_buf(),
+            why: format!("{why}; set `model.tokenizer` or --tokenizer to Gemma's tokenizer.json"),
+        };
+        let tokens = tokenizer_json(bytes).map_err(fail)?;
+        Self::with(place, model(place, tokens.to_string().as_bytes())?, rules, &json!({}), &json!({}))
     }
 
     /// Returns the byte-level tokenizer of [`write_byte_tokenizer`], used for models without a tokenizer.
@@ -315,9 +330,14 @@ mod tests {
     fn token_ids_match_transformers() {
         let text = std::fs::read_to_string(fixtures().join("ids.json")).expect("the fixture is there");
         let fixture: TokenizerFixture = serde_json::from_str(&text).expect("the fixture parses");
-        assert_eq!(fixture.tokenizers.len(), 2);
+        assert_eq!(fixture.tokenizers.len(), 3);
         for reference in fixture.tokenizers {
-            let tokenizer = Tokenizer::open(&fixtures().join(&reference.dir), &RULES).expect("a tokenizer");
+            let folder = fixtures().join(&reference.dir);
+            let tokenizer = match std::fs::read(folder.join("tokenizer.model")) {
+                Ok(model) => Tokenizer::sentence_piece(&folder, &model, &RULES),
+                Err(_) => Tokenizer::open(&folder, &RULES),
+            };
+            let tokenizer = tokenizer.expect("a tokenizer");
             assert_eq!(tokenizer.vocab_size(), reference.vocab_size);
             for case in reference.cases {
                 let got = tokenizer.encode(&case.prompt, case.max_length).expect("encodes");

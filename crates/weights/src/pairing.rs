@@ -18,7 +18,8 @@ pub(super) const GEMMA_SOURCE: &str = "gemma_source_checkpoint";
 
 const USE_LTX_2_5_ENCODER: &str = "use LTX-2.5's own text encoder, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors or text_encoder \
                         of Lightricks/LTX-2.5-Diffusers, with `model.text_encoder` or --text-encoder";
-const USE_GEMMA_3: &str = "use Gemma-3-12B with `model.text_encoder` or --text-encoder";
+const USE_GEMMA_3: &str = "use Gemma-3-12B, the folder of google/gemma-3-12b-it or ComfyUI's gemma_3_12B_it.safetensors, with \
+                           `model.text_encoder` or --text-encoder";
 
 /// The transformer, whose model version all other components must match.
 pub(super) struct Transformer {
@@ -77,8 +78,10 @@ impl Transformer {
             (Version::V2_0 | Version::V2_3, gemma4) if gemma4.starts_with("gemma4") => {
                 return Err(self.refused(path, is("the text encoder of LTX-2.5"), USE_GEMMA_3));
             }
-            // Other model families are reported where the configuration is read.
-            _ => return Ok(()),
+            (Version::V2_5, _) => return Err(self.refused(path, is("not LTX-2.5's Gemma 4"), USE_LTX_2_5_ENCODER)),
+            // A missing key is reported where the configuration is read.
+            (Version::V2_0 | Version::V2_3, "" | "gemma3" | "gemma3_text") => return Ok(()),
+            (Version::V2_0 | Version::V2_3, _) => return Err(self.refused(path, is("not Gemma 3"), USE_GEMMA_3)),
         }
         match config.get(GEMMA_VERSION).filter(|v| !v.is_null()) {
             None if own => Ok(()),

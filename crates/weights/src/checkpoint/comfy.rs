@@ -27,8 +27,8 @@ type Format = (&'static str, &'static str, fn(&mut QuantizedLayer) -> Result<(),
 
 const FORMATS: [Format; 4] = [
     // `Checkpoint` and `e5m2` read these as they read files without markers.
-    ("float8_e4m3fn", "f8_e4m3", |_| Ok(())),
-    ("float8_e5m2", "f8_e5m2", |_| Ok(())),
+    ("float8_e4m3fn", "f8_e4m3", require_scale),
+    ("float8_e5m2", "f8_e5m2", require_scale),
     ("int8_tensorwise", "i8", int8),
     ("nvfp4", "u8", nvfp4::restore),
 ];
@@ -68,7 +68,9 @@ impl QuantizedLayer<'_> {
     /// Removes a tensor with scales, and returns it if it has this element type and number of elements.
     fn scales(&mut self, end: &str, dtype: &str, counts: &[usize]) -> Result<TensorView, WeightsError> {
         let name = format!("{}.{end}", self.name);
-        let entry = self.all.entry(&name)?.clone();
+        let Some(entry) = self.all.tensors.get(&name).cloned() else {
+            return Err(self.refused(&format!("but `{name}` is missing")));
+        };
         let view = entry.view;
         if entry.type_name != dtype || !counts.contains(&view.shape.iter().product()) {
             let what = format!("but `{name}` is {} of shape {:?}", entry.type_name, view.shape);
@@ -91,6 +93,16 @@ impl QuantizedLayer<'_> {
         entry.decode(type_name, DType::F32, decoder);
         self.all.put(&weight, entry);
         Ok(())
+    }
+}
+
+/// Checks that a marked fp8 layer has its scale, without which ComfyUI cannot use the layer either. Files with
+/// `scaled_fp8` mark no layers; there, as in ComfyUI, a missing scale is 1.
+fn require_scale(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
+    let name = format!("{}.weight_scale", layer.name);
+    match layer.all.contains(&name) {
+        true => Ok(()),
+        false => Err(layer.refused(&format!("but `{name}` is missing"))),
     }
 }
 
