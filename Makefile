@@ -55,7 +55,7 @@ mutants: debug
 test-nano: plugin-cpu
 	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli nano_quality::
 
-# The same clips by diffusers from the same weights and noise, with both scores; needs the .venv of `make fixtures`.
+# The same clips by diffusers from the same weights and noise; needs the .venv of `make fixtures`.
 nano-parity: plugin-cpu
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
