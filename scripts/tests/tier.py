@@ -61,7 +61,6 @@ LINT = [
     shell("links", f"{BIN}/rumdl check --isolated --enable MD051,MD057 --no-cache $(git ls-files '*.md')"),
     shell("commands", "python3 scripts/tests/commands.py"),
     shell("spelling", f"{BIN}/typos --format brief"),
-    shell("held-out cases", "python3 scripts/tune/held_out.py --check"),
     shell("clippy", "cargo clippy --locked --all-targets -- -D warnings"),
     shell("dependencies", f"{DENY} --locked check bans licenses sources"),
     shell("advisories", ADVISORIES, network=True),
