@@ -2,10 +2,7 @@
 LTX2 := target/release/ltx2
 DEBUG := target/debug/ltx2
 
-.PHONY: lint check test test-tpu test-cuda test-gpu test-full reliability mutants demo nano-sheet test-nano nano-parity reference \
-	soak fuzz fuzz-seeds sanitize sanitize-leaks sanitize-threads test-mosaic test-processes-gpu agree traces-gpu tpu-tables \
-	ablations tuning-image report-page serve-page layouts-figure oracle-check verify-rehearsal serve-sdk serve-load container \
-	fixtures debug $(LTX2)
+.PHONY: $(filter-out out/% plugin-%,$(MAKECMDGOALS)) sanitize-leaks debug $(LTX2)
 
 # A video with sound by the toy model in assets/nano: make demo PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
@@ -43,8 +40,7 @@ reference:
 reliability:
 	python3 scripts/tests/reliability.py
 
-# Mutates the modules in .cargo/mutants.toml in place, one shard a day; fails if no test detects a mutant. `it` runs only for
-# mutants that the unit tests and program hashes do not detect. Needs `cargo install cargo-mutants --locked`.
+# Mutates the modules in .cargo/mutants.toml in place, one shard a day. Needs `cargo install cargo-mutants --locked`.
 SHARDS := 60
 SHARD ?= $(shell expr $$(date +%s) / 86400 % $(SHARDS))/$(SHARDS)
 mutants: debug
@@ -55,7 +51,7 @@ mutants: debug
 test-nano: plugin-cpu
 	LTX2_REQUIRE=cpu LTX2_TEST_FULL=1 cargo test --locked --release --test cli nano_quality::
 
-# The same clips by diffusers from the same weights and noise, with both scores; needs the .venv of `make fixtures`.
+# The same clips by diffusers from the same weights and noise; needs the .venv of `make fixtures`.
 nano-parity: plugin-cpu
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2)
 	.venv/bin/python scripts/nano/parity.py assets/nano $(LTX2) --dtype bf16 --count 8
@@ -71,7 +67,7 @@ soak:
 fuzz:
 	python3 scripts/fuzz/run.py $(READERS) --runs $(RUNS) $(if $(SECONDS),--seconds $(SECONDS))
 
-# Writes fuzz/seeds: optimized modules of three platforms, and LoRA files.
+# Writes fuzz/seeds/module: optimized modules of three platforms.
 fuzz-seeds:
 	cargo build --locked
 	scripts/fuzz/seeds.py
@@ -125,7 +121,7 @@ traces-gpu: $(LTX2)
 tpu-tables: plugin-tpu
 	python3 scripts/layouts/pods.py $(LTX2) benchmarks/tpu.md
 
-# The published ablation, compiled for TPUs and GPUs in half an hour; cases that are done are not repeated.
+# The published ablation: half an hour; cases that are done are not repeated.
 TPU_ENV := TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1
 out/ablation/results.jsonl: plugin-tpu plugin-cuda
 	mkdir -p out/ablation

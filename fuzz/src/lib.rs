@@ -214,7 +214,7 @@ pub fn lora(bytes: &[u8]) -> Read {
     })
 }
 
-/// Opens the fixture for which `scripts/fuzz/seeds.py` writes the seeds. This file is compiled in two packages.
+/// Opens the fixture whose modules the LoRA seeds adapt. This file is compiled in two packages.
 fn small_model() -> ModelSource {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|f| f.join("tests/fixtures/models/tiny_a"));
     let model = folders.find(|f| f.is_dir()).expect("the repository");

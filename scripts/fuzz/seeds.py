@@ -1,15 +1,12 @@
 #!/usr/bin/env python3
-"""Writes fuzz/seeds/module and fuzz/seeds/lora: `make fuzz-seeds`, or scripts/fuzz/seeds.py [LTX2].
+"""Writes fuzz/seeds/module: `make fuzz-seeds`, or scripts/fuzz/seeds.py [LTX2].
 
 Needs the plugins of all three platforms. tests/it/fuzz_seeds.rs describes the modules.
 """
 
-import json
-import math
 import os
 import pathlib
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -38,20 +35,6 @@ SMALLEST = [
     "request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=128", "guidance.video.cfg=1",
     "guidance.audio.cfg=1",
 ]
-
-# Modules of tests/fixtures/models/tiny_a by diffusers' and by Lightricks' names: rows and columns of the weight.
-DIFFUSERS = {
-    "transformer.transformer_blocks.0.attn1.to_q": (32, 32), "transformer.transformer_blocks.1.audio_ff.net.0.proj": (64, 16),
-    "connectors.video_connector.transformer_blocks.0.attn1.to_k": (24, 24),
-}
-OLDER = {
-    "diffusion_model.adaln_single.linear": (192, 32),
-    "diffusion_model.transformer_blocks.0.audio_to_video_attn.to_out.0": (32, 16),
-}
-OFFICIAL = OLDER | {
-    "diffusion_model.audio_embeddings_connector.transformer_1d_blocks.0.attn1.to_v": (24, 24),
-    "text_embedding_projection.aggregate_embed": (24, 192),
-}
 
 
 def read_varint(data, at):
@@ -118,43 +101,5 @@ def module(ltx2, name, chip, program, target, layout, layers):
     (SEEDS / "module" / f"{name}.pb").write_bytes(seed)
 
 
-def encoded(dtype, values):
-    """Encodes numbers; bf16 is the upper half of f32."""
-    numbers = (struct.pack("<e" if dtype == "F16" else "<f", value) for value in values)
-    return b"".join(number[2:] if dtype == "BF16" else number for number in numbers)
-
-
-def lora(name, modules, rank, dtype, down="lora_A.weight", up="lora_B.weight", alpha=None, metadata=None, more=lambda *shape: {}):
-    tensors = []
-    for key, (rows, columns) in modules.items():
-        shapes = {down: [rank, columns], up: [rows, rank], **more(rows, columns)}
-        tensors += [(f"{key}.{end}", dtype, shape) for end, shape in shapes.items()]
-        tensors += [(f"{key}.alpha", "F32", [])] if alpha else []
-    header, data = ({"__metadata__": metadata} if metadata else {}), b""
-    for key, kind, shape in tensors:
-        values = (((len(header) + 7919 * n) * 2654435761 % 4096 - 2048) / 2048 for n in range(math.prod(shape)))
-        start, data = len(data), data + encoded(kind, values if shape else [alpha])
-        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [start, len(data)]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    (SEEDS / "lora" / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def loras():
-    adapter = {"transformer.r": 2, "transformer.lora_alpha": 4, "transformer.use_dora": False, "transformer.alpha_pattern": {}}
-    metadata = {"format": "pt", "lora_adapter_metadata": json.dumps(adapter)}
-    lora("diffusers", DIFFUSERS, 2, "BF16", metadata=metadata)
-    lora("official", OFFICIAL, 1, "F32")
-    # Older trainers' names, with alphas.
-    older = ("lora_down.weight", "lora_up.weight")
-    lora("older", OLDER, 3, "F16", *older, alpha=1.5)
-    flat = {"lora_unet_" + key.removeprefix("diffusion_model.").replace(".", "_"): shape for key, shape in OFFICIAL.items()}
-    lora("dora", flat, 2, "F32", *older, alpha=1, more=lambda rows, columns: {"dora_scale": [1, columns]})
-    second = lambda rows, columns: {"hada_w2_a": [rows, 2], "hada_w2_b": [2, columns], "diff_b": [rows]}
-    lora("loha", DIFFUSERS, 2, "F32", "hada_w1_b", "hada_w1_a", more=second)
-    lora("lokr", OFFICIAL, 1, "BF16", "lokr_w1_b", "lokr_w1_a", alpha=2, more=lambda rows, columns: {"lokr_w2": [1, 1]})
-
-
-loras()
 for seed in MODULES:
     module(sys.argv[1] if sys.argv[1:] else "target/debug/ltx2", *seed)

@@ -1,4 +1,4 @@
-"""The generator, prompt to latents like LTX2Pipeline, and the codec, both for training."""
+"""The generator, prompt to latents like LTX2Pipeline, and the encoders, both for training."""
 
 import torch
 
@@ -66,24 +66,15 @@ class Generator(torch.nn.Module):
 
 
 class Codec(torch.nn.Module):
-    """Autoencoders and vocoder: clips to packed, normalised latents and back."""
+    """Autoencoders: clips to packed, normalised latents."""
 
     def __init__(self, folder, device):
         super().__init__()
         self.vae = model.load(folder, "vae", device).requires_grad_(False).to(memory_format=torch.channels_last_3d)
         self.audio = model.load(folder, "audio_vae", device).requires_grad_(False)
-        self.vocoder = model.load(folder, "vocoder", device).requires_grad_(False)
 
     def pack(self, frames, mels):
         v, a = self.vae, self.audio
         video = v.encoder(frames).float()[:, : v.config.latent_channels].flatten(2).transpose(1, 2)
         audio = a.encoder(mels).float().chunk(2, 1)[0].permute(0, 2, 1, 3).flatten(2)
         return (video - v.latents_mean) / v.latents_std, (audio - a.latents_mean) / a.latents_std
-
-    def unpack(self, video, audio):
-        """Returns frames in 0..1 [batch, frames, height, width, 3] and samples at 48 kHz [batch, 2, n]."""
-        v, a = self.vae, self.audio
-        video = (video * v.latents_std + v.latents_mean).transpose(1, 2).unflatten(2, GRID)
-        audio = (audio * a.latents_std + a.latents_mean).unflatten(2, (a.config.latent_channels, -1)).permute(0, 2, 1, 3)
-        frames = (v.decoder(video).float().clamp(-1, 1) + 1) / 2
-        return frames.permute(0, 2, 3, 4, 1), self.vocoder(a.decoder(audio).float())

@@ -8,17 +8,17 @@ import json
 import pathlib
 import sys
 
+import torch
 from PIL import Image
 
 import world
-from score import held_out_scenes
 from words import names, plain_caption
 
 EACH = 9
 
 
 def main():
-    folder, scenes = pathlib.Path(sys.argv[1]), held_out_scenes(600)
+    folder, scenes = pathlib.Path(sys.argv[1]), world.sample(600, torch.Generator().manual_seed(77), held=True)
     told = names(scenes)
     kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
     chosen = [i for row in zip(*kinds) for i in row]

@@ -1,13 +1,12 @@
 """Compares the `ltx2` binary with the reference on random tiny models and requests.
 
     check.py --ltx2 target/debug/ltx2 --seed 7                 one seed
-    check.py --ltx2 target/debug/ltx2 --seeds 0 100            a hundred seeds, and how often each feature was drawn
-    check.py --dry --seeds 0 100                               the counts alone
+    check.py --ltx2 target/debug/ltx2 --seeds 0 100            a hundred seeds
     check.py --fixture --seed 7                                writes tests/fixtures/seeds/7.tar.gz
 
 References: diffusers for its own pipelines and single networks, else ltx-pipelines' loops on diffusers' networks. In f32 the
-limit is a relative L2. In bf16 it is 1.5 times the largest of the distances of twelve differently rounded bf16 runs of the reference from its f32 run,
-and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded or a command fails.
+limit is a relative L2. In bf16 it is 1.5 times the largest distance of twelve differently rounded bf16 runs of the reference from
+its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded or a command fails.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import tarfile
 import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 
@@ -35,7 +34,7 @@ import random_models  # noqa: E402
 from cases_pipeline import rounded_otherwise  # noqa: E402
 from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, thin, write_safetensors  # noqa: E402
 from drawn_model import Model  # noqa: E402
-from drawn_request import TWO_PASSES, adapt, features, row, whole  # noqa: E402
+from drawn_request import TWO_PASSES, adapt, row, whole  # noqa: E402
 from official_run import Reference  # noqa: E402
 
 LIMIT, SPREADS = 1e-4, 1.5
@@ -161,22 +160,15 @@ def check_seed(options, seed, folder):
     config = random_models.whole(seed, of["published"], generation, of["upsampler"])
     request = whole(seed, config)
     adapt(config, request["reference"])
-    names = list(features(request, generation, of["published"], config["upsampler_kind"]))
-    names += [f"network {name}" for name in of["networks"]]
-    print(f"seed {seed}: {', '.join(names)}", flush=True)
-    if options.dry:
-        return True, names
+    print(f"seed {seed}: LTX-{generation}, {', '.join(f'{key} {value}' for key, value in of.items() if value)}", flush=True)
     model = Model(seed, config, request, folder / "model", coarse=options.fixture)
     if options.fixture:
-        return write_fixture(model, folder), names
+        return write_fixture(model, folder)
     fine = [check_component(options.ltx2, model, name, folder) for name in of["networks"]]
-    return all([*fine, check_request(options.ltx2, model, folder)]), names
+    return all([*fine, check_request(options.ltx2, model, folder)])
 
 
-def summary(counts, failed, seconds, command):
-    print("\nfeature: how many seeds")
-    for name, count in counts.most_common():
-        print(f"{count:5}  {name}")
+def summary(failed, seconds, command):
     for seed in failed:
         print(f"FAILED: seed {seed}; again: {command} --seed {seed} --keep DIR")
     middle = statistics.median(IN_SPREADS or [0.0])
@@ -194,25 +186,23 @@ def main():
     parser.add_argument("--generation", choices=["2.0", "2.3", "2.5"], help="default: chosen by the seed")
     parser.add_argument("--keep", type=Path, help="folder in which to keep the model and the files")
     parser.add_argument("--fixture", action="store_true", help="write tests/fixtures/seeds/SEED.tar.gz")
-    parser.add_argument("--dry", action="store_true", help="draw and count, run nothing")
     options = parser.parse_args()
     if options.keep and options.seeds:
         parser.error("--keep is for one seed")
     fix_numerics()
     first, count = options.seeds or (options.seed, 1)
-    counts, failed, begun = Counter(), [], time.time()
+    failed, begun = [], time.time()
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as scratch:
             folder = (options.keep or Path(scratch)).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                fine, names = check_seed(options, seed, folder)
+                fine = check_seed(options, seed, folder)
             except Exception:  # A reference that refuses what was drawn fails its seed, not the following ones.
                 traceback.print_exc()
-                fine, names = False, []
-        counts.update(names)
+                fine = False
         failed += [] if fine else [seed]
-    sys.exit(0 if summary(counts, failed, time.time() - begun, f"{sys.argv[0]} --ltx2 {options.ltx2}") else 1)
+    sys.exit(0 if summary(failed, time.time() - begun, f"{sys.argv[0]} --ltx2 {options.ltx2}") else 1)
 
 
 if __name__ == "__main__":

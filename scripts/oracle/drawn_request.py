@@ -1,6 +1,6 @@
-"""Draws a request from a seed, and names its features.
+"""Draws a request from a seed.
 
-The counted features are dealt to 100 rows; seed n has row n % 100. Everything else is drawn from the seed.
+Features are dealt to 100 rows; seed n has row n % 100. Everything else is drawn from the seed.
 """
 
 import json
@@ -230,32 +230,3 @@ def write_configuration(path, r, model, loras, images, platform):
     if r["mesh"]:
         config["mesh"] = {axis: int(n) for axis, n in (part.split("=") for part in r["mesh"].split(","))}
     path.write_text(json.dumps(config, indent=1, ensure_ascii=False, default=str) + "\n")
-
-
-def features(request, generation, published, upsampler):
-    yield from (generation, "flags of the generation" if published else "flags drawn", request["pipeline"])
-    yield from (f"by {request['reference']}", f"{request['pipeline']} by {request['reference']}")
-    yield from (request["sampler"], request["dtype"], f"stored {request['stored']}")
-    yield f"{request['num_frames']} frame{'s' * (request['num_frames'] > 1)}"
-    scales, blocks = request["guidance"], request["stg_blocks"]
-    on = [term for term in TERMS if any(s[term] != NEUTRAL[term] for s in scales.values())]
-    guided = lambda scales: "+".join(term for term in TERMS if scales[term] != NEUTRAL[term]) or "nothing"
-    yield from (*on, *(f"a stream guided by {guided(own)}" for own in scales.values()))
-    if on and scales["video"] != scales["audio"]:
-        yield "scales of each stream"
-    if "stg" in on and blocks["video"] != blocks["audio"]:
-        yield "STG blocks of each stream"
-    at = [image["frame"] for image in request["images"]]
-    if at:
-        yield "first frame and later ones" if 0 in at and len(at) > 1 else "first frame" if at == [0] else "later frames"
-        yield f"cross timestep {request['cross_timestep'] or 'of the reference'}"
-        if any(image["strength"] < 1 for image in request["images"]):
-            yield "strength below 1"
-    if request["pipeline"] in TWO_PASSES:
-        yield from ("two passes", f"upsampler {upsampler}", f"sound of {request['keeps']}")
-    yield ("no LoRA", "one LoRA", "two LoRAs")[len(request["loras"])]
-    yield from sorted({f"LoRA keys {lora['keys']}" for lora in request["loras"]})
-    places = {"header": "alpha in the header", "tensors": "alpha among the tensors"}
-    yield from sorted({places[lora["alpha_in"]] for lora in request["loras"] if lora["alpha"]})
-    yield from ("layout", f"layout {request['layout']}") if request["layout"] else ("no layout",)
-    yield f"{request['frame_rate']:g} frames a second"

@@ -188,7 +188,7 @@ def newer_vocoder(draw, mel):
 def upsampler(draw, latent, kind):
     """Draws the resampler of 2.0 or 2.3, or one per frame. Group norm needs 32 channels."""
     kind = kind or draw.choice(UPSAMPLERS)
-    return kind, dict(
+    return dict(
         in_channels=latent, mid_channels=32, num_blocks_per_stage=draw.randint(0, 1), dims=2 if kind == "frames" else 3,
         use_rational_resampler=kind == "rational",
     )
@@ -252,7 +252,7 @@ def whole(seed, published, generation, upsampler_kind=None):
     vae_config, ratios = vae(draw, latent)
     audio, text = audio_vae(draw), gemma(draw, caption)
     voice = vocoder(draw, audio["mel_bins"])
-    upsampler_kind, upsampler_config = upsampler(draw, latent, upsampler_kind)
+    upsampler_config = upsampler(draw, latent, upsampler_kind)
     joined = connectors(draw, caption, text["num_hidden_layers"])
     network = transformer(draw, latent, audio["base_channels"], caption, ratios)
     if generation != "2.0":
@@ -268,5 +268,4 @@ def whole(seed, published, generation, upsampler_kind=None):
     return {
         "vae": vae_config, "audio_vae": audio, "vocoder": voice, "text_encoder": text, "connectors": joined,
         "transformer": network, "scheduler": scheduler(draw), "latent_upsampler": upsampler_config,
-        "upsampler_kind": upsampler_kind,
     }

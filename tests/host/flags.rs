@@ -192,10 +192,15 @@ fn flags_of(command: &clap::Command, found: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|below| flags_of(below, found));
 }
 
-/// Returns the flags of a command, including global flags.
-fn known(name: &str) -> BTreeSet<String> {
+/// Returns the command line with all subcommands built, which takes tens of milliseconds in a debug build.
+fn cli() -> clap::Command {
     let mut cli = Cli::command();
     cli.build();
+    cli
+}
+
+/// Returns the flags of a command, including global flags.
+fn known(cli: &clap::Command, name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from(["--help".to_string(), "--version".to_string()]);
     let command = cli.find_subcommand(name).unwrap_or_else(|| panic!("no command {name}"));
     flags_of(command, &mut found);
@@ -204,10 +209,8 @@ fn known(name: &str) -> BTreeSet<String> {
 }
 
 /// Returns the commands whose users see the text of a file.
-fn reached_by(path: &Path) -> Vec<String> {
+fn reached_by(cli: &clap::Command, path: &Path) -> Vec<String> {
     let text = path.to_str().expect("UTF-8");
-    let mut cli = Cli::command();
-    cli.build();
     let all = || cli.get_subcommands().map(|command| command.get_name().to_string()).collect();
     let other = OF_OTHER_COMMANDS.iter().find(|(start, _)| text.starts_with(start));
     if let Some(file) = text.strip_prefix("src/cli/").filter(|_| other.is_none()) {
@@ -225,11 +228,10 @@ fn flags_and_commands_in_messages_exist() {
     let mut files = Vec::new();
     sources(Path::new("src"), &mut files);
     sources(Path::new("crates"), &mut files);
-    let mut cli = Cli::command();
-    cli.build();
-    let (generate, mut faults, mut seen) = (known("generate"), Vec::new(), 0);
+    let cli = cli();
+    let (generate, mut faults, mut seen) = (known(&cli, "generate"), Vec::new(), 0);
     for path in &files {
-        let known: BTreeSet<String> = reached_by(path).iter().flat_map(|name| known(name)).collect();
+        let known: BTreeSet<String> = reached_by(&cli, path).iter().flat_map(|name| known(&cli, name)).collect();
         for text in literals(path) {
             for flag in flags(&text) {
                 seen += 1;
@@ -262,8 +264,9 @@ fn flags_and_commands_in_messages_exist() {
 /// Errors about a missing component mention the flag that loads it from elsewhere.
 #[needs(nothing)]
 fn model_commands_have_a_flag_for_each_component() {
+    let cli = cli();
     for name in ["generate", "bench", "profile", "warm", "compile", "why", "serve", "check", "run"] {
-        let known = known(name);
+        let known = known(&cli, name);
         let keys = Component::ALL.into_iter().filter_map(Component::override_key);
         for key in keys.chain(["variant"]) {
             let flag = format!("--{}", key.replace('_', "-"));
@@ -301,8 +304,7 @@ fn yaml_keys_in_messages_exist() {
     let unknown: Vec<&String> = found.iter().filter(|key| !has_key(schema, key)).collect();
     assert_eq!((found.len(), unknown), (3, vec![&"guidance.stg".to_string()]));
     let lines = command_lines("run `ltx2 check M --json --vae V`\n  ltx2 doctor --seed 1 && ltx2 init x  # --no");
-    let mut cli = Cli::command();
-    cli.build();
+    let cli = cli();
     let unknown: Vec<String> = lines.iter().flat_map(|line| unknown_flags(line, &cli)).collect();
     assert_eq!((lines.len(), unknown), (3, vec!["--seed".to_string()]));
 }

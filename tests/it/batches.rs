@@ -81,7 +81,7 @@ fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
 /// The guidance rescale statistics of a video, even those requested over the batch, must not include other videos.
 #[needs(cpu)]
 fn batched_guided_videos_match_single_videos() {
-    two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
+    two_at_a_time("tiny_a_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
 }
 
 #[needs(cpu, full)]

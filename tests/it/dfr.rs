@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::drawn::write_component;
-use crate::support::{Case, case, cpu, dumped, dumping, generate, link_parts, needs, open, plain, thresholds};
+use crate::support::{Case, case, cpu, dumped, dumping, full, generate, link_parts, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::models::upsampler::{UpsamplerConfig, program};
@@ -77,8 +77,10 @@ fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
 fn dfr_with_one_round_matches_diffusers() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut runner, request, made) = agrees("diffusers", folder.path());
-    let bytes = generate(&mut runner, &request, &RunOptions::default());
-    assert_eq!(bytes.frames.data(), made.frames.data());
+    if full() {
+        let bytes = generate(&mut runner, &request, &RunOptions::default());
+        assert_eq!(bytes.frames.data(), made.frames.data());
+    }
 }
 
 /// Tiles have no audio, and their token positions are computed at 48 frames per second.

@@ -45,7 +45,7 @@ fn named(name: &str) -> Case {
     cases("gemma4").into_iter().find(|c| c.name.ends_with(name)).unwrap_or_else(|| panic!("no case {name}"))
 }
 
-/// Compares every hidden state of three configurations, and their text projection.
+/// Compares the text projection of three configurations, and every hidden state of the first; in the full test of all.
 #[needs(cpu)]
 fn hidden_states_match_reference() {
     let client = cpu(8);
@@ -53,6 +53,9 @@ fn hidden_states_match_reference() {
     assert_eq!(all.len(), 3);
     for case in &mut all {
         for (output, projected) in [("prompt_embeds", false), ("projected", true)] {
+            if !projected && !case.name.ends_with("gemma4_a") && !full() {
+                continue;
+            }
             let got = encode(&client, case, projected, &plain(DType::F32));
             let distance = distance(case, &got, &case.outputs[output]);
             eprintln!("{} {output}: {distance:.1e}", case.name);

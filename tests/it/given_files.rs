@@ -6,7 +6,7 @@ use std::process::Command;
 
 use ltx2::media::{Clip, ClipPart, Frames, probe_clip, read_clip, read_first_frames, read_image, read_png};
 
-use crate::support::needs;
+use crate::support::{full, needs};
 
 const FFMPEG: &str = "ffmpeg";
 const SOURCE: [&str; 4] = ["-f", "lavfi", "-i", "testsrc2=size=64x48:rate=24:duration=2"];
@@ -59,8 +59,8 @@ fn refused(path: &Path) -> [String; 2] {
     [probed, read_clip(path, Path::new(FFMPEG)).expect_err("refused").to_string()]
 }
 
-/// The videos have few frames. Containers round their timestamps to milliseconds, to hundredths of a second, or not at
-/// all.
+/// Every other container; in the full test all. The videos have few frames. Containers round their timestamps to
+/// milliseconds, to hundredths of a second, or not at all.
 #[needs(ffmpeg)]
 fn frames_and_rates_match_ffmpeg_in_every_container() {
     let files = Files::new();
@@ -77,7 +77,10 @@ fn frames_and_rates_match_ffmpeg_in_every_container() {
         ("a.flv", "flv1", whole(30.0)),
         ("a.mov", "prores_ks", ntsc(60.0)),
         ("a.gif", "gif", whole(24.0)),
-    ] {
+    ]
+    .into_iter()
+    .step_by(if full() { 1 } else { 2 })
+    {
         let source = format!("testsrc2=size=64x48:rate={written}");
         let path = files.make(name, &["-f", "lavfi", "-i", &source, "-frames:v", "9", "-c:v", codec]);
         let frames = read_clip(&path, Path::new(FFMPEG)).expect(name);
@@ -102,7 +105,7 @@ fn frames_copied_to_matroska_keep_their_rate() {
     assert!(bytes(&frames) == decoded(&copied, "0:v:0"), "other frames");
 }
 
-/// These formats are not among those from which ffmpeg reads sound.
+/// These formats are not among those from which ffmpeg reads sound; the full test reads all of them.
 #[needs(ffmpeg)]
 fn formats_without_sound_are_read_as_silent_videos() {
     let files = Files::new();
@@ -117,7 +120,10 @@ fn formats_without_sound_are_read_as_silent_videos() {
         ("a.m1v", &["-c:v", "mpeg1video"]),
         ("a.m2v", &["-c:v", "mpeg2video"]),
         ("a.m4v", &["-c:v", "mpeg4", "-f", "m4v"]),
-    ] {
+    ]
+    .into_iter()
+    .step_by(if full() { 1 } else { 2 })
+    {
         let path = files.of_source(name, &[&["-frames:v", "9"], how].concat());
         let clip = Clip::read(&path, Path::new(FFMPEG), ClipPart::default()).expect(name);
         assert!(bytes(&clip.frames) == decoded(&path, "0:v:0"), "{name}: other frames");

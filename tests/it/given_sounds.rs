@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ltx2::media::{Audio, read_sound, read_sound_from, read_wav};
 
-use crate::support::needs;
+use crate::support::{full, needs};
 
 const NO_FFMPEG: &str = "/nowhere/ffmpeg";
 
@@ -175,7 +175,7 @@ fn mp4_sound_has_the_length_that_ffmpeg_decodes() {
         ("mono.m4a", &["-c:a", "aac", "-ar", "22050", "-ac", "1"]),
         ("fragments.mp4", &["-c:a", "aac", "-movflags", "frag_keyframe+empty_moov+delay_moov"]),
     ];
-    for seconds in ["0.3", "0.5108", "1"] {
+    for seconds in ["0.5108", "0.3", "1"].into_iter().take(if full() { 3 } else { 1 }) {
         let timed = kinds.map(|(name, how)| (name, [how, &["-t", seconds]].concat()));
         files.encode_all(&timed.each_ref().map(|(name, how)| (*name, how.as_slice())));
         files.check_all(&kinds.map(|(name, _)| name));

@@ -50,7 +50,7 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
     for (turn, case) in chosen.iter().enumerate() {
         let whole = run(&client, component, case, &build("replicated", "data=1", 1));
         for (n, (layout, mesh)) in layouts_on_meshes().into_iter().enumerate() {
-            if (n % chosen.len() != turn || !layouts(layout)) && !full() {
+            if (n % chosen.len() != turn || !layouts(&format!("{layout} {mesh}"))) && !full() {
                 continue;
             }
             let got = run(&client, component, case, &build(layout, mesh, 8));
@@ -67,7 +67,7 @@ fn agree(component: ProgramKind, folder: &str, names: &[&str], layouts: impl Fn(
 fn sharded_transformer_matches_single_device() {
     let names = ["tiny_a_batch_masked", "tiny_b_per_token_masked"];
     // `newer_layouts` runs a denoising loop on every layout.
-    let chosen = ["ulysses", "cfg", "tensor", "hybrid"];
+    let chosen = ["ulysses context=8", "cfg cfg=2", "tensor cfg=2,context=2,tensor=2", "hybrid context=8"];
     agree(ProgramKind::Transformer, "transformer", &names, |layout| chosen.contains(&layout));
 }
 
@@ -91,10 +91,10 @@ fn sharded_cuda_lowering_matches_single_device() {
     }
 }
 
-/// Returns whether a layout differs in how it shards text.
+/// Returns whether a layout on a mesh shards text in another way than the others.
 fn for_text(layout: &str) -> bool {
-    let layouts = ["tensor", "cfg-ulysses-encoder", "fsdp-ulysses", "tensor-encoder", "cfg-ulysses", "fsdp-ffn"];
-    layouts[..if full() { 6 } else { 3 }].contains(&layout)
+    ["tensor cfg=2,context=2,tensor=2", "cfg-ulysses-encoder cfg=2,context=4", "fsdp-ulysses fsdp=2,context=4"]
+        .contains(&layout)
 }
 
 #[needs(cpu)]

@@ -289,7 +289,7 @@ impl Files {
     }
 }
 
-/// Writes each container with one of the start times, in turn; in the full test with all.
+/// Writes every other container with one of the start times, in turn; in the full test all with all.
 #[needs(ffmpeg)]
 fn audio_stays_aligned_with_frames_in_every_container() {
     let files = Files::new();
@@ -309,7 +309,7 @@ fn audio_stays_aligned_with_frames_in_every_container() {
         ("vorbis.ogv", ["libtheora", "libvorbis"]),
         ("wma.wmv", ["wmv2", "wmav2"]),
     ];
-    for (turn, (name, codecs)) in cases.into_iter().enumerate() {
+    for (turn, (name, codecs)) in cases.into_iter().enumerate().step_by(if full() { 1 } else { 2 }) {
         for (n, starts) in [["0", "0.15"], ["0", "0"], ["0.2", "0"]].into_iter().enumerate() {
             if n != turn % 3 && !full() {
                 continue;
