@@ -178,7 +178,7 @@ fn stated(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError>
         let stated = json["layers"].as_object().into_iter().flatten();
         layers.extend(stated.map(|(name, conf)| (name.clone(), conf.clone())));
     }
-    // Lightricks' nvfp4 files may have no markers; no other format has a second scale.
+    // Lightricks' nvfp4 files may have no markers; only this format has a second scale.
     for name in all.names().filter_map(|name| name.strip_suffix(".weight_scale_2")) {
         let is_packed = all.dtype_name(&format!("{name}.weight")).as_deref() == Some("u8");
         if is_packed && !layers.contains_key(name) {

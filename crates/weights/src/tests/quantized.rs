@@ -242,6 +242,21 @@ fn formats_in_metadata_and_old_names_are_read() {
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
 }
 
+/// findings/nvfp4_nibble_order.sh shows that these files differ from ComfyUI's only in their values and this metadata.
+#[test]
+fn nvfp4_of_modelopt_is_refused() {
+    let dir = TempDir::new().expect("dir");
+    let path = dir.path().join("x.safetensors");
+    let tensors: [(&str, &str, &[usize]); 3] =
+        [("a.weight", "U8", &[128, 32]), ("a.weight_scale", "F8_E4M3", &[128, 4]), ("a.weight_scale_2", "F32", &[])];
+    let tool = |method: &str| json!({"quantization_config": json!({"quant_method": method}).to_string()});
+    fails(
+        Checkpoint::open(&put(path.clone(), safetensors(&tensors, tool("modelopt")))),
+        &["x.safetensors", "`a.weight`", "nvfp4", "NVIDIA ModelOpt", "use the bf16 file"],
+    );
+    assert_eq!(open(&put(path, safetensors(&tensors, tool("other")))).shape("a.weight"), Some(&[128, 64][..]));
+}
+
 #[test]
 fn marked_fp8_weight_without_scale_is_refused() {
     let dir = TempDir::new().expect("dir");

@@ -30,6 +30,10 @@ struct Nvfp4 {
 
 /// Sets the decoder of an nvfp4 layer.
 pub(super) fn restore(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
+    // ModelOpt's files have equal names, types and shapes, but the first value of a pair is in the low bits of its byte.
+    if layer.all.metadata("quantization_config").is_some_and(|config| config.contains("modelopt")) {
+        return Err(layer.refused("but by NVIDIA ModelOpt, which stores pairs of values in another order"));
+    }
     let [rows, bytes] = layer.matrix()?;
     let columns = 2 * bytes;
     if !columns.is_multiple_of(BLOCK) {
