@@ -1,5 +1,5 @@
-//! The complete published tensor names and shapes of both generations: every name in Lightricks' single files maps to
-//! its diffusers name, and the programs read exactly these tensors.
+//! The published tensor names and shapes of all generations: every name in Lightricks' files maps to its diffusers name,
+//! and the programs read exactly these tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,9 +42,20 @@ fn rows(table: &str) -> Vec<Row> {
     rows
 }
 
-/// Checks that each name of a single file maps like in the reference, and that the preset declares exactly these
-/// tensors with their shapes. The upsampler is a separate file. Returns the number of tensors of both.
-fn check(table: &str, preset: &str) -> [usize; 2] {
+/// The components of LTX-2.0's and LTX-2.3's tables.
+const WHOLE: [Component; 6] = [
+    Component::Transformer,
+    Component::Connectors,
+    Component::Vae,
+    Component::AudioVae,
+    Component::Vocoder,
+    Component::LatentUpsampler,
+];
+
+/// Checks that each name of a file maps like in the reference, and that the preset declares exactly these tensors of
+/// `parts` with their shapes, except tensors whose names contain `elsewhere`, which are in other files. The upsampler is a
+/// separate file. Returns the number of tensors of both.
+fn check(table: &str, preset: &str, parts: &[Component], elsewhere: Option<&str>) -> [usize; 2] {
     let rows = rows(table);
     let (upsampler, whole): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|r| r[1].starts_with("latent_upsampler"));
     let keys = SingleFileKeys::new(whole.iter().map(|r| &r[0][..]));
@@ -53,13 +64,13 @@ fn check(table: &str, preset: &str) -> [usize; 2] {
         assert_eq!((component.folder(), &name), (&row[1][..], &row[2]), "{}", row[0]);
     }
     let configs = ModelConfigs::of_preset(Preset::named(preset).expect("a preset"));
-    let parts = [Component::Transformer, Component::Connectors, Component::Vae, Component::AudioVae];
-    for part in parts.into_iter().chain([Component::Vocoder, Component::LatentUpsampler]) {
+    for &part in parts {
         let of_part = rows.iter().filter(|r| r[1].split('(').next() == Some(part.folder()));
         let listed: BTreeMap<&str, &str> = of_part.map(|r| (&r[2][..], &r[3][..])).collect();
         let mut read = BTreeSet::new();
         for param in parameters(&configs, part).expect("a preset's configuration") {
-            for (name, shape) in param.source.tensors() {
+            let in_file = |(name, _): &(&str, &[usize])| !elsewhere.is_some_and(|other| name.contains(other));
+            for (name, shape) in param.source.tensors().into_iter().filter(in_file) {
                 let dims = shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
                 assert_eq!(Some(&&dims[..]), listed.get(name), "{part}: {name}");
                 read.insert(name.to_string());
@@ -73,6 +84,9 @@ fn check(table: &str, preset: &str) -> [usize; 2] {
 
 #[needs(nothing)]
 fn single_file_keys_match_the_published_tables() {
-    assert_eq!(check(include_str!("../fixtures/keys_2.0.tsv"), "ltx2"), [4049, 73]);
-    assert_eq!(check(include_str!("../fixtures/keys_2.3.tsv"), "ltx2_3"), [5947, 72]);
+    assert_eq!(check(include_str!("../fixtures/keys_2.0.tsv"), "ltx2", &WHOLE, None), [4049, 73]);
+    assert_eq!(check(include_str!("../fixtures/keys_2.3.tsv"), "ltx2_3", &WHOLE, None), [5947, 72]);
+    // The text projections are in the text encoder's file.
+    let transformer = check(include_str!("../fixtures/keys_2.5.tsv"), "ltx2_5", &WHOLE[..2], Some("text_proj_in."));
+    assert_eq!(transformer, [4349, 0]);
 }
