@@ -77,8 +77,7 @@ fn peak_memory_is_below_the_size_of_a_tensor() {
     file.write_all_at(&[&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat(), 0).expect("written");
     file.set_len((8 + header.len() + 2 * bytes) as u64).expect("a sparse file");
     let mut run = support::ltx2();
-    let mut run =
-        run.arg("convert").arg(&input).arg(&output).args(["--weights", "int8-convrot"]).spawn().expect("starts");
+    let mut run = run.arg("convert").arg(&input).arg(&output).args(["--weights", "int8"]).spawn().expect("starts");
     let mut peak = 0;
     while run.try_wait().expect("a state").is_none() {
         let status = fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap_or_default();

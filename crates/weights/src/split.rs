@@ -19,9 +19,10 @@ use super::version::Version;
 const TRANSFORMER_FOLDERS: [&str; 3] = ["diffusion_models", "unet", "checkpoints"];
 
 /// Names of folders that contain other components, in lower case.
-const PART_FOLDERS: [&str; 4] = ["text_encoders", "clip", "vae", "latent_upscale_models"];
+const PART_FOLDERS: [&str; 6] =
+    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches"];
 
-/// Levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
+/// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
 const DEPTH: usize = 3;
 
 /// What a file name says about the training of the transformer: files of the two kinds do not fit each other.
@@ -79,15 +80,15 @@ impl SplitFolder {
             if !is_weight_file(path) {
                 return Ok(None);
             }
-            let (root, depth) = root_of(path);
-            (path.to_path_buf(), root.clone(), files(&root, depth))
+            let (root, searched) = root_of(path);
+            (path.to_path_buf(), root.clone(), files(&root, searched))
         } else {
-            let found = files(path, DEPTH);
+            let found = files(path, Searched::All);
             let Some(chosen) = choose_transformer(path, &found, variant)? else { return Ok(None) };
             let transformer = chosen.path.clone();
             if is_transformer_folder(path) {
-                let (root, depth) = root_of(&transformer);
-                (transformer, root.clone(), files(&root, depth))
+                let (root, searched) = root_of(&transformer);
+                (transformer, root.clone(), files(&root, searched))
             } else {
                 (transformer, path.to_path_buf(), found)
             }
@@ -105,12 +106,13 @@ impl SplitFolder {
         &self.transformer
     }
 
-    /// Whether `model.variant` selects a file of this folder, the transformer included.
+    /// Returns an error if no file of this folder, the transformer included, has a part of `model.variant` in its name.
     pub(super) fn check_variant(&self) -> Result<(), WeightsError> {
         let Some(variant) = &self.variant else { return Ok(()) };
         let transformer = words_of(&self.transformer);
-        let mut words = self.parts.iter().map(|file| &file.words).chain([&transformer]);
-        if words.any(|words| matches(words, variant) > 0) {
+        let has =
+            |word: String| self.parts.iter().any(|file| file.words.contains(&word)) || transformer.contains(&word);
+        if words(variant).all(has) {
             return Ok(());
         }
         let files = self.parts.iter().map(|file| file.name.clone()).collect();
@@ -202,9 +204,17 @@ fn is_transformer_folder(path: &Path) -> bool {
     name.is_some_and(|name| TRANSFORMER_FOLDERS.contains(&&*name))
 }
 
-/// Returns the folder in which the components of a transformer's file are searched, and the number of levels of its
-/// subfolders to search.
-fn root_of(file: &Path) -> (PathBuf, usize) {
+/// Subfolders in which components are searched.
+#[derive(Clone, Copy)]
+enum Searched {
+    None,
+    /// Those in [`PART_FOLDERS`].
+    Parts,
+    All,
+}
+
+/// Returns the folder in which the components of a transformer's file are searched, and which of its subfolders.
+fn root_of(file: &Path) -> (PathBuf, Searched) {
     let parents = || file.ancestors().skip(1).take(DEPTH);
     let part_folders = |folder: &Path| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
@@ -214,9 +224,11 @@ fn root_of(file: &Path) -> (PathBuf, usize) {
     // One folder of parts next to the file is enough; a file in a subfolder of the repository needs better evidence.
     let repository = || parents().take(2).zip(1..).find(|(folder, least)| part_folders(folder) >= *least);
     let outer = parents().find(|folder| is_transformer_folder(folder)).and_then(Path::parent);
-    match outer.or_else(|| repository().map(|(folder, _)| folder)) {
-        Some(root) => (root.into(), DEPTH),
-        None => (file.parent().unwrap_or(Path::new("")).into(), 0),
+    let flat = || file.parent().unwrap_or(Path::new(""));
+    match (outer, repository()) {
+        (Some(root), _) => (root.into(), Searched::All),
+        (None, Some((root, _))) => (root.into(), Searched::Parts),
+        (None, None) => (flat().into(), Searched::None),
     }
 }
 
@@ -230,9 +242,9 @@ fn is_weight_file(path: &Path) -> bool {
 }
 
 /// Returns the candidates in a folder and its subfolders, sorted by path, each file once.
-fn files(root: &Path, depth: usize) -> Vec<Candidate> {
+fn files(root: &Path, searched: Searched) -> Vec<Candidate> {
     let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
-    search(root, depth, &mut |path| {
+    search(root, DEPTH, searched, &mut |path| {
         if seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.into())) {
             found.extend(Candidate::open(root, path));
         }
@@ -241,17 +253,23 @@ fn files(root: &Path, depth: usize) -> Vec<Candidate> {
     found
 }
 
-/// Calls `visit` for each weight file that is a complete model, and for each folder of a component.
-fn search(folder: &Path, depth: usize, visit: &mut impl FnMut(&Path)) {
+/// Calls `visit` for each weight file, except for shards, and for each folder of a component.
+fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMut(&Path)) {
     let mut entries: Vec<PathBuf> = listed(folder).map(|entry| folder.join(entry.file_name())).collect();
     entries.sort();
     for path in entries {
         let name = path.file_name().map_or_else(Default::default, |name| name.to_string_lossy().into_owned());
-        let is_visited = is_weight_file(&path) && !is_shard(&name) || path.join("config.json").is_file();
+        let is_entered = match searched {
+            Searched::None => false,
+            Searched::Parts => PART_FOLDERS.contains(&&*name.to_lowercase()),
+            Searched::All => true,
+        };
+        let is_part = is_entered && path.join("config.json").is_file();
+        let is_visited = is_weight_file(&path) && !is_shard(&name) || is_part;
         match () {
             () if name.starts_with('.') => {}
             () if is_visited => visit(&path),
-            () if depth > 0 && path.is_dir() => search(&path, depth - 1, visit),
+            () if is_entered && depth > 0 && path.is_dir() => search(&path, depth - 1, Searched::All, visit),
             () => {}
         }
     }

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::component::Component;
 use crate::error::WeightsError;
-use crate::keys::{SingleFileKeys, TRANSFORMER, is_projection, lightricks};
-use crate::{gguf_model, official, quantization};
+use crate::keys::{SingleFileKeys, TRANSFORMER, is_projection, is_projection_name, lightricks};
+use crate::{derived, gguf_model, official, quantization};
 
 /// Class of the only component whose diffusers names and configuration can be converted.
 const CLASS: &str = "LTX2VideoTransformer3DModel";

@@ -256,6 +256,7 @@ fn ltx_2_0_folder_is_a_model() {
         assert_eq!(encoder.contains("fp8"), words == Some("fp8"), "{encoder}");
     }
     fails(open_with(&file, &variant("nvfp4")), &["no file matches `model.variant` = nvfp4", "VAE/LTX2_video_vae"]);
+    fails(open_with(&file, &variant("fp8, nvfp4")), &["no file matches `model.variant` = fp8, nvfp4"]);
     // Connectors of the other training are not used.
     fs::remove_file(dir.path().join("text_encoders/ltx-2-19b-embeddings_connector_distill_bf16.safetensors"))
         .expect("removed");
