@@ -24,7 +24,7 @@ use crate::weights::{ModelSource, ValidationReport, Version};
 /// headers. With -c, --set or a placement option, also validates the resulting request as a run would.
 #[derive(clap::Args, Debug)]
 pub(crate) struct CheckArgs {
-    /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
+    /// Model: diffusers folder, folder of single files, single file, or org/name in the local Hugging Face cache.
     model: String,
     #[command(flatten)]
     components: ComponentArgs,
@@ -250,7 +250,7 @@ impl<'a> ModelSurvey<'a> {
 }
 
 fn opened(args: &CheckArgs) -> anyhow::Result<Arc<ModelSource>> {
-    let source = ModelSource::open(&args.model, &args.components.overrides())?;
+    let source = ModelSource::open(&args.model, &args.components.model().overrides())?;
     source.refuse_unread()?;
     Ok(Arc::new(source))
 }
@@ -377,6 +377,9 @@ fn layouts(args: &CheckArgs, name: &str) -> anyhow::Result<Layouts> {
 }
 
 fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -> Finding {
+    if let Some(error) = source.ambiguity(part) {
+        return Finding::Broken(error.to_string());
+    }
     if !source.has(part) {
         return Finding::Absent;
     }

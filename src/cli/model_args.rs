@@ -4,18 +4,21 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::config::{CliOverrides, Model, Pipeline, WeightSource};
-use crate::weights::Overrides;
+use ltx2_weights::for_each_override;
 
 /// Options that replace single components of the model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ComponentArgs {
-    /// Text encoder to use instead of the model's: folder, single file of LTX-2.5, or org/name
-    #[arg(long, value_name = "DIR")]
+    /// Text encoder to use instead of the model's: folder, single file, or org/name
+    #[arg(long, value_name = "PATH")]
     text_encoder: Option<String>,
     /// Tokenizer to use instead of the model's: tokenizer.json, or its folder
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<String>,
+    /// Connectors to use instead of the model's: folder or single file, with or without the text projections
+    #[arg(long, value_name = "PATH")]
+    connectors: Option<String>,
     /// Video VAE to use instead of the model's: folder or single file
     #[arg(long, value_name = "PATH")]
     vae: Option<String>,
@@ -35,59 +38,39 @@ pub(crate) struct ComponentArgs {
     /// Duration head of LTX-2.5, for --num-frames auto: folder or single file
     #[arg(long, value_name = "PATH")]
     duration_head: Option<String>,
+    /// Parts of the file names to use if a folder contains several files of a component, such as fp8 or
+    /// distilled,Q4_K_M
+    #[arg(long, value_name = "PARTS")]
+    variant: Option<String>,
 }
 
 impl ComponentArgs {
     /// Returns the name, configuration key and value of each flag.
-    fn all(&self) -> [(&'static str, &'static str, &Option<String>); 8] {
-        [
-            ("text-encoder", "model.text_encoder", &self.text_encoder),
-            ("tokenizer", "model.tokenizer", &self.tokenizer),
-            ("vae", "model.vae", &self.vae),
-            ("audio-vae", "model.audio_vae", &self.audio_vae),
-            ("vocoder", "model.vocoder", &self.vocoder),
-            ("upsampler", "model.upsampler", &self.upsampler),
-            ("temporal-upsampler", "model.temporal_upsampler", &self.temporal_upsampler),
-            ("duration-head", "model.duration_head", &self.duration_head),
-        ]
+    fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, &Option<String>)> {
+        macro_rules! all {
+            ($($field:ident $component:ident $flag:literal),*) => {
+                [$(($flag, concat!("model.", stringify!($field)), &self.$field)),*]
+            };
+        }
+        for_each_override!(all).into_iter().chain([("variant", "model.variant", &self.variant)])
     }
 
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        self.all().into_iter().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
+        self.all().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
     }
 
     /// Returns these flags as arguments of a child process.
     pub(crate) fn arguments(&self) -> impl Iterator<Item = [String; 2]> {
-        self.all().into_iter().filter_map(|(name, _, value)| Some([format!("--{name}"), value.clone()?]))
-    }
-
-    pub(crate) fn overrides(&self) -> Overrides {
-        let ComponentArgs {
-            text_encoder,
-            tokenizer,
-            vae,
-            audio_vae,
-            vocoder,
-            upsampler,
-            temporal_upsampler,
-            duration_head,
-        } = self.clone();
-        Overrides { text_encoder, tokenizer, vae, audio_vae, vocoder, upsampler, temporal_upsampler, duration_head }
+        self.all().filter_map(|(name, _, value)| Some([format!("--{name}"), value.clone()?]))
     }
 
     pub(crate) fn model(&self) -> Model {
-        let parts = self.overrides();
-        Model {
-            text_encoder: parts.text_encoder,
-            tokenizer: parts.tokenizer,
-            vae: parts.vae,
-            audio_vae: parts.audio_vae,
-            vocoder: parts.vocoder,
-            upsampler: parts.upsampler,
-            temporal_upsampler: parts.temporal_upsampler,
-            duration_head: parts.duration_head,
-            ..Model::default()
+        macro_rules! model {
+            ($($field:ident $component:ident $flag:literal),*) => {
+                Model { $($field: self.$field.clone(),)* variant: self.variant.clone(), ..Model::default() }
+            };
         }
+        for_each_override!(model)
     }
 }
 
@@ -95,7 +78,7 @@ impl ComponentArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Diffusers folder, single file, or org/name in the local Hugging Face cache
+    /// Diffusers folder, folder of single files, single file, or org/name in the local Hugging Face cache
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
     #[command(flatten)]

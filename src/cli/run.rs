@@ -29,7 +29,7 @@ pub(crate) struct RunFileArgs {
     /// Component to run.
     #[arg(value_parser = components())]
     component: ProgramKind,
-    /// Model: diffusers folder, single file, or org/name in the local Hugging Face cache.
+    /// Model: diffusers folder, folder of single files, single file, or org/name in the local Hugging Face cache.
     #[arg(long)]
     model: String,
     #[command(flatten)]

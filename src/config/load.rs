@@ -10,7 +10,7 @@ use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
 use super::presets::{defaults, preset_layers};
 use super::reference_video;
-use super::schema::{Config, Mesh};
+use super::schema::{Config, Mesh, Model};
 use super::serve::Serve;
 use super::sidecar::Sidecar;
 use super::tree::Tree;
@@ -126,7 +126,7 @@ pub(super) fn combine(
         lay(&mut merged, top.clone())?;
         typed = check::typed(&merged)?;
     }
-    let version = known.unwrap_or_else(|| version(&typed.model.path));
+    let version = known.unwrap_or_else(|| version(&typed.model));
     let preset = typed.pipeline.preset(version);
 
     let presets = preset_layers(preset)?;
@@ -185,8 +185,10 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 
 /// Returns the generation of a model: read from the model's files if they are available, otherwise from the embedded
 /// configuration of the model, otherwise guessed from the model's name.
-fn version(model: &str) -> Version {
-    let found = ModelSource::open(model, &Overrides::default()).and_then(|source| source.version());
+fn version(model: &Model) -> Version {
+    let (model, variant) = (&*model.path, model.variant.clone());
+    let found = ModelSource::open(model, &Overrides { variant, ..Overrides::default() });
+    let found = found.and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
         let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));
         let named = [("2.5", "2_5", Version::V2_5), ("2.3", "2_3", Version::V2_3)];

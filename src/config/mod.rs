@@ -47,7 +47,7 @@ pub(crate) use naming::sidecar_path;
 pub use naming::{Job, output_paths};
 pub(crate) use over::RequestLayer;
 pub use overrides::{CliOverrides, Flag};
-pub(crate) use paths::MODEL_PATHS;
+pub(crate) use paths::model_paths;
 pub(crate) use pipeline::pipeline_names;
 pub use pipeline::{Passes, Pipeline, PipelineSpec, Support, VideoUse};
 pub(crate) use presets::is_shipped_layout;

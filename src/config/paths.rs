@@ -7,20 +7,12 @@ use super::schema::{AUTO, Config};
 use super::yaml::{YamlData, YamlNode};
 use crate::analysis::Chip;
 use crate::models::presets::Preset;
-use crate::weights::HubCache;
+use crate::weights::{Component as ModelComponent, HubCache};
 
-/// Keys of `model` whose value is a path or `org/name`.
-pub(crate) const MODEL_PATHS: [&str; 9] = [
-    "path",
-    "text_encoder",
-    "tokenizer",
-    "vae",
-    "audio_vae",
-    "vocoder",
-    "upsampler",
-    "temporal_upsampler",
-    "duration_head",
-];
+/// Returns the keys of `model` whose value is a path or `org/name`.
+pub(crate) fn model_paths() -> impl Iterator<Item = &'static str> {
+    ["path"].into_iter().chain(ModelComponent::ALL.into_iter().filter_map(ModelComponent::override_key))
+}
 
 /// Rewrites the paths of a configuration file in `folder` to be relative to the working directory.
 pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
@@ -28,7 +20,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
     for (section, node) in sections {
         match section.as_str() {
             "model" => {
-                for key in MODEL_PATHS {
+                for key in model_paths() {
                     text(node, key, |t| model(folder, t));
                 }
                 each(node, "loras", |lora| text(lora, "path", |t| join(folder, t)));

@@ -13,8 +13,9 @@ use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{SamplerKind, SamplerOptions, StepDraws};
-use crate::weights::MergeOrder;
+use crate::weights::{MergeOrder, Overrides};
 use ltx2_base::with_defaults;
+use ltx2_weights::for_each_override;
 
 /// Value of `layout` that chooses a shipped layout for the available devices.
 pub const AUTO: &str = "auto";
@@ -76,12 +77,20 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Model {
-        /// Model: a diffusers folder, a single checkpoint file, or `org/name` in the local Hugging Face cache.
+        /// Model: a diffusers folder, a folder of single files, a single file, or `org/name` in the local Hugging Face
+        /// cache.
         pub path: String = "Lightricks/LTX-2".into(),
-        /// Text encoder to use instead of the model's: a folder or `org/name`. Null uses the model's.
+        /// Parts of a file name, separated by commas or spaces, such as `fp8`, `int8-convrot` or `distilled, Q4_K_M`. In
+        /// a folder of single files, they select the transformer; of the other components, files with most of the parts
+        /// are preferred. In a diffusers folder, they select the variant of the weights. Null prefers unquantized files.
+        pub variant: Option<String> = None,
+        /// Text encoder to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub text_encoder: Option<String> = None,
         /// Tokenizer to use instead of the model's: `tokenizer.json` or its folder. Null uses the model's.
         pub tokenizer: Option<String> = None,
+        /// Connectors to use instead of the model's: a folder, a file or `org/name`. The file may lack the blocks or the
+        /// text projections, which then come from the transformer's or the text encoder's file. Null uses the model's.
+        pub connectors: Option<String> = None,
         /// Video VAE to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub vae: Option<String> = None,
         /// Audio VAE to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
@@ -112,6 +121,18 @@ with_defaults! {
         /// loaders of Lightricks 1.2.0 and 1.0.0; `diffusers`: as in `fuse_lora` of diffusers; `exact`: computes in f32
         /// and rounds once.
         pub lora_merge: MergeOrder = MergeOrder::Official,
+    }
+}
+
+impl Model {
+    /// Returns the components that replace the model's own.
+    pub(crate) fn overrides(&self) -> Overrides {
+        macro_rules! overrides {
+            ($($field:ident $component:ident $flag:literal),*) => {
+                Overrides { $($field: self.$field.clone(),)* variant: self.variant.clone() }
+            };
+        }
+        for_each_override!(overrides)
     }
 }
 

@@ -7,6 +7,7 @@ use super::check;
 use super::effect::RULES;
 use super::effect_facts::EffectFacts;
 use super::error::{ConfigError, ValueOrigin};
+use super::paths::model_paths;
 use super::schema::Config;
 use super::tree::Tree;
 use super::yaml::{YamlData, YamlNode};
@@ -30,20 +31,10 @@ pub struct Sidecar {
     pub allows_changes: bool,
 }
 
-/// Keys that identify the model.
-const MODEL_KEYS: [&str; 11] = [
-    "model.path",
-    "model.text_encoder",
-    "model.tokenizer",
-    "model.vae",
-    "model.audio_vae",
-    "model.vocoder",
-    "model.upsampler",
-    "model.temporal_upsampler",
-    "model.duration_head",
-    "model.weights",
-    "model.weights_seed",
-];
+/// Returns the keys that identify the model.
+fn model_keys() -> impl Iterator<Item = String> {
+    model_paths().chain(["variant", "weights", "weights_seed"]).map(|key| format!("model.{key}"))
+}
 
 impl Sidecar {
     /// Returns the sidecar in the parsed file `root`; `None` if the file is a plain configuration.
@@ -63,7 +54,7 @@ impl Sidecar {
 
     /// Sets [`Sidecar::uses_other_model`] according to the merged configuration.
     pub(super) fn within(mut self, merged: &Tree) -> Self {
-        self.uses_other_model = MODEL_KEYS.iter().any(|key| match merged.origin(key) {
+        self.uses_other_model = model_keys().any(|key| match merged.origin(&key) {
             ValueOrigin::Default | ValueOrigin::Preset(_) => false,
             ValueOrigin::File { file, .. } | ValueOrigin::Sidecar { file, .. } => file != self.file,
             _ => true,

@@ -12,20 +12,20 @@ use serde_json::{Value, json};
 use super::error::PipelineError;
 use super::output::differences::difference;
 use super::plan::options::GenerateOptions;
-use crate::config::{Config, Job, MODEL_PATHS};
+use crate::config::{Config, Job, model_paths};
 use crate::interrupts;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
 
-/// Config keys whose values may differ between processes, besides the [`MODEL_PATHS`]: paths on their hosts, process ids
+/// Config keys whose values may differ between processes, besides the [`model_paths`]: paths on their hosts, process ids
 /// and addresses.
 const OWN: [&str; 5] =
     ["/output", "/runtime/distributed", "/runtime/visible_devices", "/runtime/compile_cache", "/runtime/watchdog"];
 
 /// Returns the JSON pointers of all config keys whose values may differ between processes.
 fn own_keys() -> impl Iterator<Item = String> {
-    OWN.into_iter().map(String::from).chain(MODEL_PATHS.iter().map(|key| format!("/model/{key}")))
+    OWN.into_iter().map(String::from).chain(model_paths().map(|key| format!("/model/{key}")))
 }
 
 /// Maximum time that an interrupted process waits until the other processes are notified.

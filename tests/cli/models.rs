@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::support::single_file::{
-    IN_FILE, TINY, TINY_2_3, TensorData, combined, combined_of, header, header_2_3, read, write,
+    IN_FILE, TINY, TINY_2_3, TensorData, combined, combined_of, combined_parts, header, header_2_3, read, write,
 };
 use crate::support::{self, needs};
 use ltx2::weights::{Component, HubCache, ModelSource, Overrides};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -177,6 +178,120 @@ fn ltx_2_3_single_file_equals_its_folder() {
     let said = text(&checked.stdout);
     assert!(said.contains("LTX-2.3"), "{said}{}", text(&checked.stderr));
     assert!(!said.contains("wrong") && !said.contains("unsupported"), "{said}");
+}
+
+/// Writes a model as single files in `root`: Kijai's files of LTX-2.0 and LTX-2.3, of which LTX-2.3's connectors are in
+/// the transformer's file except for the text projections, and ComfyUI's Gemma 3.
+fn write_single_files(root: &Path, model: &str, config: &Value) {
+    let file = |name: &str| {
+        let path = root.join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        path
+    };
+    let tensors = combined_parts(model, &[Component::Transformer, Component::Connectors]);
+    let is_newer = model == TINY_2_3;
+    let in_transformer = |key: &str| {
+        let blocks = is_newer && !key.starts_with("text_embedding_projection.");
+        blocks || !key.contains("_embeddings_connector.") && !key.starts_with("text_embedding_projection.")
+    };
+    let (transformer, connectors): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        tensors.into_iter().partition(|(key, _)| in_transformer(key));
+    let version = if is_newer { "ltx-2.3-22b" } else { "ltx-2-19b" };
+    let transformer_file = file(&format!("diffusion_models/{version}-dev_transformer_only_bf16.safetensors"));
+    write(&transformer_file, &transformer, Some(config));
+    write(&file("text_encoders/connectors_dev_bf16.safetensors"), &connectors, None);
+    write(&file("vae/LTX_video_vae_bf16.safetensors"), &combined_parts(model, &[Component::Vae]), Some(config));
+    let sound = combined_parts(model, &[Component::AudioVae, Component::Vocoder]);
+    write(&file("vae/LTX_audio_vae_bf16.safetensors"), &sound, Some(config));
+    let gemma = read(&Path::new(model).join("text_encoder/model.safetensors"));
+    let renamed = |(key, tensor): (String, TensorData)| {
+        let name = key.rsplit_once("language_model.").map(|(_, rest)| rest.replacen("model.", "", 1));
+        (name.map_or(key, |rest| format!("model.{rest}")), tensor)
+    };
+    let mut gemma: BTreeMap<String, TensorData> = gemma.into_iter().map(renamed).collect();
+    let pieces = fs::read("tests/fixtures/tokenizer/spiece/tokenizer.model").expect("a fixture");
+    gemma.insert("spiece_model".into(), (Dtype::U8, vec![pieces.len()], pieces));
+    gemma.insert("vision_model.embeddings.weight".into(), (Dtype::BF16, vec![1], vec![0; 2]));
+    write(&file("split_files/text_encoders/gemma_3_12B_it.safetensors"), &gemma, None);
+}
+
+#[needs(cpu)]
+fn single_files_of_components_give_the_results_of_their_folder() {
+    let dir = TempDir::new().expect("a folder");
+    let root = dir.path().join("files");
+    write_single_files(&root, TINY, &header());
+    ready(dir.path(), &[path(&root)]);
+    // Gemma's file states no configuration, so the folder has that of Gemma 3 12B, apart from sizes.
+    let folder = dir.path().join("folder");
+    fs::create_dir_all(folder.join("text_encoder")).expect("a folder");
+    for entry in fs::read_dir(TINY).expect("a folder").map(|e| e.expect("an entry")) {
+        if entry.file_name() != "text_encoder" {
+            symlink(entry.path(), folder.join(entry.file_name())).expect("a link");
+        }
+    }
+    let encoder = Path::new(TINY).join("text_encoder");
+    symlink(encoder.join("model.safetensors"), folder.join("text_encoder/model.safetensors")).expect("a link");
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(encoder.join("config.json")).expect("a file")).expect("JSON");
+    config["text_config"]["sliding_window"] = json!(1024);
+    config["text_config"]["query_pre_attn_scalar"] = config["text_config"]["head_dim"].clone();
+    fs::write(folder.join("text_encoder/config.json"), config.to_string()).expect("written");
+    let (want, told) = generate(dir.path(), &[path(&folder)]);
+    // Gemma's file also contains a tokenizer, with other tokens than the folder's.
+    let tokenizer = format!("{TINY}/tokenizer");
+    let transformer = root.join("diffusion_models/ltx-2-19b-dev_transformer_only_bf16.safetensors");
+    let alone = dir.path().join("alone.safetensors");
+    fs::copy(&transformer, &alone).expect("copied");
+    let part = |name: &str| root.join(name).to_str().expect("UTF-8").to_string();
+    let parts = [
+        ("--connectors", part("text_encoders/connectors_dev_bf16.safetensors")),
+        ("--text-encoder", part("split_files/text_encoders/gemma_3_12B_it.safetensors")),
+        ("--vae", part("vae/LTX_video_vae_bf16.safetensors")),
+        ("--audio-vae", part("vae/LTX_audio_vae_bf16.safetensors")),
+    ];
+    let parts: Vec<&str> = parts.iter().flat_map(|(flag, file)| [*flag, file]).collect();
+    for model in [&[path(&root)][..], &[&[path(&alone)], &parts[..]].concat()] {
+        let (got, sidecar) = generate(dir.path(), &[model, &["--tokenizer", &tokenizer]].concat());
+        assert_eq!(sidecar["programs"], told["programs"], "{model:?}");
+        assert_eq!(sidecar["sha256"], told["sha256"], "{model:?}");
+        got.iter().for_each(|(key, tensor)| assert!(*tensor == want[key], "{model:?}: {key}"));
+    }
+    // The tokenizer in Gemma's file: other tokens, and so another video.
+    let (got, _) = generate(dir.path(), &[path(&root)]);
+    assert!(got["prompt_embeds"] != want["prompt_embeds"]);
+    let missing = ltx2(dir.path(), &["check", path(&alone)]);
+    let said = text(&missing.stdout) + &text(&missing.stderr);
+    assert!(missing.status.code() == Some(1) && said.contains("connectors                absent"), "{said}");
+}
+
+#[needs(nothing)]
+fn choices_between_single_files_are_listed() {
+    let dir = TempDir::new().expect("a folder");
+    let root = dir.path().join("files");
+    write_single_files(&root, TINY_2_3, &header_2_3());
+    // The presets do not fit the model's few blocks, but all of its components are found and have the right tensors.
+    let complete = |arguments: &[&str]| {
+        let said = text(&ltx2(dir.path(), &[&["check", path(&root)], arguments].concat()).stdout);
+        for part in ["text_encoder", "connectors", "transformer", "vae", "audio_vae", "vocoder"] {
+            assert!(said.contains(&format!("{part:<25} ok: ")), "{part}: {said}");
+        }
+        assert!(said.contains("LTX-2.3") && said.contains("tokenizer                 present"), "{said}");
+    };
+    complete(&[]);
+    let dev = root.join("diffusion_models/ltx-2.3-22b-dev_transformer_only_bf16.safetensors");
+    fs::copy(&dev, dev.with_file_name("ltx-2.3-22b-distilled_transformer_only_bf16.safetensors")).expect("copied");
+    let vae = root.join("vae/LTX_video_vae_bf16.safetensors");
+    fs::copy(&vae, vae.with_file_name("other.safetensors")).expect("copied");
+    let fails = |arguments: &[&str], words: &[&str]| {
+        let done = ltx2(dir.path(), &[&["check", path(&root)], arguments].concat());
+        let said = text(&done.stdout) + &text(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        words.iter().for_each(|word| assert!(said.contains(word), "`{word}` is not in: {said}"));
+    };
+    fails(&[], &["2 files could be the transformer", "diffusion_models/ltx-2.3-22b-distilled", "--variant"]);
+    fails(&["--variant", "nvfp4"], &["no file matches `model.variant` = nvfp4; available: diffusion_models/"]);
+    fails(&["--variant", "dev"], &["2 files could be the video VAE", "vae/other.safetensors", "--vae"]);
+    complete(&["--variant", "dev", "--vae", path(&vae)]);
 }
 
 #[needs(cpu)]

@@ -10,6 +10,7 @@ use clap::CommandFactory;
 use crate::support::needs;
 use ltx2::cli::Cli;
 use ltx2::config::json_schema;
+use ltx2::weights::Component;
 use serde_json::Value;
 
 /// Flags of compilers and pip, and the common prefix of the thresholds of `compare`.
@@ -263,16 +264,8 @@ fn flags_and_commands_in_messages_exist() {
 fn model_commands_have_a_flag_for_each_component() {
     for name in ["generate", "bench", "profile", "warm", "compile", "why", "serve", "check", "run"] {
         let known = known(name);
-        for key in [
-            "text_encoder",
-            "tokenizer",
-            "vae",
-            "audio_vae",
-            "vocoder",
-            "upsampler",
-            "temporal_upsampler",
-            "duration_head",
-        ] {
+        let keys = Component::ALL.into_iter().filter_map(Component::override_key);
+        for key in keys.chain(["variant"]) {
             let flag = format!("--{}", key.replace('_', "-"));
             assert!(known.contains(&flag), "{name} lacks {flag}");
         }

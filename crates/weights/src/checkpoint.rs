@@ -25,6 +25,7 @@ mod torchao;
 mod view;
 
 use find::{FLASHPACK, WeightFiles, find_weights, is_flashpack};
+pub(super) use find::{is_shard, variants};
 use shard::ShardFile;
 pub use view::TensorView;
 use view::decoder::NumberDecoder;
@@ -79,18 +80,32 @@ impl Checkpoint {
     /// Returns an error if there are no weights, or if a file is missing, truncated, not safetensors, or different from
     /// its index.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        Self::open_variant(path, None)
+    }
+
+    /// Like [`Checkpoint::open`]; in a folder, `variant` is tried before the other variants.
+    pub(super) fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self::unrestored(path, variant)?;
+        FORMATS.iter().try_for_each(|restore| restore(&mut checkpoint))?;
+        Ok(checkpoint)
+    }
+
+    /// Opens a file to look at its header. Quantized weights have the types of their codes.
+    pub(super) fn headers_only(path: &Path) -> Result<Self, WeightsError> {
+        Self::unrestored(path, None)
+    }
+
+    fn unrestored(path: &Path, variant: Option<&str>) -> Result<Self, WeightsError> {
         let meta = fs::metadata(path).map_err(WeightsError::io(path, "cannot open"))?;
         if is_flashpack(path) {
             return Err(WeightsError::NotSafetensors { path: path.to_path_buf(), reason: FLASHPACK.into() });
         }
-        let found = if meta.is_dir() { find_weights(path)? } else { WeightFiles::File(path.to_path_buf()) };
-        let mut checkpoint = match found {
-            WeightFiles::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file)?,
-            WeightFiles::File(file) => Self::open_files(&file, std::slice::from_ref(&file))?,
-            WeightFiles::Shards(files) => Self::open_files(path, &files)?,
-        };
-        FORMATS.iter().try_for_each(|restore| restore(&mut checkpoint))?;
-        Ok(checkpoint)
+        let found = if meta.is_dir() { find_weights(path, variant)? } else { WeightFiles::File(path.to_path_buf()) };
+        match found {
+            WeightFiles::File(file) if file.extension().is_some_and(|e| e == "json") => Self::open_index(&file),
+            WeightFiles::File(file) => Self::open_files(&file, std::slice::from_ref(&file)),
+            WeightFiles::Shards(files) => Self::open_files(path, &files),
+        }
     }
 
     /// Collects the tensors of several files; a duplicate name is an error.

@@ -79,8 +79,8 @@ impl Component {
         self.facts().weights_stem
     }
 
-    /// Returns the key under `model` in the YAML that overrides this component.
-    pub(crate) const fn override_key(self) -> Option<&'static str> {
+    /// Returns the key under `model` in the YAML that replaces this component. `None`: it cannot be replaced by itself.
+    pub const fn override_key(self) -> Option<&'static str> {
         self.facts().override_key
     }
 }
@@ -119,7 +119,7 @@ static FACTS: [ComponentNames; 12] = [
         weights_stem: None,
         ..row("tokenizer", "tokenizer", Some("tokenizer"))
     },
-    row("connectors", "connectors", None),
+    row("connectors", "connectors", Some("connectors")),
     row("transformer", "transformer", None),
     row("vae", "video VAE", Some("vae")),
     row("audio_vae", "audio VAE", Some("audio_vae")),
@@ -130,3 +130,22 @@ static FACTS: [ComponentNames; 12] = [
     row("duration_head", "duration head", Some("duration_head")),
     row("temporal_latent_upsampler", "temporal latent upsampler", Some("temporal_upsampler")),
 ];
+
+/// Calls the macro `$apply` with the field of [`Overrides`](crate::Overrides), the variant of [`Component`] and the
+/// command-line flag of each component that can be replaced.
+#[macro_export]
+macro_rules! for_each_override {
+    ($apply:ident) => {
+        $apply! {
+            text_encoder TextEncoder "text-encoder",
+            tokenizer Tokenizer "tokenizer",
+            connectors Connectors "connectors",
+            vae Vae "vae",
+            audio_vae AudioVae "audio-vae",
+            vocoder Vocoder "vocoder",
+            upsampler LatentUpsampler "upsampler",
+            temporal_upsampler TemporalUpsampler "temporal-upsampler",
+            duration_head DurationHead "duration-head"
+        }
+    };
+}

@@ -270,6 +270,27 @@ pub enum WeightsError {
         /// What is wrong with `key`, which precedes it in the message.
         reason: String,
     },
+    /// Several files of a folder could be a component.
+    #[error("{}: {} files could be the {component} ({}): specify one of them{}, or select it by a part of its name with \
+             `model.variant` or --variant", path.display(), files.len(), files.join(", "), how_to_specify(*component))]
+    Ambiguous {
+        /// The folder that was searched.
+        path: PathBuf,
+        /// The component.
+        component: Component,
+        /// The files, relative to the folder.
+        files: Vec<String>,
+    },
+    /// No file has the name parts that `model.variant` requests.
+    #[error("{}: no file matches `model.variant` = {variant}{}", path.display(), choices(files))]
+    NoVariant {
+        /// The folder that was searched.
+        path: PathBuf,
+        /// The requested variant.
+        variant: String,
+        /// The files, or the variants, that the folder contains.
+        files: Vec<String>,
+    },
     /// A model lacks a component that is needed.
     #[error("{}: contains no {component}{}", path.display(), override_hint(*component))]
     NoComponent {
@@ -336,13 +357,24 @@ impl WeightsError {
     }
 }
 
+fn how_to_specify(component: Component) -> String {
+    component.override_key().map_or(String::new(), |key| format!(" as `model.{key}` or --{}", key.replace('_', "-")))
+}
+
+fn choices(files: &[String]) -> String {
+    match files {
+        [] => ", and there are no files to select by it; remove it".into(),
+        files => format!("; available: {}", files.join(", ")),
+    }
+}
+
 fn override_hint(component: Component) -> String {
     match component.override_key() {
         Some(key) => {
-            let what = if component == Component::TextEncoder {
-                "the folder of Gemma-3-12B (config.json, safetensors, tokenizer.json), or to LTX-2.5's own text encoder"
-            } else {
-                "its file or folder"
+            let what = match component {
+                Component::TextEncoder => "the folder or file of Gemma-3-12B, or to LTX-2.5's own text encoder",
+                Component::Connectors => "their file, such as ltx-2-19b-embeddings_connector_dev_bf16.safetensors",
+                _ => "its file or folder",
             };
             format!(": set `model.{key}` in the YAML or --{} to {what}", key.replace('_', "-"))
         }

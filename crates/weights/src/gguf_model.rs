@@ -1,5 +1,6 @@
 //! Configurations and tensor names of GGUF files. The files have no configuration that this program could read: a
-//! transformer's is derived from its tensors, a text encoder's from llama.cpp's metadata.
+//! transformer's is derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
+//! files that lost their configuration are treated in the same way.
 
 use serde_json::{Value, json};
 
@@ -37,16 +38,31 @@ fn refused(file: &Checkpoint, architecture: &str, why: &str) -> WeightsError {
     WeightsError::Config { path: file.path().to_path_buf(), key: "general.architecture".into(), reason }
 }
 
-/// Derives the `config` that a safetensors header would have. `None`: not a GGUF file.
+/// Whether a safetensors file contains a transformer of the published size, with or without connectors, and nothing else.
+fn is_published_transformer(file: &Checkpoint) -> bool {
+    let is = |name: &str, rows: usize| {
+        let shape = ["", "model.diffusion_model."].iter().find_map(|prefix| file.shape(&format!("{prefix}{name}")));
+        shape.is_some_and(|shape| shape.first() == Some(&rows))
+    };
+    let other = |key: &str| ["vae.", "audio_vae.", "vocoder."].iter().any(|start| key.starts_with(start));
+    is("patchify_proj.weight", 4096) && is("audio_patchify_proj.weight", 2048) && !file.names().any(other)
+}
+
+/// Derives the `config` of a GGUF file, or of a safetensors file whose header lost it, which is assumed to be that of a
+/// published model. `None`: another safetensors file.
 ///
 /// # Errors
-/// Returns an error if the file is not LTX's transformer, or if its tensors have other forms than those of published
+/// Returns an error if a GGUF file is not LTX's transformer, or if the tensors have other forms than those of published
 /// models.
 pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
-    let Some(architecture) = file.architecture() else { return Ok(None) };
-    if !matches!(architecture, TRANSFORMER | "") {
+    let is_derivable = |architecture: Option<&str>| match architecture {
+        Some(architecture) => matches!(architecture, TRANSFORMER | ""),
+        None => file.metadata("config").is_none() && is_published_transformer(file),
+    };
+    if !is_derivable(file.architecture()) {
+        let Some(architecture) = file.architecture() else { return Ok(None) };
         let why = "it is not LTX's transformer (\"ltxv\"); specify a text encoder with `model.text_encoder` or \
-                   --text-encoder, and autoencoders as safetensors files";
+                   --text-encoder, and autoencoders as safetensors files with `model.vae` and `model.audio_vae`";
         return Err(refused(file, architecture, why));
     }
     let prefix = if file.contains("patchify_proj.weight") { "" } else { "model.diffusion_model." };
@@ -97,27 +113,6 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
     } else {
         config["caption_channels"] = size("caption_projection.linear_1.weight", 1)?.into();
     }
-    let connector = "video_embeddings_connector.transformer_1d_blocks";
-    if has(&format!("{connector}.0.attn1.to_q.weight")) {
-        let audio_connector = "audio_embeddings_connector.transformer_1d_blocks";
-        let of = |list: &str| {
-            let attention = format!("{list}.0.attn1");
-            Ok::<_, WeightsError>(heads(&attention, size(&format!("{attention}.to_q.weight"), 0)?, 30))
-        };
-        let ([count, dim], [audio_count, audio_dim]) = (of(connector)?, of(audio_connector)?);
-        let gate = format!("{connector}.0.attn1.to_gate_logits.weight");
-        for (key, value) in [
-            ("connector_num_layers", json!(layers(connector))),
-            ("connector_num_attention_heads", json!(count)),
-            ("connector_attention_head_dim", json!(dim)),
-            ("audio_connector_num_layers", json!(layers(audio_connector))),
-            ("audio_connector_num_attention_heads", json!(audio_count)),
-            ("audio_connector_attention_head_dim", json!(audio_dim)),
-            ("connector_apply_gated_attention", json!(has(&gate))),
-        ] {
-            config[key] = value;
-        }
-    }
     Ok(Some(json!({"transformer": config})))
 }
 
@@ -133,13 +128,14 @@ pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, We
         return Err(refused(file, architecture, why));
     }
     if architecture != GEMMA_3 {
-        let why = "the text encoder of LTX-2.0 and LTX-2.3 is Gemma 3 12B; use its GGUF file, or the folder of Google";
+        let why = "the text encoder of LTX-2.0 and LTX-2.3 is Gemma 3 12B; use a GGUF file such as \
+                   gemma-3-12b-it-Q8_0.gguf, ComfyUI's gemma_3_12B_it.safetensors, or the folder of google/gemma-3-12b-it";
         return Err(refused(file, architecture, why));
     }
     let number = |key: &str| {
         let key = format!("{GEMMA_3}.{key}");
         let number = file.metadata(&key).and_then(|text| text.parse::<f64>().ok());
-        let reason = "is missing in the GGUF metadata; use a file that llama.cpp has converted".to_string();
+        let reason = "is missing in the GGUF metadata; use a file that llama.cpp has converted, such as gemma-3-12b-it-Q8_0.gguf".to_string();
         number.ok_or_else(|| WeightsError::Config { path: file.path().to_path_buf(), key, reason })
     };
     let whole = |key: &str| number(key).map(|number| number as u64);

@@ -10,6 +10,9 @@ pub(super) const TRANSFORMER: &str = "model.diffusion_model.";
 /// Prefix of the text projections in a single file.
 const PROJECTION: &str = "text_embedding_projection.";
 
+/// Starts of keys that show that a file's transformer or connectors have no prefix.
+const UNPREFIXED: [&str; 3] = ["patchify_proj.", "video_embeddings_connector.", "audio_embeddings_connector."];
+
 /// Renamed name segments of the transformer: single-file name, diffusers name.
 const TRANSFORMER_SEGMENTS: &[(&str, &str)] = &[
     ("patchify_proj", "proj_in"),
@@ -90,7 +93,7 @@ impl SingleFileKeys {
             let block = vae.and_then(|key| key.strip_prefix("encoder.down_blocks.")?.split('.').next()?.parse().ok());
             names.encoder_middle = names.encoder_middle.max(block.unwrap_or(0));
             names.diffusion |= vae.is_some_and(|key| key.starts_with("decoder.conv_in_x_t."));
-            if key.starts_with("patchify_proj.") {
+            if UNPREFIXED.iter().any(|start| key.starts_with(start)) {
                 names.transformer = "";
             }
         }
@@ -100,6 +103,9 @@ impl SingleFileKeys {
     /// Returns the component of a key and its diffusers name. `None`: no component reads the key.
     pub fn map(&self, key: &str) -> Option<(Component, String)> {
         if let Some(rest) = key.strip_prefix(PROJECTION) {
+            // ComfyUI saves LTX-2.0's only projection under a shorter name.
+            let long = format!("aggregate_embed.{rest}");
+            let rest = if matches!(rest, "weight" | "bias") { &long } else { rest };
             return Some((Component::Connectors, segments(rest, CONNECTOR_SEGMENTS)));
         }
         if let Some(rest) = video_vae(key) {
@@ -189,6 +195,11 @@ pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, Weight
         }
     }
     Ok(head)
+}
+
+/// Whether a diffusers name of a connector's tensor is that of a text projection.
+pub(super) fn is_projection_name(name: &str) -> bool {
+    name.contains("text_proj_in.")
 }
 
 /// Whether a key of a file belongs to the connectors' text projections.

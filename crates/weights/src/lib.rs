@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod component;
+mod derived;
 mod error;
 pub mod fingerprint;
 mod gguf_model;

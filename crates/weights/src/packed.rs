@@ -1,5 +1,6 @@
-//! A text encoder in a single file, as published for LTX-2.5: weights, the connectors' text projections, the
-//! tokenizer's files as byte tensors, and the configuration in the header; or a GGUF file of Gemma 3.
+//! A text encoder in a single file: LTX-2.5's, with the connectors' text projections, the tokenizer's files as byte
+//! tensors and the configuration in the header; ComfyUI's Gemma 3, with a SentencePiece model as a byte tensor and
+//! without a configuration; or a GGUF file of Gemma 3.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +9,21 @@ use serde_json::Value;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::component::Component;
 use super::error::WeightsError;
-use super::gguf_model;
 use super::keys::{self, SingleFileKeys};
 use super::unsupported::refuse_repack;
+use super::{derived, gguf_model};
 
 /// Metadata key of the configuration.
-const CONFIG: &str = "gemma_config";
+pub(super) const GEMMA_CONFIG: &str = "gemma_config";
 /// Tensor whose bytes are `tokenizer.json`.
 const TOKENIZER: &str = "tokenizer_json";
+/// Tensor whose bytes are a SentencePiece model.
+const SENTENCE_PIECE: &str = "spiece_model";
 /// Name prefix of tensors whose bytes are other tokenizer files.
 const ASSET: &str = "hf_asset__";
 /// Name prefixes of modules that text prompts do not use: the image modules, the audio modules and the language model
 /// head.
-const INERT: [&str; 4] = ["vision_model.", "multi_modal_projector.", "audio_projector.", "lm_head."];
+const INERT: [&str; 4] = ["vision_model.", "audio_projector.", "lm_head.", "language_model.lm_head."];
 
 /// The files of a tokenizer.
 #[derive(Debug)]
@@ -36,6 +39,13 @@ pub enum TokenizerFiles {
         /// Tensor whose bytes are `tokenizer_config.json`. `None`: the file does not contain it.
         config: Option<TensorView>,
     },
+    /// Stored in a text encoder file as the bytes of a SentencePiece model, `tokenizer.model`.
+    SentencePiece {
+        /// The text encoder file.
+        file: PathBuf,
+        /// Tensor whose bytes are the model.
+        model: TensorView,
+    },
 }
 
 /// An open text encoder file.
@@ -50,20 +60,41 @@ impl PackedTextEncoder {
     /// Opens a text encoder file.
     ///
     /// # Errors
-    /// Returns an error if the header has no configuration, or if the weights are in a quantized repack's layout.
+    /// Returns an error if the file has neither a configuration nor the tensors of Gemma 3, or if the weights are in a
+    /// quantized repack's layout.
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
         refuse_repack(&checkpoint)?;
         if let Some(config) = gguf_model::text_encoder_config(&checkpoint)? {
             return Ok(PackedTextEncoder { checkpoint: gguf_model::text_encoder(checkpoint)?, config });
         }
-        let path = path.to_path_buf();
-        let Some(text) = checkpoint.metadata(CONFIG) else {
-            return Err(WeightsError::NoComponent { path, component: Component::TextEncoder });
+        let wrong = |reason: String| {
+            let (path, key) = (path.to_path_buf(), GEMMA_CONFIG.into());
+            WeightsError::Config { path, key, reason }
         };
-        let wrong = |reason| WeightsError::Config { path, key: CONFIG.into(), reason };
-        let config: Value =
-            serde_json::from_str(text).map_err(|e| wrong(format!("in the header's metadata is not JSON: {e}")))?;
+        let config = match checkpoint.metadata(GEMMA_CONFIG) {
+            Some(text) => {
+                serde_json::from_str(text).map_err(|e| wrong(format!("in the header's metadata is not JSON: {e}")))?
+            }
+            None => {
+                let weights = text_model(&checkpoint)?;
+                match derived::gemma_3_config(&weights)? {
+                    Some(config) => config,
+                    None if !weights.names().any(is_language_model) => {
+                        let component = Component::TextEncoder;
+                        return Err(WeightsError::NoComponent { path: path.to_path_buf(), component });
+                    }
+                    None => {
+                        return Err(wrong(
+                            "is missing in the header's metadata, and the tensors are not those of Gemma 3; use \
+                             ComfyUI's gemma_3_12B_it.safetensors, the folder of google/gemma-3-12b-it, or, for \
+                             LTX-2.5, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
+                                .into(),
+                        ));
+                    }
+                }
+            }
+        };
         Ok(PackedTextEncoder { checkpoint, config })
     }
 
@@ -73,7 +104,7 @@ impl PackedTextEncoder {
 
     /// Returns the text encoder's tensors, renamed by [`keys::gemma`].
     pub(super) fn weights(&self) -> Result<Checkpoint, WeightsError> {
-        self.checkpoint.renamed(|key| key.starts_with("model.").then(|| keys::gemma(key)))
+        text_model(&self.checkpoint)
     }
 
     /// Returns the connectors' text projections under diffusers names.
@@ -85,19 +116,33 @@ impl PackedTextEncoder {
     /// Returns the tokenizer, if the file contains one.
     pub(super) fn tokenizer(&self) -> Result<Option<TokenizerFiles>, WeightsError> {
         let bytes = |key: &str| self.checkpoint.contains(key).then(|| self.checkpoint.get(key)).transpose();
-        let Some(tokenizer) = bytes(TOKENIZER)? else { return Ok(None) };
+        let file = self.path().to_path_buf();
+        let Some(tokenizer) = bytes(TOKENIZER)? else {
+            return Ok(bytes(SENTENCE_PIECE)?.map(|model| TokenizerFiles::SentencePiece { file, model }));
+        };
         let config = bytes(&format!("{ASSET}tokenizer_config.json"))?;
-        Ok(Some(TokenizerFiles::Packed { file: self.path().to_path_buf(), tokenizer, config }))
+        Ok(Some(TokenizerFiles::Packed { file, tokenizer, config }))
     }
 
     /// Returns an error for the first tensor that is neither read nor known to be unused.
     pub(super) fn refuse_unread(&self) -> Result<(), WeightsError> {
         let read = |key: &str| {
-            key.starts_with("model.") || key == TOKENIZER || key.starts_with(ASSET) || keys::is_projection(key)
+            let is_text = key.starts_with("model.") || key.starts_with(keys::GEMMA);
+            is_text || matches!(key, TOKENIZER | SENTENCE_PIECE) || key.starts_with(ASSET) || keys::is_projection(key)
         };
-        let inert = |key: &str| INERT.iter().any(|start| key.starts_with(start));
+        let inert = |key: &str| INERT.iter().chain(&keys::NON_TEXT_MODULES).any(|start| key.starts_with(start));
         let mut unread = self.checkpoint.names().filter(|key| !read(key) && !inert(key));
         let Some(key) = unread.next().map(String::from) else { return Ok(()) };
         Err(WeightsError::Unread { path: self.path().to_path_buf(), key, others: unread.count() })
     }
+}
+
+fn is_language_model(name: &str) -> bool {
+    let rest = name.strip_prefix(keys::GEMMA).unwrap_or_default();
+    ["layers.", "embed_tokens.", "norm."].iter().any(|start| rest.starts_with(start))
+}
+
+/// Returns the tensors of the text model, renamed by [`keys::gemma`].
+fn text_model(file: &Checkpoint) -> Result<Checkpoint, WeightsError> {
+    file.renamed(|key| Some(keys::gemma(key)).filter(|name| name.starts_with(keys::GEMMA)))
 }

@@ -18,6 +18,8 @@ pub(super) struct SingleFile {
     pub(super) checkpoint: Checkpoint,
     keys: SingleFileKeys,
     pub(super) config: Value,
+    /// Whether the header states the configuration, which otherwise is derived from tensors.
+    pub(super) has_config: bool,
 }
 
 /// Location of a model or a component.
@@ -39,9 +41,12 @@ impl SingleFile {
         unsupported::refuse_repack(&checkpoint)?;
         // The header need not contain the configuration of these components, because it is derived from their tensors.
         let alone = part.filter(|c| {
-            matches!(c, Component::LatentUpsampler | Component::TemporalUpsampler | Component::DurationHead)
+            use Component::{Connectors, DurationHead, LatentUpsampler, TemporalUpsampler};
+            matches!(c, Connectors | LatentUpsampler | TemporalUpsampler | DurationHead)
         });
-        let derived = gguf_model::transformer_config(&checkpoint)?.map(|config| config.to_string());
+        let derived = if alone.is_some() { None } else { gguf_model::transformer_config(&checkpoint)? };
+        let derived = derived.map(|config| config.to_string());
+        let has_config = checkpoint.metadata("config").is_some();
         let text = checkpoint.metadata("config").or(derived.as_deref()).or(alone.map(|_| "{}")).ok_or_else(|| {
             let path = checkpoint.path().to_path_buf();
             if let Some(key) = checkpoint.names().find(|key| is_lora_key(key)) {
@@ -66,7 +71,7 @@ impl SingleFile {
             _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
         }
         let keys = SingleFileKeys::new(checkpoint.names());
-        let single = SingleFile { keys, config, checkpoint };
+        let single = SingleFile { keys, config, has_config, checkpoint };
         for component in [Component::Transformer, Component::Connectors, Component::Vocoder] {
             let tensors = single.checkpoint.renamed(|key| single.name(component, key))?;
             let described = official::version(path, &single.config, component);
@@ -114,6 +119,12 @@ fn is_lora_key(key: &str) -> bool {
 const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
 
+/// Whether a folder has the diffusers layout: a model index, or a component's folder with its configuration.
+pub(super) fn is_diffusers(path: &Path) -> bool {
+    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
+    path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds)
+}
+
 /// Determines what is at a path. `part`: the requested component; `None`: a model.
 pub(super) fn place(path: &Path, part: Option<Component>) -> Result<ModelLocation, WeightsError> {
     if path.is_file() {
@@ -129,7 +140,7 @@ pub(super) fn place(path: &Path, part: Option<Component>) -> Result<ModelLocatio
     if let Some(component) = part {
         return Ok(if holds(component) { ModelLocation::Model(path.into()) } else { ModelLocation::Part(path.into()) });
     }
-    if path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds) {
+    if is_diffusers(path) {
         return Ok(ModelLocation::Model(path.into()));
     }
     // A Lightricks repository may contain only single files; if there are several, `Checkpoint::open` lists them in its

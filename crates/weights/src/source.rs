@@ -1,30 +1,34 @@
 //! Locates the components of a model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::checkpoint::{Checkpoint, read_json};
+use super::checkpoint::{self, Checkpoint, read_json};
 use super::error::WeightsError;
 use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
-use super::place::{ModelLocation, SingleFile, check_version, place};
+use super::place::{ModelLocation, SingleFile, check_version, is_diffusers, place};
+use super::split::{Choice, SplitFolder};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
-use super::{Component, fingerprint, keys, official, official_diffusion, quantization, split, unsupported};
+use super::{Component, derived, fingerprint, keys, official, official_diffusion, quantization, unsupported};
 
-/// Components that replace those of the model. Each is a path, or `org/name` in the Hugging Face cache. `None`: the
-/// model's own component.
+/// Components that replace those of the model, and what selects between several files of a component. A component is a
+/// path, or `org/name` in the Hugging Face cache. `None`: the model's own component.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Folder of Gemma-3; for LTX-2.5, the folder or file of its own text encoder.
+    /// Folder or file of Gemma-3; for LTX-2.5, the folder or file of its own text encoder.
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
+    /// Folder or file of the connectors. The file may lack the blocks or the text projections, which then come from the
+    /// transformer's or the text encoder's file.
+    pub connectors: Option<String>,
     /// Folder or file of the video VAE. The file may also contain the diffusion decoder.
     pub vae: Option<String>,
     /// Folder or file of the audio VAE. The file may also contain the vocoder.
@@ -37,21 +41,23 @@ pub struct Overrides {
     pub temporal_upsampler: Option<String>,
     /// Folder or file of the duration head (LTX-2.5).
     pub duration_head: Option<String>,
+    /// Parts of a file name, separated by commas or spaces, such as `fp8` or `distilled, Q4_K_M`: selects the
+    /// transformer in a folder of single files, whose other components prefer files with most of the parts, and the
+    /// variant in a diffusers folder. `None`: unquantized files are preferred.
+    pub variant: Option<String>,
 }
 
 impl Overrides {
     fn get(&self, component: Component) -> Option<&str> {
-        match component {
-            Component::TextEncoder => self.text_encoder.as_deref(),
-            Component::Tokenizer => self.tokenizer.as_deref(),
-            Component::Vae => self.vae.as_deref(),
-            Component::AudioVae => self.audio_vae.as_deref(),
-            Component::Vocoder => self.vocoder.as_deref(),
-            Component::LatentUpsampler => self.upsampler.as_deref(),
-            Component::TemporalUpsampler => self.temporal_upsampler.as_deref(),
-            Component::DurationHead => self.duration_head.as_deref(),
-            Component::Connectors | Component::Transformer | Component::Scheduler | Component::DiffusionDecoder => None,
+        macro_rules! get {
+            ($($field:ident $component:ident $flag:literal),*) => {
+                match component {
+                    $(Component::$component => self.$field.as_deref(),)*
+                    _ => None,
+                }
+            };
         }
+        crate::for_each_override!(get)
     }
 }
 
@@ -61,6 +67,11 @@ pub struct ModelSource {
     path: PathBuf,
     main: ModelLocation,
     parts: BTreeMap<Component, ModelLocation>,
+    /// Components of which the model's folder contains several files, with the names of the files.
+    ambiguous: BTreeMap<Component, Vec<String>>,
+    /// Folder of single files in which the components were searched.
+    folder: Option<PathBuf>,
+    variant: Option<String>,
     /// Opened checkpoints by component. They are cached because tensors are requested one by one, and a header with
     /// thousands of tensors takes milliseconds to parse.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
@@ -69,13 +80,13 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
-    /// Finds a model: a diffusers folder, one of Lightricks' files, or `org/name` (or `org/name/file`) in the local
-    /// Hugging Face cache. If the model is a transformer in a repository of split files, the other components come from
-    /// the same repository.
+    /// Finds a model: a diffusers folder, a folder of single files, one of Lightricks' files, or `org/name` (or
+    /// `org/name/file`) in the local Hugging Face cache. The components that a transformer's file lacks come from the
+    /// folder of single files that contains it.
     ///
     /// # Errors
-    /// Returns an error if the model or an override does not exist, or if a header cannot be read. A missing component
-    /// is an error only when it is requested.
+    /// Returns an error if the model or an override does not exist, if there are several transformers or none of the
+    /// requested variant, or if a header cannot be read. A missing component is an error only when it is requested.
     pub fn open(model: &str, overrides: &Overrides) -> Result<Self, WeightsError> {
         Self::open_in(model, overrides, &HubCache::from_env())
     }
@@ -85,25 +96,80 @@ impl ModelSource {
     /// # Errors
     /// Fails for the same reasons as [`ModelSource::open`].
     pub fn open_in(model: &str, overrides: &Overrides, hub: &HubCache) -> Result<Self, WeightsError> {
-        let path = split::transformer(locate(model, hub)?)?;
+        let (path, variant) = (locate(model, hub)?, overrides.variant.clone());
+        let split = if is_diffusers(&path) { None } else { SplitFolder::find(&path, variant.as_deref())? };
+        let path = split.as_ref().map_or(path, |split| split.transformer().to_path_buf());
         let main = place(&path, None)?;
-        let mut parts = BTreeMap::new();
+        let mut source = ModelSource {
+            path,
+            main,
+            parts: BTreeMap::new(),
+            ambiguous: BTreeMap::new(),
+            folder: split.as_ref().map(|split| split.root().to_path_buf()),
+            variant,
+            opened: Default::default(),
+            fingerprints: Default::default(),
+        };
+        source.check_variant(split.as_ref())?;
         for component in Component::ALL {
-            let named = overrides.get(component).map(|name| locate(name, hub)).transpose()?;
-            // An explicit video VAE also determines the decoder.
-            let decoder_named = component == Component::DiffusionDecoder && overrides.vae.is_some();
-            let file = match named {
-                None if !decoder_named => split::beside(&path, component)?,
-                named => named,
-            };
-            if let Some(path) = file {
-                parts.insert(component, place(&path, Some(component))?);
+            if let Some(name) = overrides.get(component) {
+                source.parts.insert(component, place(&locate(name, hub)?, Some(component))?);
             }
         }
-        let source = ModelSource { path, main, parts, opened: Default::default(), fingerprints: Default::default() };
+        if let Some(split) = split {
+            source.add_parts(&split, overrides)?;
+        }
         source.refuse_newer()?;
         source.check_text_encoder()?;
         Ok(source)
+    }
+
+    /// Returns an error if no file has the requested variant.
+    fn check_variant(&self, split: Option<&SplitFolder>) -> Result<(), WeightsError> {
+        let Some(variant) = &self.variant else { return Ok(()) };
+        let folder = match (split, &self.main) {
+            (Some(split), _) => return split.check_variant(),
+            (None, ModelLocation::Model(folder)) => folder,
+            _ => &self.path,
+        };
+        let folders = Component::ALL.map(|component| folder.join(component.folder()));
+        let variants: BTreeSet<String> = folders.iter().flat_map(|folder| checkpoint::variants(folder)).collect();
+        if variant.split([',', ' ']).filter(|word| !word.is_empty()).all(|word| variants.contains(word)) {
+            return Ok(());
+        }
+        let files = variants.into_iter().collect();
+        Err(WeightsError::NoVariant { path: folder.clone(), variant: variant.clone(), files })
+    }
+
+    /// Adds the components from a folder of single files that neither the transformer's file nor an override contains.
+    fn add_parts(&mut self, split: &SplitFolder, overrides: &Overrides) -> Result<(), WeightsError> {
+        let version = self.version().ok();
+        for component in Component::ALL.into_iter().filter(|component| component.weights_stem().is_some()) {
+            // An explicit video VAE also determines the decoder, and an audio VAE's file usually includes the vocoder.
+            let is_given = self.parts.contains_key(&component)
+                || component == Component::DiffusionDecoder && overrides.vae.is_some()
+                || component == Component::Vocoder && self.has(Component::Vocoder);
+            let is_whole = match (&self.main, component) {
+                (ModelLocation::Single(s), Component::Connectors) => {
+                    let has = |is_projection: bool| {
+                        let names = s.checkpoint.names().filter_map(|key| s.name(component, key));
+                        names.into_iter().any(|name| keys::is_projection_name(&name) == is_projection)
+                    };
+                    has(true) && has(false)
+                }
+                (ModelLocation::Single(s), component) => s.has(component),
+                _ => false,
+            };
+            if is_given || is_whole {
+                continue;
+            }
+            match split.part(component, version) {
+                Choice::None => {}
+                Choice::One(file) => drop(self.parts.insert(component, place(&file, Some(component))?)),
+                Choice::Several(files) => drop(self.ambiguous.insert(component, files)),
+            }
+        }
+        Ok(())
     }
 
     /// Returns an error for a folder of an unsupported model version; single files are checked when they are opened.
@@ -125,7 +191,7 @@ impl ModelSource {
         Ok(())
     }
 
-    /// Returns the model's folder or file. For a repository of split files, it is the transformer's file.
+    /// Returns the model's folder or file. For a folder of single files, it is the transformer's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -163,7 +229,16 @@ impl ModelSource {
         own.or_else(|| Some(&self.main).filter(holds)).or_else(beside).unwrap_or(&self.main)
     }
 
+    /// Returns an error if the model's folder contains several files of a component and nothing decides between them.
+    pub fn ambiguity(&self, component: Component) -> Option<WeightsError> {
+        let (files, path) = (self.ambiguous.get(&component)?.clone(), self.folder.clone()?);
+        Some(WeightsError::Ambiguous { path, component, files })
+    }
+
     fn absent(&self, component: Component) -> WeightsError {
+        if let Some(error) = self.ambiguity(component) {
+            return error;
+        }
         let path = match self.place(component) {
             ModelLocation::Model(p) | ModelLocation::Part(p) => p.clone(),
             ModelLocation::Single(s) => s.checkpoint.path().to_path_buf(),
@@ -174,7 +249,8 @@ impl ModelSource {
 
     /// Returns a component's folder.
     ///
-    /// The tokenizer is also looked for in and next to the text encoder's folder, as in Google's repository.
+    /// The tokenizer is also looked for in and next to the text encoder's folder, as in Google's repository, and next to
+    /// the text encoder's file.
     ///
     /// # Errors
     /// Returns an error if the component is missing or inside a single file.
@@ -198,7 +274,13 @@ impl ModelSource {
                 ModelLocation::Model(dir) => {
                     [component, Component::TextEncoder].map(|c| dir.join(c.folder())).into_iter().find(|d| holds(d))
                 }
-                ModelLocation::Single(_) | ModelLocation::TextEncoder(_) => None,
+                ModelLocation::TextEncoder(p) => {
+                    let folder = p.path().parent().unwrap_or(Path::new(""));
+                    let beside = [Some(folder), folder.parent()].into_iter().flatten();
+                    let beside = beside.map(|folder| folder.join(component.folder()));
+                    [folder.to_path_buf()].into_iter().chain(beside).find(|d| holds(d))
+                }
+                ModelLocation::Single(_) => None,
             };
         }
         found.ok_or_else(|| self.absent(component))
@@ -222,6 +304,8 @@ impl ModelSource {
         match self.place(component) {
             // A single file never contains the tokenizer, but the text encoder's location may.
             _ if component == Component::Tokenizer => self.tokenizer().is_ok(),
+            // The transformer's file may contain a part of the connectors.
+            _ if self.ambiguous.contains_key(&component) => false,
             ModelLocation::Single(s) => s.has(component),
             ModelLocation::TextEncoder(_) => component == Component::TextEncoder,
             ModelLocation::Model(_) | ModelLocation::Part(_) => self.folder(component).is_ok(),
@@ -266,8 +350,10 @@ impl ModelSource {
             if !self.has(component) {
                 return Err(self.absent(component));
             }
-            let path = s.checkpoint.path();
-            return official::component_config(path, &s.config, component, &self.checkpoint_of(s, component)?);
+            let tensors = self.checkpoint_of(s, component)?;
+            let config =
+                if component == Component::Connectors { &self.connectors_config(s, &tensors)? } else { &s.config };
+            return official::component_config(s.checkpoint.path(), config, component, &tensors);
         }
         if let (ModelLocation::TextEncoder(p), Component::TextEncoder) = (self.place(component), component) {
             return Ok(p.config.clone());
@@ -303,7 +389,7 @@ impl ModelSource {
             ModelLocation::Model(_) | ModelLocation::Part(_) => {}
         }
         let folder = self.folder(component)?;
-        let checkpoint = Checkpoint::open(&folder)?;
+        let checkpoint = Checkpoint::open_variant(&folder, self.variant.as_deref())?;
         let config = folder.join(component.config_file());
         if config.is_file() {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
@@ -320,34 +406,82 @@ impl ModelSource {
         let checkpoint = single.checkpoint.renamed(|key| single.name(component, key))?;
         match checkpoint.is_empty() && component.weights_stem().is_some() {
             true => Err(self.absent(component)),
-            false if component == Component::Connectors => self.with_projections(checkpoint),
+            false if component == Component::Connectors => self.connectors(checkpoint),
             false if component == Component::DiffusionDecoder => official_diffusion::tensors(checkpoint),
             false if component == Component::DurationHead => keys::split_attention(checkpoint),
             false => Ok(checkpoint),
         }
     }
 
-    /// Adds the text projections to the connectors of a file. In a repository of split files, the projections are in
-    /// the text encoder's file.
-    fn with_projections(&self, connectors: Checkpoint) -> Result<Checkpoint, WeightsError> {
-        if connectors.names().any(|name| name.contains("text_proj_in.")) {
-            return Ok(connectors);
+    /// Combines the connectors' blocks and text projections, which may be in different files: in order, those of `own`,
+    /// of the transformer's file, and of the text encoder's file.
+    fn connectors(&self, own: Checkpoint) -> Result<Checkpoint, WeightsError> {
+        let path = own.path().to_path_buf();
+        let mut sources = vec![own];
+        if let ModelLocation::Single(s) = &self.main {
+            sources.push(s.checkpoint.renamed(|key| s.name(Component::Connectors, key))?);
         }
-        match self.place(Component::TextEncoder) {
-            ModelLocation::TextEncoder(p) => {
-                let projections = p.projections()?;
-                self.check_connectors(&projections)?;
-                connectors.joined(&projections)
-            }
-            _ => Err(WeightsError::Config {
-                path: connectors.path().to_path_buf(),
-                key: "text_embedding_projection".into(),
-                reason:
+        if let ModelLocation::TextEncoder(p) = self.place(Component::TextEncoder) {
+            sources.push(p.projections()?);
+        }
+        let of_kind = |is_projection: bool| {
+            let has = |source: &&Checkpoint| source.names().any(|n| keys::is_projection_name(n) == is_projection);
+            let keep = |name: &str| (keys::is_projection_name(name) == is_projection).then(|| name.to_string());
+            sources.iter().find(has).map(|source| source.renamed(keep)).transpose()
+        };
+        let missing = |key: &str, reason: &str| {
+            let missing = WeightsError::Config { path: path.clone(), key: key.into(), reason: reason.into() };
+            Err(self.ambiguity(Component::Connectors).unwrap_or(missing))
+        };
+        let projections = match of_kind(true)? {
+            Some(projections) => projections,
+            None if self.transformer().is_some_and(|t| t.version == Version::V2_5) => {
+                return missing(
+                    "text_embedding_projection",
                     "is not in this file, but in the text encoder's file; set `model.text_encoder` or --text-encoder to \
-                         text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors"
-                        .into(),
-            }),
+                     text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors",
+                );
+            }
+            None => {
+                return missing(
+                    "text_embedding_projection",
+                    "is not in this file; set `model.connectors` or --connectors to a file with it, such as \
+                     text_encoders/ltx-2.3_text_projection_bf16.safetensors",
+                );
+            }
+        };
+        let Some(blocks) = of_kind(false)? else {
+            return missing(
+                "video_embeddings_connector",
+                "is neither in this file, which contains text projections, nor in the transformer's file; use a \
+                 transformer's file with connectors, or a file of connectors with their blocks",
+            );
+        };
+        for part in [&blocks, &projections] {
+            self.check_connectors(part)?;
         }
+        let connectors = blocks.joined(&projections)?;
+        if let Some(transformer) = self.transformer() {
+            let version = if transformer.version == Version::V2_0 { Version::V2_0 } else { Version::V2_3 };
+            check_version(Component::Connectors, &connectors, Some(version), &transformer.path)?;
+        }
+        Ok(connectors)
+    }
+
+    /// Returns the header's configuration that describes the connectors: that of their file or of the transformer's
+    /// file. What neither states is derived from tensors.
+    fn connectors_config(&self, own: &SingleFile, connectors: &Checkpoint) -> Result<Value, WeightsError> {
+        let has_section = |s: &SingleFile| s.config["transformer"].is_object();
+        let main = match &self.main {
+            ModelLocation::Single(main) if has_section(main) => Some(&**main),
+            _ => None,
+        };
+        let described = if has_section(own) { Some(own) } else { main };
+        let mut section = described.map_or_else(|| json!({}), |s| s.config["transformer"].clone());
+        if !described.is_some_and(|s| s.has_config) {
+            derived::add_connector_keys(&mut section, connectors)?;
+        }
+        Ok(json!({"transformer": section}))
     }
 
     /// Returns an error if the connectors' header states a model version that does not fit the transformer.
@@ -444,7 +578,8 @@ impl ModelSource {
                     let path = folder.join("tokenizer.json");
                     fs::read(&path).map_err(WeightsError::io(&path, "cannot read"))?
                 }
-                TokenizerFiles::Packed { tokenizer, .. } => tokenizer.read()?,
+                TokenizerFiles::Packed { tokenizer: bytes, .. }
+                | TokenizerFiles::SentencePiece { model: bytes, .. } => bytes.read()?,
             }),
             _ => {
                 fingerprint::add_text(&mut hash, &self.config(component)?.to_string());
@@ -466,7 +601,8 @@ fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     if HubCache::is_name(name) {
         return hub.resolve(name);
     }
-    let looked =
-        "no such file or folder; a model is a diffusers folder, a .safetensors or .gguf file, or org/name".into();
+    let looked = "no such file or folder; a model is a diffusers folder, a folder of single files, a .safetensors or \
+                  .gguf file, or org/name"
+        .into();
     Err(WeightsError::NotFound { name: name.into(), looked })
 }

@@ -1,86 +1,460 @@
-//! Repositories of split files, the layout of LTX-2.5: a folder for each kind of component, a file for each component.
+//! Folders of single files, such as a downloaded repository or ComfyUI's model folder: each component is a file of its
+//! own. Files are recognized by their tensors, wherever they are in the folder; names only decide between several files
+//! of the same component.
 
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::checkpoint::{Checkpoint, is_shard, read_json};
 use super::component::Component;
 use super::error::WeightsError;
+use super::keys::{SingleFileKeys, TRANSFORMER};
+use super::packed::GEMMA_CONFIG;
+use super::unsupported::VERSION;
+use super::version::Version;
 
-/// Folder of the transformers.
-const TRANSFORMERS: &str = "diffusion_models";
+/// Names of folders that contain transformers, in lower case.
+const TRANSFORMER_FOLDERS: [&str; 3] = ["diffusion_models", "unet", "checkpoints"];
 
-/// Part of the file name of the video VAE with the diffusion decoder.
-const DIFFUSION: &str = "video-vae-bf16";
+/// Names of folders that contain other components, in lower case.
+const PART_FOLDERS: [&str; 6] =
+    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches"];
 
-/// For each component that has its own file, apart from the transformer: its folder and part of the file name. If a
-/// component has several rows, the first row with a matching file is used.
-const PARTS: [(Component, &str, &str); 8] = [
-    (Component::TextEncoder, "text_encoders", "gemma4"),
-    (Component::Vae, "vae", "video-vae-conv-"),
-    // Both files of the video VAE contain its encoder.
-    (Component::Vae, "vae", DIFFUSION),
-    (Component::DiffusionDecoder, "vae", DIFFUSION),
-    (Component::AudioVae, "vae", "audio-vae"),
-    (Component::LatentUpsampler, "latent_upscale_models", "spatial-upscaler"),
-    (Component::TemporalUpsampler, "latent_upscale_models", "temporal-upscaler"),
-    (Component::DurationHead, "model_patches", "duration-head"),
-];
+/// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
+const DEPTH: usize = 3;
 
-fn name_contains(path: &Path, part: &str) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().contains(part))
+/// What a file name says about the training of the transformer: files of the two kinds do not fit each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Training {
+    Dev,
+    Distilled,
 }
 
-/// Returns, in sorted order, the bf16 files of LTX-2.5 in `folder` whose names contain `word`, or the quantized ones if
-/// there are no bf16 files.
-fn files(folder: &Path, word: &str) -> Vec<PathBuf> {
-    let is_one = |path: &PathBuf| {
-        let is_weights = path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf");
-        is_weights && name_contains(path, "ltx-2.5") && name_contains(path, word)
+/// A weight file, or the folder of a text encoder.
+#[derive(Debug)]
+struct Candidate {
+    path: PathBuf,
+    /// Path relative to the searched folder, for errors.
+    name: String,
+    /// Normalized file name, see [`normalized`].
+    words: String,
+    components: BTreeSet<Component>,
+    /// Whether weights are stored in fewer bits than bf16.
+    is_quantized: bool,
+    /// Whether the file contains a convolutional video decoder.
+    has_conv_decoder: bool,
+    /// Model versions that the file can belong to. Empty: all.
+    versions: Vec<Version>,
+    training: Option<Training>,
+}
+
+/// A folder of single files with its transformer.
+#[derive(Debug)]
+pub(super) struct SplitFolder {
+    root: PathBuf,
+    transformer: PathBuf,
+    training: Option<Training>,
+    variant: Option<String>,
+    /// Files that do not contain a transformer.
+    parts: Vec<Candidate>,
+}
+
+/// Files of a component in a folder.
+#[derive(Debug)]
+pub(super) enum Choice {
+    None,
+    One(PathBuf),
+    /// Names of files, relative to the folder, among which nothing decides.
+    Several(Vec<String>),
+}
+
+impl SplitFolder {
+    /// Finds the transformer in a folder, or the folder that contains a transformer's file. `None`: the path is neither.
+    ///
+    /// # Errors
+    /// Returns an error if there are several transformers, or none that `variant` selects.
+    pub(super) fn find(path: &Path, variant: Option<&str>) -> Result<Option<Self>, WeightsError> {
+        let (transformer, root, mut parts) = if path.is_file() {
+            if !is_weight_file(path) {
+                return Ok(None);
+            }
+            let (root, searched) = root_of(path);
+            (path.to_path_buf(), root.clone(), files(&root, searched))
+        } else {
+            let found = files(path, Searched::All);
+            let Some(chosen) = choose_transformer(path, &found, variant)? else { return Ok(None) };
+            let transformer = chosen.path.clone();
+            if is_transformer_folder(path) {
+                let (root, searched) = root_of(&transformer);
+                (transformer, root.clone(), files(&root, searched))
+            } else {
+                (transformer, path.to_path_buf(), found)
+            }
+        };
+        parts.retain(|file| !file.components.contains(&Component::Transformer));
+        let (training, variant) = (training(&words_of(&transformer)), variant.map(String::from));
+        Ok(Some(SplitFolder { root, transformer, training, variant, parts }))
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn transformer(&self) -> &Path {
+        &self.transformer
+    }
+
+    /// Returns an error if no file of this folder, the transformer included, has a part of `model.variant` in its name.
+    pub(super) fn check_variant(&self) -> Result<(), WeightsError> {
+        let Some(variant) = &self.variant else { return Ok(()) };
+        let transformer = words_of(&self.transformer);
+        let has =
+            |word: String| self.parts.iter().any(|file| file.words.contains(&word)) || transformer.contains(&word);
+        if words(variant).all(has) {
+            return Ok(());
+        }
+        let files = self.parts.iter().map(|file| file.name.clone()).collect();
+        Err(WeightsError::NoVariant { path: self.root.clone(), variant: variant.clone(), files })
+    }
+
+    /// Finds the file of a component for a transformer of this version. In order, preferred are files of the
+    /// transformer's training, files with most of the variant's words, unquantized files, the convolutional decoder (which
+    /// the video VAE of the diffusion decoder lacks), x2 upsamplers, and the latest of files that differ in a version
+    /// number at the end.
+    pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
+        let fits = |file: &Candidate| {
+            file.versions.is_empty() || version.is_none_or(|version| file.versions.contains(&version))
+        };
+        let is_one = |file: &&Candidate| file.components.contains(&component) && fits(file);
+        let mut found: Vec<&Candidate> = self.parts.iter().filter(is_one).collect();
+        let other =
+            |file: &Candidate| file.training.is_some() && self.training.is_some_and(|own| file.training != Some(own));
+        if component == Component::Connectors {
+            // Connectors are trained with the transformer.
+            found.retain(|file| !other(file));
+        }
+        prefer(&mut found, |file| file.training.is_some() && file.training == self.training);
+        prefer(&mut found, |file| !other(file));
+        if let Some(variant) = &self.variant {
+            let most = found.iter().map(|file| matches(&file.words, variant)).max();
+            found.retain(|file| Some(matches(&file.words, variant)) == most);
+        }
+        prefer(&mut found, |file| !file.is_quantized);
+        if component == Component::Vae {
+            prefer(&mut found, |file| file.has_conv_decoder);
+        }
+        if component == Component::LatentUpsampler {
+            prefer(&mut found, |file| file.words.contains("-x2-"));
+        }
+        if found.iter().all(|file| !file.is_quantized && series(&file.words) == series(&found[0].words)) {
+            found.sort_by(|a, b| by_numbers(&a.words, &b.words));
+            found = found.split_off(found.len().saturating_sub(1));
+        }
+        match &found[..] {
+            [] => Choice::None,
+            [one] => Choice::One(one.path.clone()),
+            several => Choice::Several(several.iter().map(|file| file.name.clone()).collect()),
+        }
+    }
+}
+
+/// Keeps the preferred elements, if there are any.
+fn prefer<T>(list: &mut Vec<T>, is_preferred: impl Fn(&T) -> bool) {
+    if list.iter().any(&is_preferred) {
+        list.retain(is_preferred);
+    }
+}
+
+/// Selects the transformer in a folder; `None`: there is none. Without a variant, an unquantized file is preferred to
+/// quantized files of the same version and training.
+fn choose_transformer<'a>(
+    root: &Path,
+    files: &'a [Candidate],
+    variant: Option<&str>,
+) -> Result<Option<&'a Candidate>, WeightsError> {
+    let names = |files: &[&Candidate]| files.iter().map(|file| file.name.clone()).collect();
+    let all: Vec<&Candidate> = files.iter().filter(|file| file.components.contains(&Component::Transformer)).collect();
+    let mut found = all.clone();
+    if let Some(variant) = variant {
+        let count = words(variant).count();
+        found.retain(|file| matches(&file.words, variant) == count);
+        if found.is_empty() && !all.is_empty() {
+            let (path, variant, files) = (root.into(), variant.into(), names(&all));
+            return Err(WeightsError::NoVariant { path, variant, files });
+        }
+        prefer(&mut found, |file| file.path.file_name().is_some_and(|name| name == variant));
+    }
+    if found.iter().all(|file| (file.training, &file.versions) == (found[0].training, &found[0].versions)) {
+        prefer(&mut found, |file| !file.is_quantized);
+    }
+    match found[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        _ => {
+            let (path, component) = (root.into(), Component::Transformer);
+            Err(WeightsError::Ambiguous { path, component, files: names(&found) })
+        }
+    }
+}
+
+fn is_transformer_folder(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
+    name.is_some_and(|name| TRANSFORMER_FOLDERS.contains(&&*name))
+}
+
+/// Subfolders in which components are searched.
+#[derive(Clone, Copy)]
+enum Searched {
+    None,
+    /// Those in [`PART_FOLDERS`].
+    Parts,
+    All,
+}
+
+/// Returns the folder in which the components of a transformer's file are searched, and which of its subfolders.
+fn root_of(file: &Path) -> (PathBuf, Searched) {
+    let parents = || file.ancestors().skip(1).take(DEPTH);
+    let part_folders = |folder: &Path| {
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
+        let folders = listed(folder).filter(|entry| entry.path().is_dir());
+        folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count()
     };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> = entries.filter(is_one).collect();
-    if files.iter().any(|path| name_contains(path, "bf16")) {
-        files.retain(|path| name_contains(path, "bf16"));
-    }
-    files.sort();
-    files
-}
-
-/// Returns an error that lists `files`, the candidates for one component in `folder`.
-fn ambiguous(folder: PathBuf, files: &[PathBuf], kind: &str) -> WeightsError {
-    let names = files.iter().filter_map(|file| file.file_name()?.to_str()).collect::<Vec<_>>().join(", ");
-    WeightsError::NoWeights { path: folder, reason: format!("{} {kind} ({names}): specify one of them", files.len()) }
-}
-
-/// Returns the transformer's file if `path` is a repository of split files, otherwise `path`.
-///
-/// # Errors
-/// Returns an error if there are several transformers.
-pub(super) fn transformer(path: PathBuf) -> Result<PathBuf, WeightsError> {
-    let folder = path.join(TRANSFORMERS);
-    match &files(&folder, "transformer")[..] {
-        [] => Ok(path),
-        [one] => Ok(one.clone()),
-        several => Err(ambiguous(folder, several, "transformers")),
+    // One folder of parts next to the file is enough; a file in a subfolder of the repository needs better evidence.
+    let repository = || parents().take(2).zip(1..).find(|(folder, least)| part_folders(folder) >= *least);
+    let outer = parents().find(|folder| is_transformer_folder(folder)).and_then(Path::parent);
+    let flat = || file.parent().unwrap_or(Path::new(""));
+    match (outer, repository()) {
+        (Some(root), _) => (root.into(), Searched::All),
+        (None, Some((root, _))) => (root.into(), Searched::Parts),
+        (None, None) => (flat().into(), Searched::None),
     }
 }
 
-/// Finds the file of a component in the repository that contains the transformer's file.
-///
-/// # Errors
-/// Returns an error if there are several quantized files of the component and no bf16 file.
-pub(super) fn beside(transformer: &Path, component: Component) -> Result<Option<PathBuf>, WeightsError> {
-    let folder = transformer.parent().filter(|folder| folder.ends_with(TRANSFORMERS));
-    let Some(root) = folder.and_then(Path::parent) else { return Ok(None) };
-    for (_, name, word) in PARTS.iter().filter(|(part, ..)| *part == component) {
-        let folder = root.join(name);
-        let mut found = files(&folder, word);
-        if found.len() > 1 && !found.iter().all(|file| name_contains(file, "bf16")) {
-            return Err(ambiguous(folder, &found, &format!("files of the component {}", component.folder())));
+fn listed(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    fs::read_dir(folder).into_iter().flatten().flatten()
+}
+
+fn is_weight_file(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
+}
+
+/// Returns the candidates in a folder and its subfolders, sorted by path, each file once.
+fn files(root: &Path, searched: Searched) -> Vec<Candidate> {
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+    search(root, DEPTH, searched, &mut |path| {
+        if seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.into())) {
+            found.extend(Candidate::open(root, path));
         }
-        if let Some(file) = found.pop() {
-            return Ok(Some(file));
+    });
+    found.sort_by(|a: &Candidate, b| a.path.cmp(&b.path));
+    found
+}
+
+/// Calls `visit` for each weight file, except for shards, and for each folder of a component.
+fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMut(&Path)) {
+    let mut entries: Vec<PathBuf> = listed(folder).map(|entry| folder.join(entry.file_name())).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().map_or_else(Default::default, |name| name.to_string_lossy().into_owned());
+        let is_entered = match searched {
+            Searched::None => false,
+            Searched::Parts => PART_FOLDERS.contains(&&*name.to_lowercase()),
+            Searched::All => true,
+        };
+        let is_part = is_entered && path.join("config.json").is_file();
+        let is_visited = is_weight_file(&path) && !is_shard(&name) || is_part;
+        match () {
+            () if name.starts_with('.') => {}
+            () if is_visited => visit(&path),
+            () if is_entered && depth > 0 && path.is_dir() => search(&path, depth - 1, Searched::All, visit),
+            () => {}
         }
     }
-    Ok(None)
+}
+
+impl Candidate {
+    /// Reads a file's header. `None`: it contains no component of LTX-2.
+    fn open(root: &Path, path: &Path) -> Option<Self> {
+        let words = words_of(path);
+        let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
+        let training = training(&words);
+        let mut candidate = Candidate {
+            path: path.into(),
+            name,
+            components: BTreeSet::new(),
+            is_quantized: false,
+            has_conv_decoder: false,
+            versions: version_in(&words).into_iter().collect(),
+            training,
+            words,
+        };
+        if path.is_dir() {
+            let config = read_json(&path.join("config.json")).ok()?;
+            candidate.versions = gemma_versions(config["model_type"].as_str()?)?;
+            candidate.components.insert(Component::TextEncoder);
+        } else {
+            match Checkpoint::headers_only(path) {
+                Ok(file) => candidate.classify(&file),
+                // A damaged file is an error if its name is that of a component and no other file is preferred to it.
+                Err(_) => {
+                    candidate.is_quantized = true;
+                    candidate.components.extend(component_in(&candidate.words));
+                }
+            }
+        }
+        (!candidate.components.is_empty()).then_some(candidate)
+    }
+
+    /// Determines the components of a file from its tensors.
+    fn classify(&mut self, file: &Checkpoint) {
+        let is_plain = |dtype: &str| matches!(&*dtype.to_lowercase(), "bf16" | "f16" | "f32");
+        self.is_quantized = file.headers().any(|(key, dtype, _)| key.ends_with(".weight") && !is_plain(&dtype));
+        self.versions = stated_version(file).or(version_in(&self.words)).into_iter().collect();
+        let has = |key: &str| file.contains(key) || file.contains(&format!("{TRANSFORMER}{key}"));
+        if has("patchify_proj.weight") {
+            // Transformers of LTX-Video have no audio.
+            self.components.extend(has("audio_patchify_proj.weight").then_some(Component::Transformer));
+            return;
+        }
+        if let Some(versions) = text_encoder_versions(file) {
+            self.versions = versions;
+            self.components.insert(Component::TextEncoder);
+            return;
+        }
+        if file.contains("initial_conv.weight") {
+            let is_temporal = file.shape("upsampler.0.weight").is_some_and(|shape| shape.len() == 5);
+            let part = if is_temporal { Component::TemporalUpsampler } else { Component::LatentUpsampler };
+            self.components.insert(part);
+            return;
+        }
+        let keys = SingleFileKeys::new(file.names());
+        let mapped = || file.names().filter_map(|key| keys.map(key));
+        self.components.extend(mapped().map(|(component, _)| component));
+        self.components.remove(&Component::Transformer);
+        // Other models' VAEs have similar names, but no statistics of latents.
+        if !mapped().any(|(component, name)| component == Component::Vae && name.starts_with("latents_")) {
+            self.components.remove(&Component::Vae);
+            self.components.remove(&Component::DiffusionDecoder);
+        }
+        self.has_conv_decoder =
+            mapped().any(|(component, name)| component == Component::Vae && name.starts_with("decoder."));
+        if self.components.contains(&Component::Connectors) {
+            let is = |part: &str| mapped().any(|(_, name)| name.starts_with(part));
+            match () {
+                () if is("video_text_proj_in.") => self.versions.retain(|version| *version != Version::V2_0),
+                () if is("text_proj_in.") => self.versions = vec![Version::V2_0],
+                () => {}
+            }
+        }
+    }
+}
+
+/// Returns the model version in a file's header.
+fn stated_version(file: &Checkpoint) -> Option<Version> {
+    match Version::numbers(file.metadata(VERSION)?) {
+        (2, 5) => Some(Version::V2_5),
+        (2, 3) => Some(Version::V2_3),
+        (2, minor) if minor < 3 => Some(Version::V2_0),
+        _ => None,
+    }
+}
+
+/// Returns the model versions that a text encoder's file can belong to. `None`: not a text encoder of LTX-2.
+fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
+    if let Some(architecture) = file.architecture() {
+        return gemma_versions(architecture);
+    }
+    if file.metadata(GEMMA_CONFIG).is_some() {
+        return Some(vec![Version::V2_5]);
+    }
+    let has =
+        |end: &str| ["model", "language_model.model"].iter().any(|start| file.contains(&format!("{start}.{end}")));
+    let is_gemma_3 = has("layers.0.self_attn.q_norm.weight") && has("layers.0.pre_feedforward_layernorm.weight");
+    match is_gemma_3 {
+        true if has("layers.0.layer_scalar") => Some(vec![Version::V2_5]),
+        true => gemma_versions("gemma3"),
+        false => None,
+    }
+}
+
+/// Returns the model versions whose text encoder is of this model type.
+fn gemma_versions(model_type: &str) -> Option<Vec<Version>> {
+    match model_type {
+        gemma if gemma.starts_with("gemma3") => Some(vec![Version::V2_0, Version::V2_3]),
+        gemma if gemma.starts_with("gemma4") => Some(vec![Version::V2_5]),
+        _ => None,
+    }
+}
+
+/// Returns a name in lower case, with one hyphen for each separator, at the start and at the end.
+fn normalized(name: &str) -> String {
+    let parts = name.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty());
+    format!("-{}-", parts.map(str::to_lowercase).collect::<Vec<_>>().join("-"))
+}
+
+fn words_of(path: &Path) -> String {
+    normalized(&path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Iterates over the parts of a variant, which commas or spaces separate.
+fn words(variant: &str) -> impl Iterator<Item = String> {
+    variant.split([',', ' ']).filter(|word| !word.is_empty()).map(normalized)
+}
+
+/// Counts the parts of a variant that a normalized name contains.
+fn matches(name: &str, variant: &str) -> usize {
+    words(variant).filter(|word| name.contains(word)).count()
+}
+
+fn training(words: &str) -> Option<Training> {
+    match () {
+        () if words.contains("-distill") => Some(Training::Distilled),
+        () if words.contains("-dev-") => Some(Training::Dev),
+        () => None,
+    }
+}
+
+/// Returns the model version in a normalized name, such as `-ltx-2-3-22b-dev-` or `-ltx23-video-vae-`.
+fn version_in(words: &str) -> Option<Version> {
+    let compact = words.replace('-', "");
+    let (_, rest) = compact.split_once("ltxv2").or_else(|| compact.split_once("ltx2"))?;
+    Some(match rest.chars().next() {
+        Some('3') => Version::V2_3,
+        Some('5') => Version::V2_5,
+        _ => Version::V2_0,
+    })
+}
+
+/// Returns the component that a normalized name refers to.
+fn component_in(words: &str) -> Option<Component> {
+    let names = [
+        (Component::Transformer, "transformer"),
+        (Component::TextEncoder, "gemma"),
+        (Component::AudioVae, "audio-vae"),
+        (Component::Vae, "video-vae"),
+        (Component::Connectors, "connector"),
+        (Component::TemporalUpsampler, "temporal-upscaler"),
+        (Component::LatentUpsampler, "spatial-upscaler"),
+        (Component::DurationHead, "duration-head"),
+    ];
+    names.into_iter().find(|(_, name)| words.contains(name)).map(|(component, _)| component)
+}
+
+/// Returns a normalized name without its extension and the version number before it.
+fn series(words: &str) -> &str {
+    let is_number = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
+    let mut stem = words.strip_suffix("-safetensors-").or(words.strip_suffix("-gguf-")).unwrap_or(words);
+    while let Some((rest, _)) = stem.rsplit_once('-').filter(|(_, part)| is_number(part)) {
+        stem = rest;
+    }
+    stem
+}
+
+/// Compares normalized names part by part, numbers by value.
+fn by_numbers(a: &str, b: &str) -> Ordering {
+    let key = |part: &str| (part.parse::<u64>().ok(), part.to_string());
+    a.split('-').map(key).cmp(b.split('-').map(key))
 }

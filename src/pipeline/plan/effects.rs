@@ -20,10 +20,12 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with what it affects instead.
-const ELSEWHERE: [(&str, &str); 32] = [
+const ELSEWHERE: [(&str, &str); 34] = [
     ("model.path", "weights"),
+    ("model.variant", "weights"),
     ("model.text_encoder", "weights"),
     ("model.tokenizer", "weights"),
+    ("model.connectors", "weights"),
     ("model.vae", "weights"),
     ("model.audio_vae", "weights"),
     ("model.vocoder", "weights"),

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::weights::{Component, ModelSource, Overrides, WeightsError};
+use crate::weights::{Component, ModelSource, WeightsError};
 
 /// Where a model's configurations come from.
 #[derive(Clone)]
@@ -104,18 +104,7 @@ pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
 
 /// Opens the model files of a configuration.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
-    let m = &config.model;
-    let overrides = Overrides {
-        text_encoder: m.text_encoder.clone(),
-        tokenizer: m.tokenizer.clone(),
-        vae: m.vae.clone(),
-        audio_vae: m.audio_vae.clone(),
-        vocoder: m.vocoder.clone(),
-        upsampler: m.upsampler.clone(),
-        temporal_upsampler: m.temporal_upsampler.clone(),
-        duration_head: m.duration_head.clone(),
-    };
-    Ok(Arc::new(ModelSource::open(&m.path, &overrides)?))
+    Ok(Arc::new(ModelSource::open(&config.model.path, &config.model.overrides())?))
 }
 
 /// Where the parameters of a model come from.

@@ -78,6 +78,9 @@ pub(in crate::pipeline) fn open_tokenizer(files: &TokenizerFiles, configs: &Mode
             let config = config.as_ref().map(TensorView::read).transpose()?;
             (Tokenizer::packed(file, &tokenizer.read()?, config.as_deref(), rules)?, file)
         }
+        TokenizerFiles::SentencePiece { file, model } => {
+            (Tokenizer::sentence_piece(file, &model.read()?, rules)?, file)
+        }
     };
     with_embeddings(tokenizer, &place.join("tokenizer.json"), configs)
 }

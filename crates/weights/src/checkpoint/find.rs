@@ -13,6 +13,9 @@ pub(super) const FLASHPACK: &str = "FlashPack weights, which this program does n
 /// Maximum number of missing shards that an error lists.
 const MAX_LISTED: usize = 3;
 
+/// Names of weight files without variant and extension, in the order in which they are tried.
+const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
+
 /// Stem, number and count from a shard's file name.
 type ShardName = (String, usize, usize);
 
@@ -21,6 +24,24 @@ fn shard_of(name: &str) -> Option<ShardName> {
     let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     Some((stem.to_string(), number.parse().ok()?, count.parse().ok().filter(|count| *count < 1000)?))
+}
+
+/// Whether a file name is that of one of several shards.
+pub(crate) fn is_shard(name: &str) -> bool {
+    shard_of(name).is_some_and(|(_, _, count)| count != 1)
+}
+
+/// Returns the variants of a folder's weights, such as `fp8` of `diffusion_pytorch_model.fp8.safetensors`.
+pub(crate) fn variants(folder: &Path) -> BTreeSet<String> {
+    let variant = |name: String| {
+        let name = shard_of(&name).map_or(name, |(stem, ..)| stem + ".safetensors");
+        let rest = STEMS.iter().find_map(|stem| name.strip_prefix(stem))?;
+        let index = || rest.strip_prefix(".safetensors.index")?.strip_suffix(".json");
+        let file = || rest.strip_suffix(".safetensors.index.json").or_else(|| rest.strip_suffix(".safetensors"));
+        Some(index().or_else(file)?.strip_prefix('.')?.to_string())
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| variant(entry.file_name().to_string_lossy().into_owned())).collect()
 }
 
 pub(super) fn is_flashpack(name: &Path) -> bool {
@@ -35,15 +56,18 @@ pub(super) enum WeightFiles {
     Shards(Vec<PathBuf>),
 }
 
-/// Selects a folder's index, weight file, or set of shards.
-pub(super) fn find_weights(folder: &Path) -> Result<WeightFiles, WeightsError> {
+/// Selects a folder's index, weight file, or set of shards. `variant`: parts of file names, separated by commas or
+/// spaces, that are tried before the usual variants.
+pub(super) fn find_weights(folder: &Path, variant: Option<&str>) -> Result<WeightFiles, WeightsError> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(WeightsError::io(folder, "cannot list"))? {
         let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
         names.insert(entry.file_name().to_string_lossy().into_owned());
     }
-    for variant in ["", ".bf16", ".fp16"] {
-        for stem in ["diffusion_pytorch_model", "model"] {
+    let requested = variant.into_iter().flat_map(|variant| variant.split([',', ' ']));
+    let requested = requested.filter(|word| !word.is_empty()).map(|word| format!(".{word}"));
+    for variant in requested.chain(["", ".bf16", ".fp16"].map(String::from)) {
+        for stem in STEMS {
             // Current versions of diffusers put the variant at the end of an index's name, older ones before
             // `safetensors`.
             let candidates = [
@@ -97,11 +121,11 @@ pub(super) fn find_weights(folder: &Path) -> Result<WeightFiles, WeightsError> {
     } else if ggufs.len() > 1 {
         several(&ggufs, "GGUF")
     } else if names.iter().any(|n| n.ends_with(".bin") || n.ends_with(".ckpt") || n.ends_with(".pt")) {
-        "only pickled weights; convert them to safetensors".into()
+        "only pickled weights; convert them with safetensors.torch.save_file".into()
     } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {
         format!("{name} holds {FLASHPACK}")
     } else {
-        "no safetensors file in this folder".into()
+        "no safetensors or GGUF file in this folder; download the model's files with `hf download`".into()
     };
     Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason })
 }

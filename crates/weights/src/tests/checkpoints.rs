@@ -148,7 +148,7 @@ fn shards_are_opened_through_index() {
 #[test]
 fn folder_weights_are_selected_by_name() {
     let dir = TempDir::new().expect("dir");
-    fails(Checkpoint::open(dir.path()), &["no safetensors file"]);
+    fails(Checkpoint::open(dir.path()), &["no safetensors or GGUF file"]);
     let packed = dir.path().join("model.flashpack");
     put(packed.clone(), "x");
     let advice = "FlashPack weights, which this program does not read; get the model's safetensors files";

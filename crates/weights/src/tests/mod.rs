@@ -17,6 +17,7 @@ mod ltx2_5;
 mod official;
 mod quantized;
 mod sources;
+mod split;
 mod strict;
 mod torchao;
 mod writing;

@@ -116,7 +116,8 @@ fn text_encoder_override_includes_tokenizer() {
     assert_eq!(tokenizer(&source), gemma);
     let encoder = source.checkpoint(Component::TextEncoder).expect("there");
     assert!(encoder.contains("language_model.model.norm.weight"));
-    fails(beside(&gemma.join("model.safetensors")), &["model.safetensors", "contains no text encoder", "the folder"]);
+    let words = ["model.safetensors", "`gemma_config` is missing", "not those of Gemma 3", "google/gemma-3-12b-it"];
+    fails(beside(&gemma.join("model.safetensors")), &words);
 
     let whole = dir.path().join("diffusers");
     diffusers_folder(&whole);

@@ -21,7 +21,7 @@ fn diffusers_folder_provides_components() {
     assert_eq!(tokenizer(&source), dir.path().join("tokenizer"));
     source.require([Component::Transformer, Component::TextEncoder, Component::Tokenizer]).expect("there");
     fails(source.config(Component::Vae), &["video VAE", "`model.vae`", "--vae"]);
-    fails(source.checkpoint(Component::Connectors), &["contains no connectors", "looked for `connectors`"]);
+    fails(source.checkpoint(Component::Connectors), &["contains no connectors", "`model.connectors`", "--connectors"]);
     fails(source.checkpoint(Component::Scheduler), &["no scheduler"]);
 
     let print = |source: &ModelSource| source.fingerprint(Component::Transformer).expect("readable");

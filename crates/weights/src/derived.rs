@@ -1,0 +1,80 @@
+//! Configurations of files whose header has none: sizes come from the tensors, the rest from the published models.
+
+use serde_json::{Value, json};
+
+use super::checkpoint::Checkpoint;
+use super::error::WeightsError;
+use super::keys::{GEMMA, is_projection_name};
+
+/// Attention heads of the connectors of LTX-2.0, which have no gates that would tell.
+const CONNECTOR_HEADS: usize = 30;
+
+/// Returns the number of elements `list.N` with the largest `N`, plus 1.
+fn count(tensors: &Checkpoint, list: &str) -> u64 {
+    let number = |name: &str| name.strip_prefix(list)?.split('.').next()?.parse::<u64>().ok();
+    tensors.names().filter_map(number).max().map_or(0, |last| last.saturating_add(1))
+}
+
+/// Returns one of a tensor's dimensions.
+fn size(tensors: &Checkpoint, name: &str, axis: usize) -> Result<usize, WeightsError> {
+    let missing = || WeightsError::MissingTensor { path: tensors.path().to_path_buf(), key: name.to_string() };
+    tensors.shape(name).and_then(|shape| shape.get(axis)).copied().filter(|size| *size > 0).ok_or_else(missing)
+}
+
+/// Adds to a transformer's section the keys of its connectors that it lacks. `connectors` has diffusers names.
+pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -> Result<(), WeightsError> {
+    let mut add = |key: &str, value: Value| {
+        if section[key].is_null() {
+            section[key] = value;
+        }
+    };
+    for (prefix, stream) in [("", "video"), ("audio_", "audio")] {
+        let blocks = format!("{stream}_connector.transformer_blocks.");
+        let attention = format!("{blocks}0.attn1");
+        let gates = connectors.shape(&format!("{attention}.to_gate_logits.weight")).and_then(|shape| shape.first());
+        let heads = gates.copied().unwrap_or(CONNECTOR_HEADS).max(1);
+        let width = size(connectors, &format!("{attention}.to_q.weight"), 0)?;
+        add(&format!("{prefix}connector_num_layers"), count(connectors, &blocks).into());
+        add(&format!("{prefix}connector_num_attention_heads"), heads.into());
+        add(&format!("{prefix}connector_attention_head_dim"), (width / heads).into());
+        add("connector_apply_gated_attention", gates.is_some().into());
+    }
+    add("frequencies_precision", "float64".into());
+    if connectors.names().any(|name| is_projection_name(name) && name.starts_with("video_")) {
+        super::official::PROJECTION_FIRST.into_iter().for_each(|(key, value)| add(key, value.into()));
+    }
+    Ok(())
+}
+
+/// Returns `config.json` of a Gemma 3 by its tensors, whose names begin with [`GEMMA`]. What tensors do not tell is that
+/// of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: not a Gemma 3.
+///
+/// # Errors
+/// Returns an error if a tensor is missing.
+pub(super) fn gemma_3_config(weights: &Checkpoint) -> Result<Option<Value>, WeightsError> {
+    let layer = |name: &str| format!("{GEMMA}layers.0.{name}.weight");
+    let has = |name: &str| weights.contains(&layer(name));
+    let is_gemma_3 = has("self_attn.q_norm") && has("pre_feedforward_layernorm");
+    if !is_gemma_3 || weights.contains(&format!("{GEMMA}layers.0.layer_scalar")) {
+        return Ok(None);
+    }
+    let (embeddings, head) = (format!("{GEMMA}embed_tokens.weight"), size(weights, &layer("self_attn.q_norm"), 0)?);
+    let heads = |name: &str| size(weights, &layer(name), 0).map(|rows| rows / head);
+    let text = json!({
+        "model_type": "gemma3_text",
+        "vocab_size": size(weights, &embeddings, 0)?,
+        "hidden_size": size(weights, &embeddings, 1)?,
+        "intermediate_size": size(weights, &layer("mlp.gate_proj"), 0)?,
+        "num_hidden_layers": count(weights, &format!("{GEMMA}layers.")),
+        "num_attention_heads": heads("self_attn.q_proj")?,
+        "num_key_value_heads": heads("self_attn.k_proj")?,
+        "head_dim": head,
+        "query_pre_attn_scalar": head,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 1024,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    });
+    Ok(Some(json!({"model_type": "gemma3", "text_config": text})))
+}
