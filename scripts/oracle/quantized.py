@@ -2,7 +2,7 @@
 """Writes tests/fixtures/quantized: small files in quantized formats, with the values that their own packages decode.
 
 Needs torch==2.15.0 (CPU), numpy==2.4.6, safetensors==0.8.0, comfy-kitchen==0.2.40, gguf==0.19.0, packaging, pyyaml,
-requests, tqdm. Usage: quantized.py FOLDER
+requests, tqdm. Usage: quantized.py FOLDER, or quantized.py SOURCE CONVERTED to compare a file of `ltx2 convert`.
 """
 import json
 import sys
@@ -12,12 +12,15 @@ import gguf
 import numpy as np
 import torch
 from comfy_kitchen.backends.eager import quantization as ck
+from comfy_kitchen.tensor import TensorCoreFP8Layout, TensorWiseINT8Layout
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 TYPES = "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS F16 BF16 F32".split()
 # Offsets of the f16 scales in a block, for types that the package cannot quantize to.
 SCALES = {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0]}
 F32 = torch.float32
+ROTATED = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
 
 
 def marker(**conf):
@@ -44,8 +47,7 @@ def comfy(folder):
     want["int8"] = ck.dequantize_int8_simple(codes, scale)
     want["original"] = torch.randn(4, 512)
     codes, scale = ck.quantize_int8_convrot_weight(want["original"], 256)
-    rotated = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256}
-    layer("convrot", rotated, weight=codes, weight_scale=scale)
+    layer("convrot", ROTATED, weight=codes, weight_scale=scale)
     want["convrot"] = ck.dequantize_int8_convrot_weight(codes, scale, 256)
     want["convrot.bf16"] = ck.dequantize_int8_convrot_weight_dtype(codes, scale, 256, 2)
     # 144 rows of 5 blocks: two tiles of scales in each direction. Only some rows of the values are kept.
@@ -56,6 +58,41 @@ def comfy(folder):
     want["nvfp4"] = ck.dequantize_nvfp4(codes, whole, blocks, F32)[[0, 31, 32, 127, 128, 143]].contiguous()
     save_file(file, folder / "comfy.safetensors")
     save_file(want, folder / "comfy_values.safetensors")
+
+
+def of_convert(folder):
+    """Layers with official names, and their bytes in the forms of `ltx2 convert`."""
+    torch.manual_seed(1)
+    connector = "video_embeddings_connector.transformer_1d_blocks.0.attn1.to_k"
+    layers = ["transformer_blocks.1.attn1.to_q", "transformer_blocks.0.ff.net.2", connector]
+    layers = {f"model.diffusion_model.{name}": torch.randn(3, 256 * (1 + i)) for i, name in enumerate(layers)}
+    other = "model.diffusion_model.transformer_blocks.1.attn1.to_gate_logits.weight"
+    source = {other: torch.randn(2, 256)} | {f"{name}.weight": weight for name, weight in layers.items()}
+    save_file(source, folder / "convert.safetensors", {"config": '{"transformer":{}}'})
+    kinds = {
+        "fp8": (lambda w, s: (ck.quantize_per_tensor_fp8(w, s), s), {"format": "float8_e4m3fn"}, 1),
+        "int8": (lambda w, _: ck.quantize_int8_rowwise(w), {"format": "int8_tensorwise"}, 1),
+        "int8-convrot": (lambda w, _: ck.quantize_int8_convrot_weight(w, 256), ROTATED, 3),
+    }
+    want = {}
+    for form, (quantize, conf, count) in kinds.items():
+        for name, weight in list(layers.items())[:count]:
+            codes, scale = quantize(weight, weight.abs().amax() / 448)
+            parts = {"weight": codes, "weight_scale": scale, "comfy_quant": marker(**conf)}
+            want |= {f"{form}/{name}.{key}": value for key, value in parts.items()}
+    save_file(want, folder / "convert_values.safetensors")
+
+
+def compare(source, converted):
+    """Loads a file of `ltx2 convert` with comfy-kitchen; prints its layers' relative distance from the source's."""
+    layouts = {"float8_e4m3fn": TensorCoreFP8Layout, "int8_tensorwise": TensorWiseINT8Layout}
+    with safe_open(source, "pt") as source, safe_open(converted, "pt") as file:
+        for name in [key[:-12] for key in file.keys() if key.endswith(".comfy_quant")]:
+            conf = json.loads(file.get_tensor(f"{name}.comfy_quant").numpy().tobytes())
+            layout, want = layouts[conf.pop("format")], source.get_tensor(f"{name}.weight").float()
+            params = layout.Params(file.get_tensor(f"{name}.weight_scale"), F32, tuple(want.shape), **conf)
+            got = layout.dequantize(file.get_tensor(f"{name}.weight"), params)
+            print(f"{(got - want).norm() / want.norm():.4f} {name}")
 
 
 def codes_of(name, values):
@@ -93,6 +130,9 @@ def of_gguf(folder):
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        sys.exit(compare(*sys.argv[1:3]))
     out.mkdir(parents=True, exist_ok=True)
     comfy(out)
     of_gguf(out)
+    of_convert(out)

@@ -25,6 +25,7 @@ mod comparison;
 mod compile;
 mod compile_table;
 mod completions;
+mod convert;
 mod doctor;
 mod experiment;
 mod generate;
@@ -89,6 +90,8 @@ pub(crate) enum Command {
     Compare(compare::CompareArgs),
     /// Write a random model in the diffusers layout
     Init(init::InitArgs),
+    /// Convert a model file to bf16, fp8, int8 or int8-convrot
+    Convert(convert::ConvertArgs),
     /// List the components of a model and what is missing; reads only file headers
     Check(check::CheckArgs),
     /// Show plugins, versions and devices, and report what is missing
@@ -118,6 +121,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Run(_)
             | Command::Compare(_)
             | Command::Init(_)
+            | Command::Convert(_)
             | Command::Check(_)
             | Command::Doctor(_)
             | Command::Plugin(_)
@@ -136,6 +140,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),
+        Command::Convert(args) => convert::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin::run(args),

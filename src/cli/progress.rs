@@ -3,6 +3,7 @@
 use crate::pipeline::phase::Phase;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -40,12 +41,31 @@ fn which(jobs: &[Job], videos: usize) -> String {
 }
 
 /// Creates a progress bar in bytes, hidden without a terminal.
-fn load_bar(total: u64, terminal: bool) -> ProgressBar {
+fn byte_bar(what: &'static str, total: u64, terminal: bool) -> ProgressBar {
     let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template(
-        "load {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
+        "{prefix} {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
     );
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(what)
+}
+
+/// Returns a function that shows the progress of `total` bytes: a bar on a terminal, otherwise a line per tenth. It gets
+/// the number of bytes of each finished part.
+pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sync {
+    let is_quiet = !tracing::enabled!(tracing::Level::INFO);
+    let terminal = !is_quiet && std::io::stderr().is_terminal();
+    let (bar, done) = (byte_bar(what, total, terminal), AtomicU64::new(0));
+    let tenths = move |bytes: u64| bytes * 10 / total.max(1);
+    move |bytes| {
+        let before = done.fetch_add(bytes, Ordering::Relaxed);
+        bar.set_position(before + bytes);
+        if before + bytes == total {
+            bar.finish_and_clear();
+        }
+        if !is_quiet && !terminal && tenths(before + bytes) > tenths(before) {
+            tell(format_args!("{what} {}0 %", tenths(before + bytes)));
+        }
+    }
 }
 
 impl Observer for ProgressDisplay {
@@ -99,7 +119,7 @@ impl Observer for ProgressDisplay {
         Some(Arc::new(move |done, total| {
             let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
             if done == 0 {
-                *current = Some((load_bar(total, terminal), Instant::now()));
+                *current = Some((byte_bar("load", total, terminal), Instant::now()));
             }
             let Some((bar, started)) = &*current else { return };
             bar.set_position(done);

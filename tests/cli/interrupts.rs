@@ -132,6 +132,22 @@ fn signal_stops_commands_that_read_their_configuration() {
     }
 }
 
+/// The temporary file of a conversion is removed.
+#[needs(nothing)]
+fn signal_stops_conversion_and_leaves_no_file() {
+    let out = tempfile::tempdir().expect("a folder");
+    let point = "convert model.diffusion_model.transformer_blocks.1.attn1.to_gate_logits.weight";
+    let mut run = support::ltx2();
+    run.args(["convert", "tests/fixtures/quantized/convert.safetensors"]).arg(out.path().join("out.safetensors"));
+    run.args(["--weights", "int8"]).env("LTX2_FAILPOINT", point);
+    let mut run = Run::spawn(run);
+    run.says(&format!("at {point}"));
+    assert_eq!(names(out.path()).len(), 1, "a temporary file");
+    let error = interrupted(run, "-INT", "convert");
+    assert_eq!(error, "error: interrupted before the file was complete; nothing was written");
+    assert_eq!(names(out.path()), [""; 0]);
+}
+
 /// `compile` and `warm` compile in their own process; `why` and `experiment` compile in child processes, which exit
 /// too.
 #[needs(cpu)]

@@ -16,6 +16,7 @@ mod compile;
 mod compiler_crashes;
 mod components;
 mod concurrency;
+mod convert;
 mod crash_safety;
 mod disk_failures;
 mod examples;

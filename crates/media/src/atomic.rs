@@ -1,6 +1,7 @@
 //! Atomic file writes: a temporary file in the target folder is renamed to its final name when complete.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -200,6 +201,20 @@ pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
             write().map_err(MediaError::io("write", path))
         }
     }
+}
+
+/// Writes a file like [`write_file`]; `write` gets an empty temporary file.
+///
+/// # Errors
+/// Returns the error of `write`, or an error if the file cannot be written.
+pub fn write_file_with<E: From<MediaError>>(
+    path: &Path,
+    replace: bool,
+    write: impl FnOnce(File) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let file = temporary_next_to(path, ".part")?;
+    write(file.reopen().map_err(MediaError::io("write", path))?)?;
+    Ok(persist(file, path, replace)?)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ mod yuv;
 
 pub use aac::AAC_RATES;
 pub use atomic::{check_writable, write_atomically};
-pub use atomic::{sync_folder, write_file};
+pub use atomic::{sync_folder, write_file, write_file_with};
 pub use audio::Audio;
 pub use clip::{Clip, ClipPart, covering_clip, probe_clip, read_clip, read_first_frames};
 pub use clip::{decode_upload, frame_memory_limit, has_sound};

@@ -24,6 +24,7 @@ mod shard;
 mod torchao;
 mod view;
 
+pub(crate) use comfy::{MARKER, METADATA as QUANTIZATION_METADATA};
 use find::{FLASHPACK, WeightFiles, find_weights, is_flashpack};
 use shard::ShardFile;
 pub use view::TensorView;

@@ -49,6 +49,14 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
                    --text-encoder, and autoencoders as safetensors files";
         return Err(refused(file, architecture, why));
     }
+    derived_config(file).map(Some)
+}
+
+/// Derives the `config` of a transformer with Lightricks' names from its tensors.
+///
+/// # Errors
+/// Returns an error if tensors are missing.
+pub(super) fn derived_config(file: &Checkpoint) -> Result<Value, WeightsError> {
     let prefix = if file.contains("patchify_proj.weight") { "" } else { "model.diffusion_model." };
     let key = |name: &str| format!("{prefix}{name}");
     let size = |name: &str, axis: usize| {
@@ -118,7 +126,7 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
             config[key] = value;
         }
     }
-    Ok(Some(json!({"transformer": config})))
+    Ok(json!({"transformer": config}))
 }
 
 /// Derives `config.json` of a Gemma 3 file. `None`: not a GGUF file.

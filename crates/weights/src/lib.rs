@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod component;
+mod convert;
 mod error;
 pub mod fingerprint;
 mod gguf_model;
@@ -38,6 +39,7 @@ mod write;
 
 pub use checkpoint::{Checkpoint, TensorView};
 pub use component::Component;
+pub use convert::Conversion;
 pub use error::{Misscaled, WeightsError};
 pub use hub::HubCache;
 pub use lora::{LoraFile, ScaledLora};

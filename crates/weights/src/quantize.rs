@@ -1,5 +1,7 @@
 //! Quantization of weight matrices to 8 bits, with one scale per row.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::checkpoint::widen;
@@ -19,6 +21,18 @@ pub enum QuantizedForm {
 }
 
 impl QuantizedForm {
+    /// All forms.
+    pub const ALL: [QuantizedForm; 3] = [QuantizedForm::Fp8, QuantizedForm::Int8, QuantizedForm::Int8Convrot];
+
+    /// Returns the name in configurations and messages: `fp8`, `int8` or `int8-convrot`.
+    pub fn name(self) -> &'static str {
+        match self {
+            QuantizedForm::Fp8 => "fp8",
+            QuantizedForm::Int8 => "int8",
+            QuantizedForm::Int8Convrot => "int8-convrot",
+        }
+    }
+
     /// Returns the element type of the codes.
     pub fn dtype(self) -> DType {
         if self == QuantizedForm::Fp8 { DType::F8E4M3FN } else { DType::I8 }
@@ -66,14 +80,42 @@ pub fn quantize(form: QuantizedForm, dtype: DType, columns: usize, values: &[u8]
     Quantized { codes, scales }
 }
 
+/// Returns the blocks, of `count` blocks of a transformer, that are quantized to floats or unrotated integers. The first
+/// block and about the last tenth keep their type, as in the published fp8 models (of 48 blocks: 0 and 43 to 47).
+pub fn quantized_blocks(count: usize) -> Range<usize> {
+    1..count.saturating_sub((5 * count + 24) / 48)
+}
+
+/// Returns the largest magnitude of little-endian values of the float type `dtype`.
+pub(crate) fn largest_magnitude(dtype: DType, values: &[u8]) -> f32 {
+    let mut wide = vec![0.0; values.len() / dtype.size()];
+    widen(dtype, values, &mut wide);
+    wide.iter().fold(0f32, |most, v| most.max(v.abs()))
+}
+
+/// Returns the scale that maps the largest magnitude of values to the largest code, at least 1e-30, because values that
+/// are all zero cannot be divided by zero.
+pub(crate) fn scale(form: QuantizedForm, largest: f32) -> f32 {
+    (largest / form.largest()).max(1e-30)
+}
+
+/// Quantizes little-endian values of the float type `dtype` to 8-bit floats with one scale for all, with the bits of
+/// comfy-kitchen's f32 kernel.
+pub(crate) fn fp8_codes(dtype: DType, scale: f32, values: &[u8]) -> Vec<u8> {
+    let mut wide = vec![0.0; values.len() / dtype.size()];
+    widen(dtype, values, &mut wide);
+    let inverse = scale.recip();
+    wide.iter().map(|v| F8::from_f32(v * inverse).0).collect()
+}
+
 /// Quantizes a row: writes the codes, and returns the scale. Integers have the bits of comfy-kitchen's f32 kernels on a
-/// CPU. The smallest scale is 1e-30, because a row of zeros cannot be divided by zero.
+/// CPU.
 fn quantize_row(form: QuantizedForm, row: &mut [f32], codes: &mut [u8]) -> f32 {
     if form == QuantizedForm::Int8Convrot {
         rotate(row);
     }
     let largest = row.iter().fold(0f32, |most, v| most.max(v.abs()));
-    let scale = (largest / form.largest()).max(1e-30);
+    let scale = scale(form, largest);
     match form {
         QuantizedForm::Fp8 => {
             let inverse = scale.recip();

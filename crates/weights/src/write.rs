@@ -1,7 +1,7 @@
-//! Writing of models in the diffusers layout; a component's folder is created atomically.
+//! Writing of safetensors files, and of models in the diffusers layout; a component's folder is created atomically.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ use ltx2_stablehlo::DType;
 /// Maximum shard size of diffusers in bytes.
 pub const SHARD_BYTES: u64 = 5_000_000_000;
 /// Bytes that a thread generates and writes at a time: a multiple of every element size.
-const PIECE: usize = 16 << 20;
+pub(crate) const PIECE: usize = 16 << 20;
 
 /// Name, type and shape of a tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,17 +31,52 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+/// A safetensors file with a complete header, whose tensors are written in any order.
+pub(crate) struct TensorFile<'a> {
+    file: File,
+    path: &'a Path,
+    /// Offsets of the tensors in the file.
+    starts: Vec<u64>,
+}
+
+impl<'a> TensorFile<'a> {
+    /// Writes the header to an empty file and reserves space for the tensors. `path` is for error messages.
+    pub(crate) fn begin<'t>(
+        file: File,
+        path: &'a Path,
+        tensors: impl IntoIterator<Item = &'t TensorSpec> + Clone,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Self, WeightsError> {
+        let header = header(tensors.clone(), metadata);
+        let mut end = header.len() as u64;
+        let mut starts = Vec::new();
+        for tensor in tensors {
+            starts.push(end);
+            end += tensor.bytes() as u64;
+        }
+        file.write_all_at(&header, 0)
+            .and_then(|()| file.set_len(end))
+            .map_err(WeightsError::io(path, "cannot write"))?;
+        Ok(TensorFile { file, path, starts })
+    }
+
+    /// Writes bytes of a tensor, from an offset in the tensor.
+    pub(crate) fn write(&self, tensor: usize, offset: usize, bytes: &[u8]) -> Result<(), WeightsError> {
+        let written = self.file.write_all_at(bytes, self.starts[tensor] + offset as u64);
+        written.map_err(WeightsError::io(self.path, "cannot write"))
     }
 }
 
 /// A byte range of a tensor to write.
 struct WriteChunk<'a> {
-    file: &'a File,
-    path: &'a Path,
-    /// Offset of the tensor in the file.
-    start: u64,
+    file: &'a TensorFile<'a>,
+    /// Index of the tensor in the file.
+    index: usize,
     tensor: &'a TensorSpec,
     /// Offset of the range within the tensor.
     from: usize,
@@ -86,17 +121,21 @@ pub fn write_component<E: From<WeightsError> + Send>(
         n => (1..=n).map(|i| format!("{stem}-{i:05}-of-{n:05}.safetensors")).collect(),
     };
     let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
-    let files =
-        shards.iter().zip(&paths).map(|(shard, path)| begin(path, shard, version)).collect::<Result<Vec<_>, _>>()?;
+    // diffusers and transformers check for the format before they load a file.
+    let stated = [("format", Some("pt")), (VERSION, version)];
+    let metadata = stated.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?.to_string()))).collect();
+    let mut files = Vec::new();
+    for (shard, path) in shards.iter().zip(&paths) {
+        let file = File::create(path).map_err(WeightsError::io(path, "cannot write"))?;
+        files.push(TensorFile::begin(file, path, *shard, &metadata)?);
+    }
     let mut pieces = Vec::new();
-    for ((shard, path), (file, data)) in shards.iter().zip(&paths).zip(&files) {
-        let mut start = *data;
-        for tensor in *shard {
+    for (shard, file) in shards.iter().zip(&files) {
+        for (index, tensor) in shard.iter().enumerate() {
             pieces.extend((0..tensor.bytes()).step_by(PIECE).map(|from| {
                 let size = PIECE.min(tensor.bytes() - from);
-                WriteChunk { file, path, start, tensor, from, size }
+                WriteChunk { file, index, tensor, from, size }
             }));
-            start += tensor.bytes() as u64;
         }
     }
     write_all(&pieces, fill)?;
@@ -126,15 +165,6 @@ fn shards(tensors: &[TensorSpec], most: u64) -> Vec<&[TensorSpec]> {
     shards
 }
 
-/// Creates a file with its header and reserves space for its tensors; returns the offset of their data.
-fn begin(path: &Path, tensors: &[TensorSpec], version: Option<&str>) -> Result<(File, u64), WeightsError> {
-    let header = header(tensors, version);
-    let size = header.len() + tensors.iter().map(TensorSpec::bytes).sum::<usize>();
-    let mut file = File::create(path).map_err(WeightsError::io(path, "cannot write"))?;
-    file.write_all(&header).and_then(|()| file.set_len(size as u64)).map_err(WeightsError::io(path, "cannot write"))?;
-    Ok((file, header.len() as u64))
-}
-
 fn write_all<E: From<WeightsError> + Send>(
     pieces: &[WriteChunk],
     fill: impl Fn(&TensorSpec, usize, &mut [u8]) -> Result<(), E> + Sync,
@@ -146,8 +176,7 @@ fn write_all<E: From<WeightsError> + Send>(
         buffer.resize(PIECE, 0);
         let bytes = &mut buffer[..piece.size];
         fill(piece.tensor, piece.from, bytes)?;
-        let written = piece.file.write_all_at(bytes, piece.start + piece.from as u64);
-        written.map_err(WeightsError::io(piece.path, "cannot write"))?;
+        piece.file.write(piece.index, piece.from, bytes)?;
         lock().push(buffer);
         Ok(())
     });
@@ -156,14 +185,9 @@ fn write_all<E: From<WeightsError> + Send>(
 
 /// Returns the length field and the header of a file, padded so that the data starts at a multiple of 64 bytes: readers
 /// allow this, and device transfers are faster.
-fn header(tensors: &[TensorSpec], version: Option<&str>) -> Vec<u8> {
+fn header<'t>(tensors: impl IntoIterator<Item = &'t TensorSpec>, metadata: &BTreeMap<String, String>) -> Vec<u8> {
     let mut map = Map::new();
-    // diffusers and transformers check for this key before they load a file.
-    let mut metadata = json!({"format": "pt"});
-    if let Some(version) = version {
-        metadata[VERSION] = version.into();
-    }
-    map.insert("__metadata__".into(), metadata);
+    map.insert("__metadata__".into(), json!(metadata));
     let mut offset = 0;
     for t in tensors {
         let end = offset + t.bytes();

@@ -334,6 +334,14 @@ pub(in crate::pipeline) fn check_room(
     disks.into_values().try_for_each(|room| room.check())
 }
 
+/// Rejects an output file that needs more space than its disk has. `key`: the flag or argument that names it.
+pub(crate) fn check_file_room(key: &'static str, path: &Path, bytes: u64) -> Result<()> {
+    let folder = folder(path);
+    let Some((_, existing)) = device(&folder) else { return Ok(()) };
+    let bytes = bytes as f64;
+    RequiredSpace { folder, existing, keys: vec![key], least: bytes, likely: bytes }.check()
+}
+
 impl RequiredSpace {
     fn check(&self) -> Result<()> {
         // Skip the check if the file system does not report its free space.

@@ -9,6 +9,7 @@ use crate::{ComponentConfigError, parse_config, require};
 use ltx2_base::with_defaults;
 use ltx2_nn::rope::Pairing;
 use ltx2_nn::{AttentionLayer, Axis, Heads};
+use ltx2_weights::quantize::quantized_blocks;
 
 /// Folder of the transformer in a model.
 pub const COMPONENT: &str = "transformer";
@@ -243,11 +244,9 @@ impl TransformerConfig {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
-    /// Whether a block's linear layers are quantized in runs with 8-bit weights. The first block and about the last
-    /// tenth of the blocks stay in bf16, as in the published 8-bit model (of 48 blocks: 0 and 43 to 47).
+    /// Whether a block's linear layers are quantized in runs with 8-bit weights.
     pub fn quantizes(&self, block: usize) -> bool {
-        let last = (5 * self.num_layers + 24) / 48;
-        (1..self.num_layers - last).contains(&block)
+        quantized_blocks(self.num_layers).contains(&block)
     }
 
     /// Whether the noise level modulates the text context, so that text keys and values change with every step.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::view::decoder::{ByRow, Codes, NumberDecoder};
 use super::{Checkpoint, TensorView};
 use crate::error::WeightsError;
+use crate::quantize::QuantizedForm;
 use crate::rotation::GROUP;
 use ltx2_stablehlo::DType;
 
@@ -16,9 +17,9 @@ mod convrot;
 mod nvfp4;
 
 /// Suffix of the tensor that states a layer's format.
-const MARKER: &str = ".comfy_quant";
+pub(crate) const MARKER: &str = ".comfy_quant";
 /// Metadata key of the formats of all layers.
-const METADATA: &str = "_quantization_metadata";
+pub(crate) const METADATA: &str = "_quantization_metadata";
 /// Maximum size of a marker in bytes; real ones have fewer than 100.
 const MAX_MARKER: usize = 4096;
 
@@ -110,8 +111,8 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     let inner = Arc::new(Codes::Plain(DType::I8));
     let scaled = Arc::new(ByRow { start: 0, columns, inner, operand, apply: |v, s| v * s });
     match group {
-        Some(_) => layer.decode("int8-convrot", [rows, columns], Arc::new(convrot::Rotated(scaled))),
-        None => layer.decode("int8", [rows, columns], scaled),
+        Some(_) => layer.decode(QuantizedForm::Int8Convrot.name(), [rows, columns], Arc::new(convrot::Rotated(scaled))),
+        None => layer.decode(QuantizedForm::Int8.name(), [rows, columns], scaled),
     }
 }
 

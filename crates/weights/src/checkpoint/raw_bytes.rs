@@ -1,11 +1,61 @@
-//! Access to tensor bytes and metadata as stored in the files, for fingerprints.
+//! Access to tensor bytes and metadata as stored in the files, for fingerprints and conversions.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::{Checkpoint, WeightsError};
+use super::view::decoder::{ByRow, Codes, NumberDecoder};
+use super::{Checkpoint, TensorView, WeightsError};
+use crate::quantize::QuantizedForm;
+use ltx2_stablehlo::DType;
 
 impl Checkpoint {
+    /// Returns the stored codes and scales of a matrix. `None` for the scales: all are 1. `None`: the matrix is not stored
+    /// in the form.
+    ///
+    /// # Errors
+    /// Returns an error if the matrix is missing or 8-bit floats have scales of an unsupported shape.
+    pub(crate) fn codes(
+        &self,
+        name: &str,
+        form: QuantizedForm,
+    ) -> Result<Option<(TensorView, Option<TensorView>)>, WeightsError> {
+        let entry = self.entry(name)?;
+        let codes = TensorView { dtype: form.dtype(), decoder: None, ..entry.view.clone() };
+        let scales = match (form, &entry.view.decoder) {
+            _ if codes.shape.len() != 2 => return Ok(None),
+            (QuantizedForm::Fp8, None) if entry.view.dtype == DType::F8E4M3FN => self.scales_of(name)?,
+            (QuantizedForm::Int8 | QuantizedForm::Int8Convrot, Some(decoder)) if entry.type_name == form.name() => {
+                decoder.operands().first().copied().cloned()
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some((codes, scales)))
+    }
+
+    /// Returns a tensor whose values are read as floats of 16 bits or more: 8-bit floats are multiplied by their scales.
+    ///
+    /// # Errors
+    /// Returns an error if the tensor is missing or not floating point, or if its scales have an unsupported shape.
+    pub(crate) fn dequantized(&self, name: &str) -> Result<TensorView, WeightsError> {
+        let view = self.get_float(name)?;
+        if view.dtype != DType::F8E4M3FN {
+            return Ok(view);
+        }
+        let mut decoder: Arc<dyn NumberDecoder> = Arc::new(Codes::Plain(view.dtype));
+        if let Some(operand) = self.scales_of(name)? {
+            let columns = self.entry(name)?.columns();
+            decoder = Arc::new(ByRow { start: 0, columns, inner: decoder, operand, apply: |v, s| v * s });
+        }
+        Ok(TensorView { dtype: DType::F32, decoder: Some(decoder), ..view })
+    }
+
+    /// Whether the file stores a tensor in fewer bits than its values have.
+    pub(crate) fn is_quantized(&self, name: &str) -> bool {
+        let is_narrow = |view: &TensorView| view.decoder.is_some() || view.dtype == DType::F8E4M3FN;
+        self.tensors.get(name).is_some_and(|entry| is_narrow(&entry.view))
+    }
+
     /// Reads ranges of a tensor's stored bytes, whatever its element type. `ranges` returns the ranges to read for a
     /// given number of stored bytes. If the tensor has scales or zero points, the ranges of their bytes follow.
     ///

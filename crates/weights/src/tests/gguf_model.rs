@@ -54,6 +54,11 @@ fn transformer(version: Version) -> Tensors {
     tensors.into_iter().map(|(name, kind, shape)| (name.to_string(), kind, shape)).collect()
 }
 
+/// Writes a file with these tensors under names without prefix.
+pub(super) fn published(path: PathBuf, version: Version) -> PathBuf {
+    file(path, &LTXV, &transformer(version))
+}
+
 const LTXV: [(&str, &str); 1] = [("general.architecture", "ltxv")];
 
 #[test]

@@ -9,6 +9,7 @@ use super::*;
 
 mod adapters;
 mod checkpoints;
+mod convert;
 mod diffusion_decoder;
 mod fingerprint;
 mod foreign;

@@ -10,7 +10,7 @@ use super::super::*;
 use super::{fails, put, safetensors};
 use ltx2_stablehlo::DType;
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/quantized")).join(name)
 }
 
@@ -298,6 +298,8 @@ fn decoding_rate_is_printed() {
         return;
     }
     let dir = TempDir::new().expect("dir");
+    let plain = safetensors(&[weight("BF16", &[1024, 4096])], Value::Null);
+    let plain = put(dir.path().join("BF16.safetensors"), plain);
     let codes: Vec<u8> = (0..1u32 << 24).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x3f).collect();
     let mut files = Vec::new();
     // Number, elements and bytes of a block.
@@ -338,7 +340,7 @@ fn decoding_rate_is_printed() {
         std::fs::rename(dir.path().join("x.safetensors"), &path).expect("renamed");
         files.push(path);
     }
-    for path in files {
+    for path in files.into_iter().chain([plain]) {
         let file = open(&path);
         let (view, kind) = (file.get("a.weight").expect("there"), file.headers().next().expect("one").1);
         let mut bytes = vec![0; view.size()];

@@ -1,0 +1,320 @@
+//! Conversion of model files to one safetensors file in which linear layers have the wanted form.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView};
+use super::error::WeightsError;
+use super::keys::{self, GEMMA, TRANSFORMER};
+use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
+use super::unsupported::{VERSION, refuse_repack};
+use super::validate::check_finite;
+use super::write::{PIECE, TensorFile, TensorSpec};
+use ltx2_base::{failpoint, threads};
+use ltx2_stablehlo::DType;
+
+mod names;
+
+/// Name ends of the linear layers of blocks of the transformer and of the connectors.
+const LINEAR: [&str; 6] = [".to_q", ".to_k", ".to_v", ".to_out.0", ".net.0.proj", ".net.2"];
+/// Key of the header's configuration.
+const CONFIG: &str = "config";
+/// Maximum number of threads; limits the memory.
+const WORKERS: usize = 16;
+
+/// A planned conversion of a model file.
+pub struct Conversion {
+    /// The tensors of the new file, in order.
+    tensors: Vec<(TensorSpec, Content)>,
+    metadata: BTreeMap<String, String>,
+    /// Number of layers whose codes are computed.
+    pub quantized: usize,
+    /// Number of layers whose codes are copied, because they have the wanted form.
+    pub copied: usize,
+    /// Number of layers that stay wider, because their number of columns does not fit the wanted form.
+    pub unfit: usize,
+}
+
+/// Bytes of a tensor.
+enum Content {
+    /// The values of a tensor, as they are read.
+    Values(TensorView),
+    Bytes(Vec<u8>),
+    /// Codes of the values of a matrix.
+    Codes(TensorView, QuantizedForm),
+    /// Scales, which are written with the codes.
+    Scales,
+}
+
+/// What becomes of a tensor.
+enum Decision {
+    /// It has the wanted form, with these codes and scales.
+    Copy(TensorView, Option<TensorView>),
+    Quantize,
+    /// It is a layer to quantize, but its number of columns does not fit.
+    Unfit,
+    /// It becomes bf16 if it is quantized, and stays the same otherwise.
+    Keep,
+}
+
+/// The wanted form of the layers of a file.
+struct Target {
+    /// `None`: bf16.
+    form: Option<QuantizedForm>,
+    /// The transformer's blocks that are quantized to floats and unrotated integers.
+    blocks: Range<usize>,
+}
+
+/// Returns the JSON that states a layer's format to ComfyUI, with the spaces of Python's `json`.
+fn marker(form: QuantizedForm) -> &'static str {
+    match form {
+        QuantizedForm::Fp8 => r#"{"format": "float8_e4m3fn"}"#,
+        QuantizedForm::Int8 => r#"{"format": "int8_tensorwise"}"#,
+        QuantizedForm::Int8Convrot => r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 256}"#,
+    }
+}
+
+/// Returns the number of the transformer's block from a name without prefix.
+fn block(name: &str) -> Option<usize> {
+    name.strip_prefix("transformer_blocks.")?.split('.').next()?.parse().ok()
+}
+
+impl Target {
+    /// Whether a weight is a linear layer that published files of the form quantize.
+    fn selects(&self, name: &str) -> bool {
+        let Some(module) = name.strip_suffix(".weight") else { return false };
+        if keys::gemma(module).strip_prefix(GEMMA).is_some_and(|rest| rest.starts_with("layers.")) {
+            return module.ends_with("_proj");
+        }
+        let Some(module) = module.strip_prefix(TRANSFORMER) else { return false };
+        let all = !matches!(self.form, Some(QuantizedForm::Fp8 | QuantizedForm::Int8));
+        let is_layer = match block(module) {
+            Some(block) => all || self.blocks.contains(&block),
+            None => all && module.contains("_embeddings_connector.transformer_1d_blocks."),
+        };
+        is_layer && LINEAR.iter().any(|end| module.ends_with(end))
+    }
+
+    fn decide(&self, source: &Checkpoint, name: &str) -> Result<Decision, WeightsError> {
+        let Some(form) = self.form else { return Ok(Decision::Keep) };
+        if let Some((codes, scales)) = source.codes(name, form)? {
+            // Other programs read 8-bit floats with one scale only.
+            let is_one = |scales: &TensorView| scales.shape().iter().product::<usize>() == 1;
+            if form != QuantizedForm::Fp8 || scales.as_ref().is_none_or(is_one) {
+                return Ok(Decision::Copy(codes, scales));
+            }
+        }
+        Ok(match source.shape(name) {
+            Some([_, columns]) if self.selects(name) => match form.fits(*columns) {
+                true => Decision::Quantize,
+                false => Decision::Unfit,
+            },
+            _ => Decision::Keep,
+        })
+    }
+}
+
+impl Conversion {
+    /// Plans the conversion of a file, or of a folder with one component, by reading only headers. Linear layers get the
+    /// form `form`; `None`: bf16. Which layers these are depends on the form, as in published files. Layers that have the
+    /// form already are copied, other quantized tensors become bf16, and all other tensors and the header's metadata are
+    /// copied.
+    ///
+    /// # Errors
+    /// Returns an error if the input cannot be read, if its names cannot be converted to those of Lightricks' files, or if
+    /// no layer would have the form.
+    pub fn plan(input: &Path, form: Option<QuantizedForm>) -> Result<Self, WeightsError> {
+        let none = |reason| Err(WeightsError::NoWeights { path: input.into(), reason });
+        if input.join("model_index.json").is_file() {
+            let part = input.join("transformer");
+            return none(format!("the folder has several components; convert one of them, such as {}", part.display()));
+        }
+        let opened = Checkpoint::open(input)?;
+        refuse_repack(&opened)?;
+        let metadata = metadata(&opened);
+        let (source, config) = names::official(input, opened)?;
+        let mut plan = Conversion { tensors: vec![], metadata, quantized: 0, copied: 0, unfit: 0 };
+        if let Some(config) = config {
+            plan.metadata.entry(CONFIG.into()).or_insert_with(|| config.to_string());
+        }
+        let last = source.names().filter_map(|name| block(name.strip_prefix(TRANSFORMER)?)).max();
+        let target = Target { form, blocks: quantized_blocks(last.map_or(0, |last| last + 1)) };
+        source.names().try_for_each(|name| plan.add(&source, name, &target))?;
+        if let Some(form) = form.filter(|_| plan.quantized + plan.copied == 0) {
+            let what = if plan.unfit > 0 { ", whose columns are a multiple of 256" } else { "" };
+            let name = form.name();
+            return none(format!(
+                "{name} needs linear layers of transformer blocks, connectors or a text encoder{what}; there are none"
+            ));
+        }
+        // Readers need each tensor to start at a multiple of the size of its elements.
+        plan.tensors.sort_by(|(a, _), (b, _)| {
+            let order = |spec: &TensorSpec| Reverse(spec.dtype.size());
+            order(a).cmp(&order(b)).then_with(|| a.name.cmp(&b.name))
+        });
+        Ok(plan)
+    }
+
+    fn add(&mut self, source: &Checkpoint, name: &str, target: &Target) -> Result<(), WeightsError> {
+        let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+        let weight = format!("{layer}.weight");
+        if name == format!("{weight}_scale") && source.is_quantized(&weight) {
+            return Ok(());
+        }
+        // Scales of activations belong to 8-bit floats.
+        if name == format!("{layer}.input_scale") && source.contains(&weight) {
+            let is_narrow = matches!(target.decide(source, &weight)?, Decision::Copy(..) | Decision::Quantize);
+            if !is_narrow || target.form != Some(QuantizedForm::Fp8) {
+                return Ok(());
+            }
+        }
+        let decision = target.decide(source, name)?;
+        self.unfit += usize::from(matches!(decision, Decision::Unfit));
+        let (Some(form), Decision::Copy(..) | Decision::Quantize) = (target.form, &decision) else {
+            let becomes_bf16 = source.is_quantized(name) || target.form.is_none() && target.selects(name);
+            let view =
+                if becomes_bf16 { source.dequantized(name)?.converted(DType::BF16) } else { source.get(name)? };
+            self.push(name, view.dtype(), view.shape(), Content::Values(view.clone()));
+            return Ok(());
+        };
+        let scales = format!("{name}_scale");
+        match decision {
+            Decision::Copy(codes, stored) => {
+                self.copied += 1;
+                self.push(name, codes.dtype(), codes.shape(), Content::Values(codes.clone()));
+                match stored {
+                    Some(view) if form != QuantizedForm::Fp8 => {
+                        self.push(&scales, view.dtype(), view.shape(), Content::Values(view.clone()));
+                    }
+                    stored => {
+                        let scale = stored.map_or(Ok(1.0), |view| view.to_tensor().map(|t| t.to_f32().sum()))?;
+                        self.push(&scales, DType::F32, &[], Content::Bytes(scale.to_le_bytes().into()));
+                    }
+                }
+            }
+            _ => {
+                self.quantized += 1;
+                let view = source.dequantized(name)?;
+                let shape = view.shape().to_vec();
+                self.push(name, form.dtype(), &shape, Content::Codes(view, form));
+                // Other programs read one scale for 8-bit floats.
+                let rows = [shape[0], 1];
+                self.push(&scales, DType::F32, if form == QuantizedForm::Fp8 { &[] } else { &rows }, Content::Scales);
+            }
+        }
+        let bytes = marker(form).as_bytes().to_vec();
+        self.push(&format!("{layer}{MARKER}"), DType::U8, &[bytes.len()], Content::Bytes(bytes));
+        Ok(())
+    }
+
+    fn push(&mut self, name: &str, dtype: DType, shape: &[usize], content: Content) {
+        self.tensors.push((TensorSpec { name: name.into(), dtype, shape: shape.to_vec() }, content));
+    }
+
+    /// Iterates over the tensors of the new file.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorSpec> + Clone {
+        self.tensors.iter().map(|(spec, _)| spec)
+    }
+
+    /// Returns the size of the tensors of the new file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.tensors().map(|spec| spec.bytes() as u64).sum()
+    }
+
+    /// Writes the new file to `file`, which is empty. `path` is for error messages. Several threads read parts of one
+    /// tensor at a time; each needs memory for about 16 MiB of values. Calls `on_progress` with the byte count of each
+    /// written part.
+    ///
+    /// # Errors
+    /// Returns an error if the source cannot be read, contains non-finite values or has changed, or if a write fails.
+    pub fn write(&self, file: File, path: &Path, on_progress: &(dyn Fn(u64) + Sync)) -> Result<(), WeightsError> {
+        let by_name: BTreeMap<&str, usize> = self.tensors().enumerate().map(|(i, spec)| (&*spec.name, i)).collect();
+        let file = TensorFile::begin(file, path, self.tensors(), &self.metadata)?;
+        let write = |tensor: usize, offset: usize, bytes: &[u8]| {
+            file.write(tensor, offset, bytes)?;
+            on_progress(bytes.len() as u64);
+            Ok::<_, WeightsError>(())
+        };
+        for (index, (spec, content)) in self.tensors.iter().enumerate() {
+            match content {
+                Content::Bytes(bytes) => write(index, 0, bytes)?,
+                Content::Values(view) => drop(parts(view, 1, |offset, bytes| write(index, offset, &bytes))?),
+                Content::Codes(view, form) => {
+                    let scales = by_name[&*format!("{}_scale", spec.name)];
+                    write_codes(view, *form, |tensor, offset, bytes| {
+                        write(if tensor == Part::Codes { index } else { scales }, offset, bytes)
+                    })?;
+                }
+                Content::Scales => {}
+            }
+            failpoint::reach("convert", &spec.name);
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of a quantized matrix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Codes,
+    Scales,
+}
+
+/// Quantizes a matrix; `write` gets codes and scales with their offsets in bytes.
+fn write_codes(
+    view: &TensorView,
+    form: QuantizedForm,
+    write: impl Fn(Part, usize, &[u8]) -> Result<(), WeightsError> + Sync,
+) -> Result<(), WeightsError> {
+    let (dtype, columns) = (view.dtype(), view.shape()[1]);
+    if form == QuantizedForm::Fp8 {
+        let largest = parts(view, columns, |_, values| Ok(quantize::largest_magnitude(dtype, &values)))?;
+        let scale = quantize::scale(form, largest.into_iter().fold(0.0, f32::max));
+        write(Part::Scales, 0, &scale.to_le_bytes())?;
+        let codes = |offset: usize, values: Vec<u8>| {
+            write(Part::Codes, offset / dtype.size(), &quantize::fp8_codes(dtype, scale, &values))
+        };
+        return parts(view, columns, codes).map(drop);
+    }
+    let rows = |offset: usize, values: Vec<u8>| {
+        let Quantized { codes, scales } = quantize::quantize(form, dtype, columns, &values);
+        let first = offset / dtype.size();
+        write(Part::Codes, first, &codes)?;
+        write(Part::Scales, first / columns * size_of::<f32>(), bytemuck::cast_slice(&scales))
+    };
+    parts(view, columns, rows).map(drop)
+}
+
+/// Reads a tensor in parts of whole rows on several threads, and returns the results in order. `work` gets the offset of
+/// a part and its bytes.
+fn parts<R: Send>(
+    view: &TensorView,
+    columns: usize,
+    work: impl Fn(usize, Vec<u8>) -> Result<R, WeightsError> + Sync,
+) -> Result<Vec<R>, WeightsError> {
+    let row = (columns * view.dtype().size()).max(1);
+    let step = (PIECE / row).max(1) * row;
+    let offsets: Vec<usize> = (0..view.size()).step_by(step).collect();
+    threads::try_in_order(&offsets, threads::cores().min(WORKERS), |&offset| {
+        let mut bytes = vec![0; step.min(view.size() - offset)];
+        view.read_at(offset, &mut bytes)?;
+        check_finite(view, offset, &bytes)?;
+        work(offset, bytes)
+    })
+}
+
+/// Returns the metadata of the new file: that of the source, except what describes its format.
+fn metadata(source: &Checkpoint) -> BTreeMap<String, String> {
+    let is_kept = |key: &str| match source.architecture() {
+        Some(_) => matches!(key, CONFIG | VERSION),
+        // torchao states the format of each tensor under its name.
+        None => key != QUANTIZATION_METADATA && key != "tensor_names" && !source.contains(key),
+    };
+    let kept = source.all_metadata().into_iter().filter(|(key, _)| is_kept(key));
+    let mut metadata: BTreeMap<String, String> = kept.map(|(key, value)| (key.into(), value.into())).collect();
+    metadata.insert("format".into(), "pt".into());
+    metadata
+}

@@ -1,0 +1,59 @@
+//! `ltx2 convert`: writes a model file with linear layers of another form.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::interrupts;
+use crate::media;
+use crate::pipeline::plan::outputs::check_file_room;
+use crate::weights::Conversion;
+use crate::weights::quantize::QuantizedForm;
+
+use super::progress::byte_progress;
+use super::{check_output_file, print};
+
+/// Converts a model file to one safetensors file with Lightricks' names and ComfyUI's markers, whose linear layers have
+/// another form. Layers that have the form already are copied; other tensors and the header's metadata are unchanged.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Examples:
+  ltx2 convert ltx-2.5-22b-dev-transformer-bf16.safetensors dev-int8-convrot.safetensors --weights int8-convrot
+  ltx2 convert LTX-2.3-Q8_0.gguf LTX-2.3-bf16.safetensors --weights bf16
+  ltx2 convert LTX-2.3/transformer LTX-2.3-fp8.safetensors --weights fp8")]
+pub(crate) struct ConvertArgs {
+    /// File with the transformer or the text encoder (safetensors, also quantized, or GGUF), or diffusers' folder
+    /// `transformer`.
+    input: PathBuf,
+    /// Safetensors file to write.
+    output: PathBuf,
+    /// Form of the linear layers: bf16; fp8 with one scale per layer, or int8 with one per output channel, for all blocks
+    /// but the first and about the last tenth; int8-convrot for all blocks and the connectors. Each also applies to the
+    /// text encoder.
+    #[arg(long, value_name = "FORM", value_parser = ["bf16", "fp8", "int8", "int8-convrot"])]
+    weights: String,
+    /// Overwrites an existing output file.
+    #[arg(long)]
+    force: bool,
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<()> {
+    check_output_file("OUTPUT", Some(&args.output), &["safetensors"], args.force)?;
+    let form = QuantizedForm::ALL.into_iter().find(|form| form.name() == args.weights);
+    let conversion = Conversion::plan(&args.input, form)?;
+    check_file_room("OUTPUT", &args.output, conversion.bytes())?;
+    interrupts::doing("before the file was complete; nothing was written");
+    let (started, progress) = (Instant::now(), byte_progress("convert", conversion.bytes()));
+    media::write_file_with(&args.output, args.force, |file| {
+        anyhow::Ok(conversion.write(file, &args.output, &progress)?)
+    })?;
+    let (gigabytes, seconds) = (conversion.bytes() as f64 / 1e9, started.elapsed().as_secs_f64());
+    let mut layers = format!("{} layers quantized, {} copied", conversion.quantized, conversion.copied);
+    if conversion.unfit > 0 {
+        layers += &format!(", {} not quantized because their columns are no multiple of 256", conversion.unfit);
+    }
+    tracing::info!(
+        "{} tensors ({layers}), {gigabytes:.2} GB in {seconds:.1} s, {:.2} GB/s",
+        conversion.tensors().len(),
+        gigabytes / seconds
+    );
+    print(&format!("{}\n", args.output.display()))
+}
