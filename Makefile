@@ -38,6 +38,7 @@ lint check test test-tpu test-cuda test-gpu test-full:
 
 reference:
 	LTX2_WRITE_REFERENCE=1 cargo test --locked --test host reference::
+	LTX2_WRITE_REFERENCE=1 cargo test --locked --test it formats::
 
 # Runs the tests of docs/internals/reliability.md in full; prints pass or fail per row.
 reliability:

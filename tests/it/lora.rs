@@ -64,7 +64,7 @@ pub(crate) fn matrix(bytes: &[u8], dtype: DType, shape: [usize; 2]) -> Array2<f3
 }
 
 /// Writes a LoRA for the given modules of a model's transformer.
-fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Arc<LoraFile> {
+pub(crate) fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, &str)]) -> Arc<LoraFile> {
     let checkpoint = model.checkpoint(Component::Transformer).expect("a transformer");
     let mut all = BTreeMap::new();
     for (i, (module, name)) in modules.iter().enumerate() {
@@ -78,7 +78,7 @@ fn of_modules(path: &Path, model: &ModelSource, prefix: &str, modules: &[(&str, 
     file(path, &all)
 }
 
-const MODULES: [(&str, &str); 3] = [
+pub(crate) const MODULES: [(&str, &str); 3] = [
     ("adaln_single.linear", "time_embed.linear"),
     ("transformer_blocks.0.attn1.to_q", "transformer_blocks.0.attn1.to_q"),
     ("transformer_blocks.1.audio_ff.net.0.proj", "transformer_blocks.1.audio_ff.net.0.proj"),

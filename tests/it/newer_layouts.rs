@@ -138,12 +138,33 @@ fn latents(
     build: &Build,
     prepared: Option<&Prepared>,
 ) -> (Av<Tensor>, Prepared) {
-    let mut runner = open(client, subject.model, build.clone());
-    let source = ModelSource::open(subject.model, &Overrides::default()).expect("a model");
+    latents_of(subject.model, subject, client, second, build, prepared)
+}
+
+/// Returns [`latents`] of a model with other files.
+fn latents_of(
+    model: &str,
+    subject: &Subject,
+    client: &Client,
+    second: bool,
+    build: &Build,
+    prepared: Option<&Prepared>,
+) -> (Av<Tensor>, Prepared) {
+    let mut runner = open(client, model, build.clone());
+    let source = ModelSource::open(model, &Overrides::default()).expect("a model");
     let request = pass_of(&requested(subject, &runner.model), second);
     let pass = Pass::new(&source, &runner.model, &request);
     let prepared = prepared.cloned().unwrap_or_else(|| pass.prepared(&mut runner.executor, build));
     (pass.denoised(&mut runner.executor, build, prepared.clone()), prepared)
+}
+
+/// Returns the latents of the first pass of LTX-2.3's model, with other files, by a layout.
+pub fn sharded_latents(client: &Client, model: &str, layout: &str) -> Av<Tensor> {
+    let one = build("replicated", "data=1", 1);
+    let (_, prepared) = latents_of(model, &SUBJECTS[0], client, false, &one, None);
+    let mut all = placed().into_iter();
+    let Placed { build, .. } = all.find(|placed| placed.name.starts_with(&format!("{layout} "))).expect("a layout");
+    latents_of(model, &SUBJECTS[0], client, false, &build, Some(&prepared)).0
 }
 
 /// Compares both denoising passes; the second only in the full test. Request inputs are prepared on one device, in the

@@ -37,6 +37,12 @@ fn config_of(model: &str, case: &Case, preset: &str, more: &[&str]) -> Config {
     Config::load(preset, set.into_iter().chain(more.iter().map(ToString::to_string))).expect("a configuration")
 }
 
+/// Returns the request of the case `guided`.
+pub fn guided(model: &OpenModel) -> Request {
+    let config = config(&named("guided"), "ltx2_5", &["sampler.steps=3", "guidance.stg_blocks=[1]"]);
+    model.request(&config, &config.jobs().expect("a prompt").remove(0)).expect("a request")
+}
+
 /// Runs a case with its preset and compares all of its tensors.
 fn agrees(case: &Case, config: &Config) -> (Runner, Request, Generated) {
     let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));

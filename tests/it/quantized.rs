@@ -26,11 +26,11 @@ const NEAR_OF_INTEGERS: f64 = 0.03;
 /// bf16 from f32 is 0.0116.
 const NEAR_BF16: f64 = 0.025;
 const WEIGHTS: Quantization = Quantization::Int8 { activations: false };
-const INTEGERS: Quantization = Quantization::Int8 { activations: true };
+pub(crate) const INTEGERS: Quantization = Quantization::Int8 { activations: true };
 /// Minimum error of weights and activations rounded to three mantissa bits; bf16 is far below.
 const FAR: f64 = 0.01;
 
-fn build(dtype: DType, quantization: Quantization) -> Build {
+pub(crate) fn build(dtype: DType, quantization: Quantization) -> Build {
     let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
     Build { lowering, quantization, ..Build::new(dtype) }
 }
@@ -40,7 +40,13 @@ fn source(model: &Path) -> Arc<ModelSource> {
 }
 
 /// Returns the transformer's results `[video, audio]` on a case's inputs.
-fn run(client: &Client, case: &Case, model: &Arc<ModelSource>, weights: Weights, build: &Build) -> [Tensor; 2] {
+pub(crate) fn run(
+    client: &Client,
+    case: &Case,
+    model: &Arc<ModelSource>,
+    weights: Weights,
+    build: &Build,
+) -> [Tensor; 2] {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), weights);
     let (configs, inputs) = (ModelConfigs::from_source(model), case.inputs.clone());
     let results = run_component(ProgramKind::Transformer, &configs, &mut executor, inputs, &case.scalars, build);
@@ -56,7 +62,7 @@ fn distances(got: &[Tensor; 2], want: &[Tensor; 2]) -> [f64; 2] {
     [0, 1].map(|i| relative_l2(&got[i], &want[i]))
 }
 
-fn case(name: &str) -> Case {
+pub(crate) fn case(name: &str) -> Case {
     cases("transformer").into_iter().find(|c| c.name == format!("transformer/{name}")).expect("a case")
 }
 
@@ -198,7 +204,7 @@ fn only_linear_layers_of_blocks_are_quantized() {
 }
 
 /// Loops over equal layers, as on TPU.
-fn looped(dtype: DType, quantization: Quantization) -> Build {
+pub(crate) fn looped(dtype: DType, quantization: Quantization) -> Build {
     Build { lowering: Lowering::cpu(), quantization, ..Build::new(dtype) }
 }
 
