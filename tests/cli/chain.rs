@@ -95,7 +95,7 @@ fn killed_chain_resumes_to_identical_bytes() {
     ];
     for (moment, clips) in moments {
         // Only in full test runs.
-        if moment.contains("clip_000") && !full() {
+        if (moment.contains("clip_000") || moment == "rename out.mp4") && !full() {
             continue;
         }
         kill_at(moment, &mut run(&out, &["--checkpoint-every", "1"]));

@@ -33,10 +33,13 @@ fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> 
 #[needs(cpu)]
 fn two_threads_sharing_a_client_get_unchanged_results() {
     let client = cpu(8);
-    let alone = [0, 1].map(|case| videos(&client, case, 1).remove(0));
+    // Two models, whose programs `it pipeline` compiles.
+    let chosen = ["/tiny_2_3_guided", "/tiny_a_cfg"]
+        .map(|name| cases("pipeline").iter().position(|case| case.name.ends_with(name)).expect("a case"));
+    let alone = chosen.map(|case| videos(&client, case, 1).remove(0));
     assert_ne!(alone[0], alone[1]);
     let together = thread::scope(|scope| {
-        let both = [0, 1].map(|case| {
+        let both = chosen.map(|case| {
             let client = &client;
             scope.spawn(move || videos(client, case, 2))
         });

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Number of seeds of `make test` and of `make test-full`.
-const SEEDS: [usize; 2] = [15, 1000];
+const SEEDS: [usize; 2] = [10, 1000];
 /// Number of concurrent runs: runs with a dropped event mostly wait.
 const AT_ONCE: usize = 4;
 /// Timeout after which a process counts as hung, even on a busy machine.

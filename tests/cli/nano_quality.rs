@@ -54,8 +54,9 @@ impl ClipSession {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cache = format!("runtime.compile_cache={}", support::programs().display());
-        let set =
-            [&["runtime.platform=cpu", "runtime.xla_flags.xla_backend_optimization_level=1", &cache], set].concat();
+        // Optimized programs pay off only for many clips.
+        let level = format!("runtime.xla_flags.xla_backend_optimization_level={}", u8::from(full()));
+        let set = [&["runtime.platform=cpu", &level, &cache], set].concat();
         let set = set.into_iter().map(String::from).collect();
         let given = CliOverrides { files: vec![format!("configs/{config}.yml")], set, ..CliOverrides::default() };
         let config = load(&given).expect("a configuration").config;

@@ -81,8 +81,9 @@ fn interrupted_run_resumes_to_identical_bytes() {
     let output: PathBuf = folder.path().join("out.mp4");
     // Pipeline, sampler, phase and step of the interruption, checkpoint interval, and the step that the run resumes
     // from.
-    let cases: [(&str, &str, Phase, usize, usize, usize); 8] = [
+    let cases: [(&str, &str, Phase, usize, usize, usize); 9] = [
         ("two_stage", "euler", Phase::Refine, 2, 1, 2),
+        ("text_to_video", "res_2s", Phase::Denoise, 2, 1, 2),
         ("hq", "res_2s", Phase::Denoise, 2, 1, 2),
         ("two_stage", "euler", Phase::Denoise, 1, 1, 1),
         ("hq", "res_2s", Phase::Refine, 1, 1, 1),
@@ -91,7 +92,7 @@ fn interrupted_run_resumes_to_identical_bytes() {
         ("text_to_video", "cfg_pp", Phase::Denoise, 2, 1, 2),
         ("text_to_video", "gradient_estimation", Phase::Denoise, 2, 1, 2),
     ];
-    // Two cases in `make test`: a second pass, and noise that is drawn for each step.
+    // Two cases in `make test`: a second pass, and a sampler with two evaluations and noise for each step.
     let tried = if full() { cases.len() } else { 2 };
     for (pipeline, sampler, phase, at, every, from) in cases.into_iter().take(tried) {
         let run = Run {
@@ -220,10 +221,12 @@ fn checkpoint_of_another_request_is_rejected() {
     let drawn = std::fs::read("tests/fixtures/images/shapes.png").expect("an image");
     std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", image_file.display());
-    let set = settings("image_to_video", &[&image]);
+    // The programs of `serve::nano`.
+    let height = "request.height=96";
+    let set = settings("image_to_video", &[&image, height]);
     let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
-    let other = settings("image_to_video", &[&image, "request.seed=11"]);
+    let other = settings("image_to_video", &[&image, height, "request.seed=11"]);
     let message = |set: &[String]| {
         let made = Run { set, resume: true, ..kept }.run(None).0;
         assert!(made.is_err(), "it goes on: {made:?}");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::thresholds::row;
-use crate::support::{self, full, needs};
+use crate::support::{self, needs};
 use ltx2::weights::Checkpoint;
 
 /// Returns the stored requests, which differ in version or flags, pipeline, reference, sampling and layout.
@@ -20,12 +20,12 @@ fn unpack(archive: &Path, folder: &Path) {
     assert!(done.success(), "{}", archive.display());
 }
 
-/// The random models share no programs; outside the full test, one of them runs.
-#[needs(cpu)]
+/// The random models share no programs with other tests.
+#[needs(cpu, full)]
 fn random_requests_match_reference_results() {
     let all = seeds();
     assert_eq!(all.len(), 3);
-    for archive in all.into_iter().take(if full() { 3 } else { 1 }) {
+    for archive in all {
         let dir = tempfile::tempdir().expect("a folder");
         unpack(&archive, dir.path());
         let dump = dir.path().join("dump.safetensors");
