@@ -420,6 +420,7 @@ impl Builder {
 }
 
 impl Value {
+    /// Returns the type: the global one or, in a manual computation, that of one device's shard.
     pub fn ty(&self) -> &Type {
         &self.ty
     }
@@ -429,6 +430,7 @@ impl Value {
         self.ty.dtype
     }
 
+    /// Returns the dimensions of the type, outermost dimension first.
     pub fn dims(&self) -> &[usize] {
         &self.ty.dims
     }

@@ -60,18 +60,30 @@ macro_rules! dtypes {
 dtypes! {
     /// Boolean; one byte in host memory, `i1` in a program.
     Bool: bool, "bool", "i1";
+    /// Signed integer of 8 bits.
     I8: i8, "i8", "i8";
+    /// Signed integer of 16 bits.
     I16: i16, "i16", "i16";
+    /// Signed integer of 32 bits.
     I32: i32, "i32", "i32";
+    /// Signed integer of 64 bits.
     I64: i64, "i64", "i64";
+    /// Unsigned integer of 8 bits.
     U8: u8, "u8", "ui8";
+    /// Unsigned integer of 16 bits.
     U16: u16, "u16", "ui16";
+    /// Unsigned integer of 32 bits.
     U32: u32, "u32", "ui32";
+    /// Unsigned integer of 64 bits.
     U64: u64, "u64", "ui64";
     /// 8-bit float with 4 exponent and 3 mantissa bits, without infinities ([`F8`]).
     F8E4M3FN: F8, "f8_e4m3", "f8E4M3FN";
+    /// IEEE half precision.
     F16: half::f16, "f16", "f16";
+    /// 16-bit float with the exponent of f32 and 7 mantissa bits.
     BF16: half::bf16, "bf16", "bf16";
+    /// IEEE single precision.
     F32: f32, "f32", "f32";
+    /// IEEE double precision.
     F64: f64, "f64", "f64";
 }

@@ -8,6 +8,7 @@ pub struct BuildError {
     pub op: &'static str,
     /// The name scope, from outer to inner, joined by `/`.
     pub scope: String,
+    /// The name of the program.
     pub program: String,
     /// What is wrong, including the shapes.
     pub message: String,

@@ -56,8 +56,11 @@ impl ProgramOutput {
 /// A finished program.
 #[derive(Clone, Debug)]
 pub struct Program {
+    /// The module as StableHLO text.
     pub text: String,
+    /// Arguments of `main`, in order.
     pub arguments: Vec<Argument>,
+    /// Results of `main`, in order.
     pub results: Vec<ProgramOutput>,
     /// Mesh over which the program is partitioned; it has no axes if the program runs on one device.
     pub mesh: DeviceMesh,

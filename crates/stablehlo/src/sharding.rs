@@ -7,6 +7,7 @@ use super::types::{Type, list};
 /// Devices arranged along named axes, outermost axis first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceMesh {
+    /// Name and size of each axis.
     pub axes: Vec<(String, usize)>,
 }
 

@@ -7,6 +7,7 @@ use crate::DType;
 /// A ranked tensor type with static dimensions, displayed as in MLIR: `tensor<2x3xbf16>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
+    /// Element type.
     pub dtype: DType,
     /// Dimensions, outermost dimension first; empty for a scalar.
     pub dims: Vec<usize>,

@@ -23,25 +23,33 @@ pub struct Matmul {
 pub struct FusedAttention {
     /// Number of heads, summed over all batch rows.
     pub heads: usize,
+    /// Number of query tokens of a head.
     pub queries: usize,
 }
 
 /// Communication pattern of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
+    /// Every device gets the concatenated values of its group.
     AllGather,
+    /// Every device sends a different part of its value to each device of its group.
     AllToAll,
+    /// Every device gets the sum over its group.
     AllReduce,
+    /// Every device gets its part of the sum over its group.
     ReduceScatter,
+    /// Every device sends its value to at most one other device.
     Permute,
 }
 
 /// A collective: either part of the program, or one that the partitioner must insert because of the shardings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectiveTransfer {
+    /// Communication pattern.
     pub pattern: Pattern,
     /// Size in bytes of the result on one device.
     pub bytes: f64,
+    /// Groups of devices that communicate with each other.
     pub groups: Groups,
     /// Number of runs; includes loop trip counts where these are known.
     pub times: f64,
@@ -50,7 +58,9 @@ pub struct CollectiveTransfer {
 /// The work of one device: its matmuls and collectives.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProgramWork {
+    /// Matmuls, in program order.
     pub matmuls: Vec<Matmul>,
+    /// Collectives, in program order.
     pub transfers: Vec<CollectiveTransfer>,
 }
 

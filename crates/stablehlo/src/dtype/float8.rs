@@ -6,6 +6,7 @@
 pub struct F8(pub u8);
 
 impl F8 {
+    /// The largest finite value.
     pub const MAX: f32 = 448.0;
 
     /// Rounds to the nearest E4M3 value, ties to even. Larger magnitudes become [`F8::MAX`].

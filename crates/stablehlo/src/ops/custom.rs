@@ -27,9 +27,13 @@ pub struct CustomCall {
 /// A value in the typed configuration of a custom call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribute {
+    /// A string attribute.
     Text(String),
+    /// A 32-bit integer attribute.
     I32(i32),
+    /// A 64-bit integer attribute.
     I64(i64),
+    /// A boolean attribute.
     Bool(bool),
 }
 

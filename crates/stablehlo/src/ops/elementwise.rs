@@ -11,11 +11,17 @@ use crate::types::{Type, broadcast};
 /// The direction of a comparison, as in StableHLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
+    /// `==`
     Eq,
+    /// `!=`
     Ne,
+    /// `<`
     Lt,
+    /// `<=`
     Le,
+    /// `>`
     Gt,
+    /// `>=`
     Ge,
 }
 
@@ -67,7 +73,9 @@ macro_rules! unary {
 unary! {
     /// Returns the absolute value.
     abs = "abs", |d| d != DType::Bool;
+    /// Returns the cosine of an angle in radians.
     cos = "cosine", DType::is_float;
+    /// Returns the sine of an angle in radians.
     sin = "sine", DType::is_float;
     /// Returns `e^x`.
     exp = "exponential", DType::is_float;
