@@ -608,9 +608,12 @@ fn assert_page_is_current(coverage: &Coverage) {
         names(&REFUSED_GGUF.map(|(name, _)| name))
     )
     .unwrap();
-    for weights in ["bf16", "fp8", "int8"] {
-        let verified =
-            [("cpu", "run"), ("cuda", "run on a GPU by `make test-gpu`"), ("tpu", "compiled by `make test-tpu`")];
+    for weights in ["bf16", "fp8", "int8", "int8-convrot"] {
+        let on_gpu = match weights {
+            "int8-convrot" => "timed on a GPU by `scripts/gpu/pipelines.sh`",
+            _ => "run on a GPU by `make test-gpu`",
+        };
+        let verified = [("cpu", "run"), ("cuda", on_gpu), ("tpu", "compiled by `make test-tpu`")];
         let cells = verified.map(|(platform, how)| {
             let unrolls = (platforms::spec_by_name(platform).lowering)("").unroll_layers;
             if weights == "fp8" && !unrolls { "refused" } else { how }
