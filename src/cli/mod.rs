@@ -206,8 +206,8 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         match cause {
             Some(PipelineError::Interrupted(..)) => return 130,
             Some(PipelineError::Sampling(e)) if sampling(e) => return 2,
-            // Contradicting layout rules are only detected when a tensor is placed.
-            Some(PipelineError::Program(e)) if e.op == "layout" => return 2,
+            // Contradicting layout rules, and layers that cannot be quantized, are only detected when a tensor is placed.
+            Some(PipelineError::Program(e)) if matches!(e.op, "layout" | "runtime.weights") => return 2,
             Some(
                 PipelineError::Usage(_)
                 | PipelineError::Given { .. }

@@ -173,6 +173,11 @@ fn invalid_input_gives_one_error_line() {
         message,
         "error: runtime.weights: fp8 requires CUDA, but the platform is cpu; int8 works on every platform"
     );
+    let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=int8-convrot"], &nano[..]].concat());
+    assert!(
+        message.contains("transformer.transformer_blocks.") && message.contains("need a multiple of 256; use int8"),
+        "{message}"
+    );
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.activations=int8"], &nano[..]].concat());
     assert!(
         message.starts_with("error: runtime.activations = int8 (--set): ") && message.contains("runtime.weights"),

@@ -349,6 +349,30 @@ fn int8_matmuls_use_integer_operations_without_wide_copies() {
     assert!(copies.is_empty(), "weights in wider numbers: {copies:?}");
 }
 
+const ROTATED: &[&str] = &["model.path=Lightricks/LTX-2.5", "runtime.weights=int8-convrot"];
+
+/// LTX-2.5's loop: products of rotated numbers are on integers, rotation moves nothing between devices, and a step with
+/// all 48 blocks takes at most 3 % longer.
+#[needs(tpu)]
+fn int8_convrot_adds_no_collectives_and_little_time() {
+    let case = |set| Case { set, layers: Some(3), ..Case::shipped(INTEGERS, "tpu:v6e:2x4") };
+    let [plain, rotated] = [NEWEST, ROTATED].map(|set| compiled(case(set)));
+    let times = |done: &Compiled| [done.report.predicted, done.report.predicted_layer].map(|p| p.expect("a chip").step);
+    let ([step, layer], [rotated_step, rotated_layer]) = (times(&plain), times(&rotated));
+    // The first of the three blocks, and six of 48, keep bf16 without rotation.
+    let around = rotated_step - 3.0 * rotated_layer;
+    let wide = step - around - 2.0 * layer;
+    let [all, rotated_all] = [around + 42.0 * layer + 6.0 * wide, around + 48.0 * rotated_layer];
+    let [before, traffic] = [&plain, &rotated].map(|done| done.report.per_layer());
+    let share = rotated.report.layer.int8 / rotated.report.layer.flops;
+    eprintln!("int8 {all:.2} ms, int8-convrot {rotated_all:.2} ms, {share:.3} on integers, {before:?} {traffic:?}");
+    assert!(rotated_all <= 1.03 * all, "{rotated_all} ms, without rotation {all} ms");
+    assert!(traffic.count <= before.count && traffic.bytes <= before.bytes, "{traffic:?}, without rotation {before:?}");
+    assert!(share >= 0.7, "{share:.3} of the operations are on integers");
+    let copies = wide_copies(&rotated);
+    assert!(copies.is_empty(), "weights in wider numbers: {copies:?}");
+}
+
 /// With bf16 activations, weights are converted inside the matmul that reads them.
 #[needs(tpu)]
 fn int8_weights_are_converted_inside_bf16_matmuls() {

@@ -80,6 +80,10 @@ impl<'a> Estimator<'a> {
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
         let programs = Programs::from_config(&alone, None)?;
         let all = programs.loops(config.sampler.steps);
+        // A layer that cannot be rotated would exclude every layout.
+        if let Some((kind, _)) = all.first().filter(|_| build.quantization.is_rotated()) {
+            programs.network(*kind, &build)?;
+        }
         let asked = match only {
             Some(kind) => match all.into_iter().find(|(k, _)| *k == kind) {
                 Some(of_run) => vec![of_run],
