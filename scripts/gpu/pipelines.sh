@@ -35,18 +35,12 @@ row bf16 1 "${step[@]}"
 row fp8 1 "${step[@]}" --set runtime.weights=fp8
 row int8-int8 1 "${step[@]}" --set runtime.weights=int8 --set runtime.activations=int8
 row int8-bf16 1 "${step[@]}" --set runtime.weights=int8 --set runtime.activations=bf16
-# The same for LTX-2.5 at 768x512 (the second pass), also with int8-convrot weights; prints the medians and their ratios.
+# The same for LTX-2.5 at 768x512 (the second pass), also with int8-convrot weights.
 step=(-c ltx2_5_distilled "${size[@]}" --layout replicated --mesh data=1 --programs refine)
 row ltx2_5-bf16 1 "${step[@]}"
 for form in int8 int8-convrot; do
     row "ltx2_5-$form" 1 "${step[@]}" --set "runtime.weights=$form" --set runtime.activations=int8
 done
-[ ! -f "$out/ltx2_5-int8-convrot.json" ] || python3 - "$out" <<'END'
-import json, sys
-forms = ["bf16", "int8", "int8-convrot"]
-times = [json.load(open(f"{sys.argv[1]}/ltx2_5-{form}.json"))["programs"]["refine_loop"]["median"] for form in forms]
-print(*(f"{form} {time:.4f} s, {time / times[0]:.3f} of bf16, {time / times[1]:.3f} of int8" for form, time in zip(forms, times)), sep="\n")
-END
 # One step by layout.
 step=(-c ltx2 "${size[@]}" --programs denoise --steps 4)
 row step_ring 4 "${step[@]}" --layout ring --mesh cfg=2,context=2
