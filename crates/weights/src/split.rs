@@ -19,8 +19,8 @@ use super::version::Version;
 const TRANSFORMER_FOLDERS: [&str; 3] = ["diffusion_models", "unet", "checkpoints"];
 
 /// Names of folders that contain other components, in lower case.
-const PART_FOLDERS: [&str; 6] =
-    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches"];
+const PART_FOLDERS: [&str; 7] =
+    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches", "split_files"];
 
 /// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
 const DEPTH: usize = 3;
@@ -76,22 +76,19 @@ impl SplitFolder {
     /// # Errors
     /// Returns an error if there are several transformers, or none that `variant` selects.
     pub(super) fn find(path: &Path, variant: Option<&str>) -> Result<Option<Self>, WeightsError> {
-        let (transformer, root, mut parts) = if path.is_file() {
+        let (transformer, folder) = if path.is_file() {
             if !is_weight_file(path) {
                 return Ok(None);
             }
-            let (root, searched) = root_of(path);
-            (path.to_path_buf(), root.clone(), files(&root, searched))
+            (path.to_path_buf(), None)
         } else {
-            let found = files(path, Searched::All);
+            let found = files(path, Searched::All, path);
             let Some(chosen) = choose_transformer(path, &found, variant)? else { return Ok(None) };
-            let transformer = chosen.path.clone();
-            if is_transformer_folder(path) {
-                let (root, searched) = root_of(&transformer);
-                (transformer, root.clone(), files(&root, searched))
-            } else {
-                (transformer, path.to_path_buf(), found)
-            }
+            (chosen.path.clone(), Some(found).filter(|_| !is_transformer_folder(path)))
+        };
+        let (root, mut parts) = match folder {
+            Some(found) => (path.to_path_buf(), found),
+            None => beside(&transformer),
         };
         parts.retain(|file| !file.components.contains(&Component::Transformer));
         let (training, variant) = (training(&words_of(&transformer)), variant.map(String::from));
@@ -213,23 +210,30 @@ enum Searched {
     All,
 }
 
-/// Returns the folder in which the components of a transformer's file are searched, and which of its subfolders.
-fn root_of(file: &Path) -> (PathBuf, Searched) {
-    let parents = || file.ancestors().skip(1).take(DEPTH);
-    let part_folders = |folder: &Path| {
+/// Returns the folder that contains the components of a transformer's file, and the candidates: the files in it, in its
+/// folders of parts, and next to the transformer.
+fn beside(file: &Path) -> (PathBuf, Vec<Candidate>) {
+    let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
         let folders = listed(folder).filter(|entry| entry.path().is_dir());
-        folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count()
+        folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count() >= least
     };
-    // One folder of parts next to the file is enough; a file in a subfolder of the repository needs better evidence.
-    let repository = || parents().take(2).zip(1..).find(|(folder, least)| part_folders(folder) >= *least);
-    let outer = parents().find(|folder| is_transformer_folder(folder)).and_then(Path::parent);
-    let flat = || file.parent().unwrap_or(Path::new(""));
-    match (outer, repository()) {
-        (Some(root), _) => (root.into(), Searched::All),
-        (None, Some((root, _))) => (root.into(), Searched::Parts),
-        (None, None) => (flat().into(), Searched::None),
-    }
+    let own = file.parent().unwrap_or(Path::new(""));
+    let root = (0..=DEPTH).zip(file.ancestors()).find_map(|(level, inner)| {
+        let folder = inner.parent()?;
+        // One folder of parts next to the file or to a folder of transformers is enough; a file in another subfolder of
+        // the repository needs better evidence.
+        let least = match level {
+            0 => 1,
+            _ if is_transformer_folder(inner) => 1,
+            1 => 2,
+            _ => return None,
+        };
+        has_parts(folder, least).then_some(folder)
+    });
+    let searched = if root.is_some() { Searched::Parts } else { Searched::None };
+    let root = root.unwrap_or(own);
+    (root.into(), files(root, searched, own))
 }
 
 fn listed(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
@@ -241,14 +245,17 @@ fn is_weight_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
 }
 
-/// Returns the candidates in a folder and its subfolders, sorted by path, each file once.
-fn files(root: &Path, searched: Searched) -> Vec<Candidate> {
+/// Returns the candidates in a folder and its subfolders, and in the folder `own` of the transformer, sorted by path,
+/// each file once.
+fn files(root: &Path, searched: Searched, own: &Path) -> Vec<Candidate> {
     let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
-    search(root, DEPTH, searched, &mut |path| {
+    let mut visit = |path: &Path| {
         if seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.into())) {
             found.extend(Candidate::open(root, path));
         }
-    });
+    };
+    search(root, DEPTH, searched, &mut visit);
+    search(own, 0, Searched::None, &mut visit);
     found.sort_by(|a: &Candidate, b| a.path.cmp(&b.path));
     found
 }

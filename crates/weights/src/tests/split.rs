@@ -321,9 +321,36 @@ fn ltx_2_5_repository_offers_choices() {
     write(vae.with_file_name("LTX2_audio_vae_bf16.safetensors"), &old, json!({"audio_vae": {}}));
     fs::remove_file(vae.with_file_name("another-audio-vae.safetensors")).expect("removed");
     assert_eq!(open(&file).expect("opens").config_path(Component::AudioVae), vae);
-    // A damaged file is an error, not a missing component.
+    // A damaged file of an optional component is an error when it is needed.
+    let upsampler = dir.path().join("latent_upscale_models/ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors");
+    put(upsampler, b"version https://git-lfs.github.com/spec/v1\n");
+    let source = open(&file).expect("opens");
+    assert!(!source.has(Component::LatentUpsampler));
+    let words = ["spatial-upscaler-x2-bf16-1.0.safetensors", "git-LFS pointer"];
+    fails(source.require([Component::LatentUpsampler]), &words);
+    fails(source.config(Component::LatentUpsampler), &words);
+    // A damaged file of another component is an error, not a missing component.
     put(vae, b"version https://git-lfs.github.com/spec/v1\n");
     fails(open(&file), &["ltx-2.5-audio-vae-bf16.safetensors", "git-LFS pointer"]);
+}
+
+#[test]
+fn folder_named_checkpoints_is_not_evidence_of_a_repository() {
+    let dir = TempDir::new().expect("dir");
+    let (tensors, config) = transformer(Version::V2_3, "BF16");
+    let file = write(dir.path().join("checkpoints/LTX-2.3/ltx-2.3.safetensors"), &tensors, config);
+    autoencoders(&dir.path().join("another_project/vae"), "video_vae.safetensors", "audio_vae.safetensors");
+    fails(open(&file).expect("opens").require([Component::Vae]), &["ltx-2.3.safetensors", "no video VAE"]);
+    // Folders of parts next to it are: only they and the transformer's own folder are searched.
+    autoencoders(&dir.path().join("vae/ltx"), "LTX23_video_vae.safetensors", "LTX23_audio_vae.safetensors");
+    write(file.with_file_name("gemma_3_12B_it.safetensors"), &gemma_3("BF16"), Value::Null);
+    let source = open(&file).expect("opens");
+    source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
+    assert_eq!(source.config_path(Component::Vae), dir.path().join("vae/ltx/LTX23_video_vae.safetensors"));
+    // A repository in such a folder is nearer.
+    autoencoders(&file.with_file_name("vae"), "video_vae.safetensors", "audio_vae.safetensors");
+    let source = open(&file).expect("opens");
+    assert_eq!(source.config_path(Component::Vae), file.with_file_name("vae").join("video_vae.safetensors"));
 }
 
 #[test]
