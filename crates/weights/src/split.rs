@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use super::checkpoint::{Checkpoint, is_shard, read_json};
 use super::component::Component;
@@ -197,6 +197,7 @@ fn choose_transformer<'a>(
 }
 
 fn is_transformer_folder(path: &Path) -> bool {
+    let path = path::absolute(path).unwrap_or_else(|_| path.into());
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
     name.is_some_and(|name| TRANSFORMER_FOLDERS.contains(&&*name))
 }
@@ -213,6 +214,8 @@ enum Searched {
 /// Returns the folder that contains the components of a transformer's file, and the candidates: the files in it, in its
 /// folders of parts, and next to the transformer.
 fn beside(file: &Path) -> (PathBuf, Vec<Candidate>) {
+    // A relative path may lack its parents.
+    let file = &path::absolute(file).unwrap_or_else(|_| file.into());
     let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
         let folders = listed(folder).filter(|entry| entry.path().is_dir());

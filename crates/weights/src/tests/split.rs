@@ -354,6 +354,26 @@ fn folder_named_checkpoints_is_not_evidence_of_a_repository() {
 }
 
 #[test]
+fn relative_path_of_a_transformer_finds_its_repository() {
+    const ALONE: &str = "LTX2_TEST_ALONE";
+    const FILE: &str = "ltx-2-19b-distilled_transformer_only_bf16.safetensors";
+    if std::env::var_os(ALONE).is_none() {
+        // The current folder is that of the process, so the test runs in a child process.
+        let dir = TempDir::new().expect("dir");
+        let mut test = std::process::Command::new(std::env::current_exe().expect("this binary"));
+        test.args(["--exact", "tests::split::relative_path_of_a_transformer_finds_its_repository"]).env(ALONE, "1");
+        let output = test.current_dir(ltx_2_0(dir.path())).output().expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    for path in [FILE, "./", ".", &format!("../diffusion_models/{FILE}")] {
+        let overrides = if path.ends_with(FILE) { Overrides::default() } else { variant("distilled") };
+        let source = open_with(Path::new(path), &overrides).expect("opens");
+        source.require(Component::ALL.into_iter().filter(|part| !part.is_optional())).expect(path);
+    }
+}
+
+#[test]
 fn flat_folder_of_single_files_is_a_model() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
