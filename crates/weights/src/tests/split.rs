@@ -374,6 +374,20 @@ fn relative_path_of_a_transformer_finds_its_repository() {
 }
 
 #[test]
+fn folder_of_single_files_may_contain_component_folders() {
+    let dir = TempDir::new().expect("dir");
+    ltx_2_0(dir.path());
+    put(dir.path().join("text_encoder/config.json"), json!({"model_type": "gemma3"}).to_string());
+    put(dir.path().join("tokenizer/tokenizer.json"), "{}");
+    put(dir.path().join("tokenizer/tokenizer_config.json"), "{}");
+    let source = open_with(dir.path(), &variant("distilled, bf16")).expect("opens");
+    source.require([Component::Transformer, Component::Connectors, Component::Vae]).expect("there");
+    // Without a transformer anywhere, the folders are those of an incomplete model.
+    fs::remove_dir_all(dir.path().join("diffusion_models")).expect("removed");
+    fails(open(dir.path()).expect("opens").require([Component::Transformer]), &["contains no transformer"]);
+}
+
+#[test]
 fn flat_folder_of_single_files_is_a_model() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
