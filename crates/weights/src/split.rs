@@ -25,6 +25,9 @@ const PART_FOLDERS: [&str; 7] =
 /// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
 const DEPTH: usize = 3;
 
+/// `mid_channels` of LTX-Video's spatial upsampler; LTX-2's has twice as many.
+const LTX_VIDEO_UPSAMPLER_CHANNELS: usize = 512;
+
 /// What a file name says about the training of the transformer: files of the two kinds do not fit each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Training {
@@ -315,7 +318,10 @@ impl Candidate {
                 }
             }
         }
-        (!candidate.components.is_empty()).then_some(candidate)
+        let is_transformer = candidate.components.contains(&Component::Transformer);
+        let is_ltx_video = ["-ltxv-", "-ltx-video-"].iter().any(|family| candidate.words.contains(family));
+        let is_foreign = is_ltx_video && candidate.versions.is_empty() && !is_transformer;
+        (!candidate.components.is_empty() && !is_foreign).then_some(candidate)
     }
 
     /// Determines the components of a file from its tensors.
@@ -336,6 +342,10 @@ impl Candidate {
         }
         if file.contains("initial_conv.weight") {
             let is_temporal = file.shape("upsampler.0.weight").is_some_and(|shape| shape.len() == 5);
+            let channels = file.shape("initial_conv.weight").and_then(|shape| shape.first());
+            if !is_temporal && self.versions.is_empty() && channels == Some(&LTX_VIDEO_UPSAMPLER_CHANNELS) {
+                return;
+            }
             let part = if is_temporal { Component::TemporalUpsampler } else { Component::LatentUpsampler };
             self.components.insert(part);
             return;
@@ -344,8 +354,11 @@ impl Candidate {
         let mapped = || file.names().filter_map(|key| keys.map(key));
         self.components.extend(mapped().map(|(component, _)| component));
         self.components.remove(&Component::Transformer);
-        // Other models' VAEs have similar names, but no statistics of latents.
-        if !mapped().any(|(component, name)| component == Component::Vae && name.starts_with("latents_")) {
+        // Other models' VAEs have similar names, but no statistics of latents. LTX-Video's have, and decoders with
+        // time steps.
+        let has = |part: &str| mapped().any(|(component, name)| component == Component::Vae && name.contains(part));
+        let has_steps = has("time_embedder.") || has("timestep_scale_multiplier");
+        if !has("latents_") || has_steps && self.versions.is_empty() {
             self.components.remove(&Component::Vae);
             self.components.remove(&Component::DiffusionDecoder);
         }
@@ -429,6 +442,10 @@ fn training(words: &str) -> Option<Training> {
 
 /// Returns the model version in a normalized name, such as `-ltx-2-3-22b-dev-` or `-ltx23-video-vae-`.
 fn version_in(words: &str) -> Option<Version> {
+    if words.contains("-ltxv-2b-") {
+        // LTX-Video with two billion parameters.
+        return None;
+    }
     let compact = words.replace('-', "");
     let (_, rest) = compact.split_once("ltxv2").or_else(|| compact.split_once("ltx2"))?;
     Some(match rest.chars().next() {

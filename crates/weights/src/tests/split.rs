@@ -388,6 +388,34 @@ fn folder_of_single_files_may_contain_component_folders() {
 }
 
 #[test]
+fn files_of_ltx_video_are_no_candidates() {
+    let dir = TempDir::new().expect("dir");
+    let file = ltx_2_0(dir.path()).join("ltx-2-19b-distilled_transformer_only_bf16.safetensors");
+    let upsampler = |name: &str, initial: &'static [usize]| {
+        let tensors = named(&[("initial_conv.weight", initial), ("upsampler.0.weight", &[16, 4, 3, 3])], "BF16");
+        write(dir.path().join("latent_upscale_models").join(name), &tensors, Value::Null)
+    };
+    for name in ["ltxv-spatial-upscaler-0.9.7.safetensors", "ltx-video_spatial_upscaler.safetensors"] {
+        upsampler(name, &[4, 2, 3, 3, 3]);
+    }
+    upsampler("spatial_upscaler.safetensors", &[512, 1, 1, 1, 1]);
+    assert!(!open(&file).expect("opens").has(Component::LatentUpsampler));
+    let own = upsampler("ltx-2-spatial-upscaler-x2-1.0.safetensors", &[4, 2, 3, 3, 3]);
+    assert_eq!(open(&file).expect("opens").config_path(Component::LatentUpsampler), own);
+    let tensors: [(&str, &'static [usize]); 3] = [
+        ("decoder.conv_in.conv.weight", &[4]),
+        ("decoder.last_time_embedder.timestep_embedder.linear_1.weight", &[4]),
+        ("per_channel_statistics.mean-of-means", &[128]),
+    ];
+    write(dir.path().join("vae/old_video_vae.safetensors"), &named(&tensors, "BF16"), Value::Null);
+    for name in ["ltxv-2b-0.9.8-vae.safetensors", "ltx-video-vae.safetensors"] {
+        write(dir.path().join("vae").join(name), &named(&[tensors[0], tensors[2]], "BF16"), Value::Null);
+    }
+    let vae = open(&file).expect("opens").config_path(Component::Vae);
+    assert_eq!(vae, dir.path().join("VAE/LTX2_video_vae_bf16.safetensors"));
+}
+
+#[test]
 fn flat_folder_of_single_files_is_a_model() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
