@@ -266,7 +266,7 @@ fn files(root: &Path, searched: Searched, own: &Path) -> Vec<Candidate> {
     found
 }
 
-/// Calls `visit` for each weight file, except for shards, and for each folder of a component.
+/// Calls `visit` for each weight file, except for shards, and for each folder of a text encoder.
 fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMut(&Path)) {
     let mut entries: Vec<PathBuf> = listed(folder).map(|entry| folder.join(entry.file_name())).collect();
     entries.sort();
@@ -277,7 +277,7 @@ fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMu
             Searched::Parts => PART_FOLDERS.contains(&&*name.to_lowercase()),
             Searched::All => true,
         };
-        let is_part = is_entered && path.join("config.json").is_file();
+        let is_part = is_entered && text_encoder_folder(&path).is_some();
         let is_visited = is_weight_file(&path) && !is_shard(&name) || is_part;
         match () {
             () if name.starts_with('.') => {}
@@ -305,8 +305,7 @@ impl Candidate {
             words,
         };
         if path.is_dir() {
-            let config = read_json(&path.join("config.json")).ok()?;
-            candidate.versions = gemma_versions(config["model_type"].as_str()?)?;
+            candidate.versions = text_encoder_folder(path)?;
             candidate.components.insert(Component::TextEncoder);
         } else {
             match Checkpoint::headers_only(path) {
@@ -401,6 +400,13 @@ fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
         true => gemma_versions("gemma3"),
         false => None,
     }
+}
+
+/// Returns the model versions that the text encoder in a folder can belong to. `None`: not a folder of LTX-2's text
+/// encoder.
+fn text_encoder_folder(path: &Path) -> Option<Vec<Version>> {
+    let config = read_json(&path.join("config.json")).ok()?;
+    gemma_versions(config["model_type"].as_str()?)
 }
 
 /// Returns the model versions whose text encoder is of this model type.

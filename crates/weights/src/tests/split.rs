@@ -416,6 +416,20 @@ fn files_of_ltx_video_are_no_candidates() {
 }
 
 #[test]
+fn folders_with_a_configuration_are_searched() {
+    let dir = TempDir::new().expect("dir");
+    ltx_2_0(dir.path());
+    let folder = dir.path().join("diffusion_models/LTX-2-dev");
+    put(folder.join("config.json"), json!({"model_type": "ltx2"}).to_string());
+    let file = folder.join("ltx-2-19b-tuned_transformer_only.safetensors");
+    fs::copy(dir.path().join("diffusion_models/ltx-2-19b-dev_transformer_only_bf16.safetensors"), &file)
+        .expect("copied");
+    let source = open_with(dir.path(), &variant("tuned")).expect("opens");
+    assert_eq!(source.path(), file);
+    source.require([Component::TextEncoder, Component::Vae]).expect("there");
+}
+
+#[test]
 fn flat_folder_of_single_files_is_a_model() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
