@@ -50,6 +50,8 @@ struct Candidate {
     has_conv_decoder: bool,
     /// Model versions that the file can belong to. Empty: all.
     versions: Vec<Version>,
+    /// Model version in the name of a folder that contains the file, if the file itself states none.
+    folder_version: Option<Version>,
     training: Option<Training>,
 }
 
@@ -119,8 +121,8 @@ impl SplitFolder {
         Err(WeightsError::NoVariant { path: self.root.clone(), variant: variant.clone(), files })
     }
 
-    /// Finds the file of a component for a transformer of this version. In order, preferred are files of the
-    /// transformer's training, files with most of the variant's words, unquantized files, the convolutional decoder (which
+    /// Finds the file of a component for a transformer of this version. In order, preferred are files in a folder whose
+    /// name is not that of another version, files of the transformer's training, files with most of the variant's words, unquantized files, the convolutional decoder (which
     /// the video VAE of the diffusion decoder lacks), x2 upsamplers, and the latest of files that differ in a version
     /// number at the end.
     pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
@@ -129,6 +131,7 @@ impl SplitFolder {
         };
         let is_one = |file: &&Candidate| file.components.contains(&component) && fits(file);
         let mut found: Vec<&Candidate> = self.parts.iter().filter(is_one).collect();
+        prefer(&mut found, |file| version.is_none() || file.folder_version.is_none_or(|own| Some(own) == version));
         let other =
             |file: &Candidate| file.training.is_some() && self.training.is_some_and(|own| file.training != Some(own));
         if component == Component::Connectors {
@@ -148,7 +151,10 @@ impl SplitFolder {
         if component == Component::LatentUpsampler {
             prefer(&mut found, |file| file.words.contains("-x2-"));
         }
-        if found.iter().all(|file| !file.is_quantized && series(&file.words) == series(&found[0].words)) {
+        let names: BTreeSet<&str> = found.iter().map(|file| &*file.words).collect();
+        let is_series = |file: &&Candidate| !file.is_quantized && series(&file.words) == series(&found[0].words);
+        // Nothing decides between files of the same name in different folders.
+        if names.len() == found.len() && found.iter().all(is_series) {
             found.sort_by(|a, b| by_numbers(&a.words, &b.words));
             found = found.split_off(found.len().saturating_sub(1));
         }
@@ -301,6 +307,7 @@ impl Candidate {
             is_quantized: false,
             has_conv_decoder: false,
             versions: version_in(&words).into_iter().collect(),
+            folder_version: None,
             training,
             words,
         };
@@ -316,6 +323,10 @@ impl Candidate {
                     candidate.components.extend(component_in(&candidate.words));
                 }
             }
+        }
+        if candidate.versions.is_empty() {
+            let folders = Path::new(&candidate.name).ancestors().skip(1);
+            candidate.folder_version = folders.map(words_of).find_map(|folder| version_in(&folder));
         }
         let is_transformer = candidate.components.contains(&Component::Transformer);
         let is_ltx_video = ["-ltxv-", "-ltx-video-"].iter().any(|family| candidate.words.contains(family));

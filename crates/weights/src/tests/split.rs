@@ -430,6 +430,36 @@ fn folders_with_a_configuration_are_searched() {
 }
 
 #[test]
+fn folders_distinguish_files_of_the_same_name() {
+    let dir = TempDir::new().expect("dir");
+    let (tensors, config) = transformer(Version::V2_3, "BF16");
+    let file = write(dir.path().join("diffusion_models/model.safetensors"), &tensors, config);
+    let vae = |folder: &str| {
+        let folder = dir.path().join("vae").join(folder);
+        autoencoders(&folder, "video_vae.safetensors", "audio_vae.safetensors");
+        folder.join("video_vae.safetensors")
+    };
+    let chosen = || {
+        let source = open(&file).expect("opens");
+        source.require([Component::Vae]).map(|()| source.config_path(Component::Vae))
+    };
+    // The name of the family is also that of its first version.
+    let family = vae("LTX-2");
+    assert_eq!(chosen().expect("one"), family);
+    let own = vae("ltx23");
+    assert_eq!(chosen().expect("one fits"), own);
+    vae("tuned");
+    let choices =
+        ["2 files could be the video VAE", "vae/ltx23/video_vae.safetensors", "vae/tuned/video_vae.safetensors"];
+    fails(chosen(), &choices);
+    fs::remove_dir_all(dir.path().join("vae/tuned")).expect("removed");
+    // The latest of a series is in the same folder.
+    let later = own.with_file_name("video_vae-1.1.safetensors");
+    fs::copy(&own, &later).expect("copied");
+    assert_eq!(chosen().expect("the latest"), later);
+}
+
+#[test]
 fn flat_folder_of_single_files_is_a_model() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
