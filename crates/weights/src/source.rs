@@ -138,7 +138,7 @@ impl ModelSource {
         };
         let folders = Component::ALL.map(|component| folder.join(component.folder()));
         let variants: BTreeSet<String> = folders.iter().flat_map(|folder| checkpoint::variants(folder)).collect();
-        if variant.split([',', ' ']).filter(|word| !word.is_empty()).all(|word| variants.contains(word)) {
+        if checkpoint::variant_parts(variant).all(|part| variants.contains(part)) {
             return Ok(());
         }
         let files = variants.into_iter().collect();

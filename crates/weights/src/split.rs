@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{self, Path, PathBuf};
 
-use super::checkpoint::{Checkpoint, is_shard, read_json};
+use super::checkpoint::{Checkpoint, is_shard, read_json, variant_parts};
 use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{SingleFileKeys, TRANSFORMER};
@@ -439,9 +439,9 @@ fn words_of(path: &Path) -> String {
     normalized(&path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Iterates over the parts of a variant, which commas or spaces separate.
+/// Iterates over the normalized parts of a variant.
 fn words(variant: &str) -> impl Iterator<Item = String> {
-    variant.split([',', ' ']).filter(|word| !word.is_empty()).map(normalized)
+    variant_parts(variant).map(normalized)
 }
 
 /// Counts the parts of a variant that a normalized name contains.

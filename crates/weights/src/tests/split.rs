@@ -582,7 +582,7 @@ fn variant_selects_weights_of_a_diffusers_folder() {
     };
     let shard = "diffusion_pytorch_model.int8-00001-of-00001.safetensors";
     index("diffusion_pytorch_model.safetensors.index.int8.json", "int8.weight", shard);
-    for (words, tensor) in [(None, "proj_in.weight"), (Some("fp8"), "fp8.weight"), (Some("int8"), "int8.weight")] {
+    for (words, tensor) in [(None, "proj_in.weight"), (Some("fp8"), "fp8.weight"), (Some("int8, fp8"), "int8.weight")] {
         let overrides = Overrides { variant: words.map(String::from), ..Overrides::default() };
         let source = open_with(dir.path(), &overrides).expect("opens");
         assert!(source.checkpoint(Component::Transformer).expect("there").contains(tensor), "{words:?}");
