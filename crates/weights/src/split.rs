@@ -81,7 +81,7 @@ impl SplitFolder {
     /// # Errors
     /// Returns an error if there are several transformers, or none that `variant` selects.
     pub(super) fn find(path: &Path, variant: Option<&str>) -> Result<Option<Self>, WeightsError> {
-        let (transformer, folder) = if path.is_file() {
+        let (transformer, found) = if path.is_file() {
             if !is_weight_file(path) {
                 return Ok(None);
             }
@@ -89,11 +89,16 @@ impl SplitFolder {
         } else {
             let found = files(path, Searched::All, path);
             let Some(chosen) = choose_transformer(path, &found, variant)? else { return Ok(None) };
-            (chosen.path.clone(), Some(found).filter(|_| !is_transformer_folder(path)))
+            (chosen.path.clone(), Some(found))
         };
-        let (root, mut parts) = match folder {
-            Some(found) => (path.to_path_buf(), found),
-            None => beside(&transformer),
+        // A relative path may lack its parents.
+        let file = path::absolute(&transformer).unwrap_or_else(|_| transformer.clone());
+        let own = file.parent().unwrap_or(Path::new(""));
+        let is_contained = found.is_some() && !is_transformer_folder(path);
+        let (root, mut parts) = match (root_of(&file).filter(|_| !is_contained), found) {
+            (Some(root), _) => (root.into(), files(root, Searched::Parts, own)),
+            (None, Some(found)) => (path.into(), found),
+            (None, None) => (own.into(), files(own, Searched::None, own)),
         };
         parts.retain(|file| !file.components.contains(&Component::Transformer));
         let (training, variant) = (training(&words_of(&transformer)), variant.map(String::from));
@@ -220,18 +225,14 @@ enum Searched {
     All,
 }
 
-/// Returns the folder that contains the components of a transformer's file, and the candidates: the files in it, in its
-/// folders of parts, and next to the transformer.
-fn beside(file: &Path) -> (PathBuf, Vec<Candidate>) {
-    // A relative path may lack its parents.
-    let file = &path::absolute(file).unwrap_or_else(|_| file.into());
+/// Returns the folder with the folders of parts that belong to a transformer's file. `None`: there is none.
+fn root_of(file: &Path) -> Option<&Path> {
     let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
         let folders = listed(folder).filter(|entry| entry.path().is_dir());
         folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count() >= least
     };
-    let own = file.parent().unwrap_or(Path::new(""));
-    let root = (0..=DEPTH).zip(file.ancestors()).find_map(|(level, inner)| {
+    (0..=DEPTH).zip(file.ancestors()).find_map(|(level, inner)| {
         let folder = inner.parent()?;
         // One folder of parts next to the file or to a folder of transformers is enough; a file in another subfolder of
         // the repository needs better evidence.
@@ -242,10 +243,7 @@ fn beside(file: &Path) -> (PathBuf, Vec<Candidate>) {
             _ => return None,
         };
         has_parts(folder, least).then_some(folder)
-    });
-    let searched = if root.is_some() { Searched::Parts } else { Searched::None };
-    let root = root.unwrap_or(own);
-    (root.into(), files(root, searched, own))
+    })
 }
 
 fn listed(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {

@@ -347,7 +347,12 @@ fn folder_named_checkpoints_is_not_evidence_of_a_repository() {
     let source = open(&file).expect("opens");
     source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
     assert_eq!(source.config_path(Component::Vae), dir.path().join("vae/ltx/LTX23_video_vae.safetensors"));
-    // A repository in such a folder is nearer.
+    // A folder that was asked for is searched whole if nothing is beside it.
+    fs::rename(dir.path().join("vae"), dir.path().join("checkpoints/other")).expect("moved");
+    let source = open(&dir.path().join("checkpoints")).expect("opens");
+    source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
+    // A repository in such a folder is nearer than one beside it.
+    fs::rename(dir.path().join("checkpoints/other"), dir.path().join("vae")).expect("moved");
     autoencoders(&file.with_file_name("vae"), "video_vae.safetensors", "audio_vae.safetensors");
     let source = open(&file).expect("opens");
     assert_eq!(source.config_path(Component::Vae), file.with_file_name("vae").join("video_vae.safetensors"));
