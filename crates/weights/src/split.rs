@@ -127,9 +127,9 @@ impl SplitFolder {
     }
 
     /// Finds the file of a component for a transformer of this version. In order, preferred are files in a folder whose
-    /// name is not that of another version, files of the transformer's training, files with most of the variant's words, unquantized files, the convolutional decoder (which
-    /// the video VAE of the diffusion decoder lacks), x2 upsamplers, and the latest of files that differ in a version
-    /// number at the end.
+    /// name is not that of another version, files of the transformer's training, files with most of the variant's words,
+    /// unquantized files, the convolutional decoder (which the video VAE of the diffusion decoder lacks), x2 upsamplers,
+    /// and the latest of files that differ in a version number at the end.
     pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
         let fits = |file: &Candidate| {
             file.versions.is_empty() || version.is_none_or(|version| file.versions.contains(&version))
