@@ -26,7 +26,7 @@ mod view;
 
 pub(crate) use comfy::{MARKER, METADATA as QUANTIZATION_METADATA};
 use find::{FLASHPACK, WeightFiles, find_weights, is_flashpack};
-pub(super) use find::{is_shard, variants};
+pub(super) use find::{is_shard, variant_parts, variants};
 use shard::ShardFile;
 pub use view::TensorView;
 use view::decoder::NumberDecoder;

@@ -62,7 +62,8 @@ const GATES: [(&str, &str); 3] =
 pub(super) fn tensors(mut all: Checkpoint) -> Result<Checkpoint, WeightsError> {
     for name in all.names().map(String::from).collect::<Vec<_>>() {
         let Some((block, leaf)) = name.rsplit_once('.') else { continue };
-        if let Some(attention) = block.strip_suffix(".qkv") {
+        // Scales are split with their weight.
+        if let Some(attention) = block.strip_suffix(".qkv").filter(|_| !leaf.ends_with("_scale")) {
             all.split_rows(&name, &["to_q", "to_k", "to_v"].map(|part| format!("{attention}.{part}.{leaf}")))?;
         }
         let Some((_, layer)) = GATES.iter().find(|(gate, _)| *gate == leaf) else { continue };

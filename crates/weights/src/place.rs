@@ -119,10 +119,15 @@ fn is_lora_key(key: &str) -> bool {
 const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
 
-/// Whether a folder has the diffusers layout: a model index, or a component's folder with its configuration.
+/// Whether a folder contains a component's folder with its configuration.
+fn has_folder(path: &Path, component: Component) -> bool {
+    path.join(component.folder()).join(component.config_file()).is_file()
+}
+
+/// Whether a folder has the diffusers layout: a model index, or the transformer's folder. Folders of single files may
+/// also contain folders of a text encoder and its tokenizer.
 pub(super) fn is_diffusers(path: &Path) -> bool {
-    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
-    path.join("model_index.json").is_file() || Component::ALL.into_iter().any(holds)
+    path.join("model_index.json").is_file() || has_folder(path, Component::Transformer)
 }
 
 /// Determines what is at a path. `part`: the requested component; `None`: a model.
@@ -136,11 +141,14 @@ pub(super) fn place(path: &Path, part: Option<Component>) -> Result<ModelLocatio
             _ => SingleFile::open(path, part).map(|s| ModelLocation::Single(Box::new(s))),
         };
     }
-    let holds = |c: Component| path.join(c.folder()).join(c.config_file()).is_file();
     if let Some(component) = part {
-        return Ok(if holds(component) { ModelLocation::Model(path.into()) } else { ModelLocation::Part(path.into()) });
+        return Ok(if has_folder(path, component) {
+            ModelLocation::Model(path.into())
+        } else {
+            ModelLocation::Part(path.into())
+        });
     }
-    if is_diffusers(path) {
+    if is_diffusers(path) || Component::ALL.into_iter().any(|component| has_folder(path, component)) {
         return Ok(ModelLocation::Model(path.into()));
     }
     // A Lightricks repository may contain only single files; if there are several, `Checkpoint::open` lists them in its

@@ -69,6 +69,8 @@ pub struct ModelSource {
     parts: BTreeMap<Component, ModelLocation>,
     /// Components of which the model's folder contains several files, with the names of the files.
     ambiguous: BTreeMap<Component, Vec<String>>,
+    /// Files in the model's folder of components that a model can run without and that cannot be opened.
+    damaged: BTreeMap<Component, PathBuf>,
     /// Folder of single files in which the components were searched.
     folder: Option<PathBuf>,
     variant: Option<String>,
@@ -86,7 +88,8 @@ impl ModelSource {
     ///
     /// # Errors
     /// Returns an error if the model or an override does not exist, if there are several transformers or none of the
-    /// requested variant, or if a header cannot be read. A missing component is an error only when it is requested.
+    /// requested variant, or if a header cannot be read. A missing component, or a damaged file of
+    /// an optional one, is an error only when it is requested.
     pub fn open(model: &str, overrides: &Overrides) -> Result<Self, WeightsError> {
         Self::open_in(model, overrides, &HubCache::from_env())
     }
@@ -105,6 +108,7 @@ impl ModelSource {
             main,
             parts: BTreeMap::new(),
             ambiguous: BTreeMap::new(),
+            damaged: BTreeMap::new(),
             folder: split.as_ref().map(|split| split.root().to_path_buf()),
             variant,
             opened: Default::default(),
@@ -134,7 +138,7 @@ impl ModelSource {
         };
         let folders = Component::ALL.map(|component| folder.join(component.folder()));
         let variants: BTreeSet<String> = folders.iter().flat_map(|folder| checkpoint::variants(folder)).collect();
-        if variant.split([',', ' ']).filter(|word| !word.is_empty()).all(|word| variants.contains(word)) {
+        if checkpoint::variant_parts(variant).all(|part| variants.contains(part)) {
             return Ok(());
         }
         let files = variants.into_iter().collect();
@@ -165,7 +169,11 @@ impl ModelSource {
             }
             match split.part(component, version) {
                 Choice::None => {}
-                Choice::One(file) => drop(self.parts.insert(component, place(&file, Some(component))?)),
+                Choice::One(file) => match place(&file, Some(component)) {
+                    Ok(place) => drop(self.parts.insert(component, place)),
+                    Err(_) if component.is_optional() => drop(self.damaged.insert(component, file)),
+                    Err(error) => return Err(error),
+                },
                 Choice::Several(files) => drop(self.ambiguous.insert(component, files)),
             }
         }
@@ -229,8 +237,12 @@ impl ModelSource {
         own.or_else(|| Some(&self.main).filter(holds)).or_else(beside).unwrap_or(&self.main)
     }
 
-    /// Returns an error if the model's folder contains several files of a component and nothing decides between them.
+    /// Returns an error if the model's folder contains several files of a component and nothing decides between them, or
+    /// only one that cannot be opened.
     pub fn ambiguity(&self, component: Component) -> Option<WeightsError> {
+        if let Some(file) = self.damaged.get(&component) {
+            return place(file, Some(component)).err();
+        }
         let (files, path) = (self.ambiguous.get(&component)?.clone(), self.folder.clone()?);
         Some(WeightsError::Ambiguous { path, component, files })
     }
@@ -305,7 +317,7 @@ impl ModelSource {
             // A single file never contains the tokenizer, but the text encoder's location may.
             _ if component == Component::Tokenizer => self.tokenizer().is_ok(),
             // The transformer's file may contain a part of the connectors.
-            _ if self.ambiguous.contains_key(&component) => false,
+            _ if self.ambiguous.contains_key(&component) || self.damaged.contains_key(&component) => false,
             ModelLocation::Single(s) => s.has(component),
             ModelLocation::TextEncoder(_) => component == Component::TextEncoder,
             ModelLocation::Model(_) | ModelLocation::Part(_) => self.folder(component).is_ok(),

@@ -5,9 +5,9 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
-use super::checkpoint::{Checkpoint, is_shard, read_json};
+use super::checkpoint::{Checkpoint, is_shard, read_json, variant_parts};
 use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{SingleFileKeys, TRANSFORMER};
@@ -19,11 +19,14 @@ use super::version::Version;
 const TRANSFORMER_FOLDERS: [&str; 3] = ["diffusion_models", "unet", "checkpoints"];
 
 /// Names of folders that contain other components, in lower case.
-const PART_FOLDERS: [&str; 6] =
-    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches"];
+const PART_FOLDERS: [&str; 7] =
+    ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches", "split_files"];
 
 /// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
 const DEPTH: usize = 3;
+
+/// `mid_channels` of LTX-Video's spatial upsampler; LTX-2's has twice as many.
+const LTX_VIDEO_UPSAMPLER_CHANNELS: usize = 512;
 
 /// What a file name says about the training of the transformer: files of the two kinds do not fit each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +50,8 @@ struct Candidate {
     has_conv_decoder: bool,
     /// Model versions that the file can belong to. Empty: all.
     versions: Vec<Version>,
+    /// Model version in the name of a folder that contains the file, if the file itself states none.
+    folder_version: Option<Version>,
     training: Option<Training>,
 }
 
@@ -76,22 +81,24 @@ impl SplitFolder {
     /// # Errors
     /// Returns an error if there are several transformers, or none that `variant` selects.
     pub(super) fn find(path: &Path, variant: Option<&str>) -> Result<Option<Self>, WeightsError> {
-        let (transformer, root, mut parts) = if path.is_file() {
+        let (transformer, found) = if path.is_file() {
             if !is_weight_file(path) {
                 return Ok(None);
             }
-            let (root, searched) = root_of(path);
-            (path.to_path_buf(), root.clone(), files(&root, searched))
+            (path.to_path_buf(), None)
         } else {
-            let found = files(path, Searched::All);
+            let found = files(path, Searched::All, path);
             let Some(chosen) = choose_transformer(path, &found, variant)? else { return Ok(None) };
-            let transformer = chosen.path.clone();
-            if is_transformer_folder(path) {
-                let (root, searched) = root_of(&transformer);
-                (transformer, root.clone(), files(&root, searched))
-            } else {
-                (transformer, path.to_path_buf(), found)
-            }
+            (chosen.path.clone(), Some(found))
+        };
+        // A relative path may lack its parents.
+        let file = path::absolute(&transformer).unwrap_or_else(|_| transformer.clone());
+        let own = file.parent().unwrap_or(Path::new(""));
+        let is_contained = found.is_some() && !is_transformer_folder(path);
+        let (root, mut parts) = match (root_of(&file).filter(|_| !is_contained), found) {
+            (Some(root), _) => (root.into(), files(root, Searched::Parts, own)),
+            (None, Some(found)) => (path.into(), found),
+            (None, None) => (own.into(), files(own, Searched::None, own)),
         };
         parts.retain(|file| !file.components.contains(&Component::Transformer));
         let (training, variant) = (training(&words_of(&transformer)), variant.map(String::from));
@@ -119,16 +126,17 @@ impl SplitFolder {
         Err(WeightsError::NoVariant { path: self.root.clone(), variant: variant.clone(), files })
     }
 
-    /// Finds the file of a component for a transformer of this version. In order, preferred are files of the
-    /// transformer's training, files with most of the variant's words, unquantized files, the convolutional decoder (which
-    /// the video VAE of the diffusion decoder lacks), x2 upsamplers, and the latest of files that differ in a version
-    /// number at the end.
+    /// Finds the file of a component for a transformer of this version. In order, preferred are files in a folder whose
+    /// name is not that of another version, files of the transformer's training, files with most of the variant's words,
+    /// unquantized files, the convolutional decoder (which the video VAE of the diffusion decoder lacks), x2 upsamplers,
+    /// and the latest of files that differ in a version number at the end.
     pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
         let fits = |file: &Candidate| {
             file.versions.is_empty() || version.is_none_or(|version| file.versions.contains(&version))
         };
         let is_one = |file: &&Candidate| file.components.contains(&component) && fits(file);
         let mut found: Vec<&Candidate> = self.parts.iter().filter(is_one).collect();
+        prefer(&mut found, |file| version.is_none() || file.folder_version.is_none_or(|own| Some(own) == version));
         let other =
             |file: &Candidate| file.training.is_some() && self.training.is_some_and(|own| file.training != Some(own));
         if component == Component::Connectors {
@@ -148,7 +156,10 @@ impl SplitFolder {
         if component == Component::LatentUpsampler {
             prefer(&mut found, |file| file.words.contains("-x2-"));
         }
-        if found.iter().all(|file| !file.is_quantized && series(&file.words) == series(&found[0].words)) {
+        let names: BTreeSet<&str> = found.iter().map(|file| &*file.words).collect();
+        let is_series = |file: &&Candidate| !file.is_quantized && series(&file.words) == series(&found[0].words);
+        // Nothing decides between files of the same name in different folders.
+        if names.len() == found.len() && found.iter().all(is_series) {
             found.sort_by(|a, b| by_numbers(&a.words, &b.words));
             found = found.split_off(found.len().saturating_sub(1));
         }
@@ -200,6 +211,7 @@ fn choose_transformer<'a>(
 }
 
 fn is_transformer_folder(path: &Path) -> bool {
+    let path = path::absolute(path).unwrap_or_else(|_| path.into());
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
     name.is_some_and(|name| TRANSFORMER_FOLDERS.contains(&&*name))
 }
@@ -213,23 +225,25 @@ enum Searched {
     All,
 }
 
-/// Returns the folder in which the components of a transformer's file are searched, and which of its subfolders.
-fn root_of(file: &Path) -> (PathBuf, Searched) {
-    let parents = || file.ancestors().skip(1).take(DEPTH);
-    let part_folders = |folder: &Path| {
+/// Returns the folder with the folders of parts that belong to a transformer's file. `None`: there is none.
+fn root_of(file: &Path) -> Option<&Path> {
+    let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
         let folders = listed(folder).filter(|entry| entry.path().is_dir());
-        folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count()
+        folders.map(name).filter(|name| PART_FOLDERS.contains(&&**name)).count() >= least
     };
-    // One folder of parts next to the file is enough; a file in a subfolder of the repository needs better evidence.
-    let repository = || parents().take(2).zip(1..).find(|(folder, least)| part_folders(folder) >= *least);
-    let outer = parents().find(|folder| is_transformer_folder(folder)).and_then(Path::parent);
-    let flat = || file.parent().unwrap_or(Path::new(""));
-    match (outer, repository()) {
-        (Some(root), _) => (root.into(), Searched::All),
-        (None, Some((root, _))) => (root.into(), Searched::Parts),
-        (None, None) => (flat().into(), Searched::None),
-    }
+    (0..=DEPTH).zip(file.ancestors()).find_map(|(level, inner)| {
+        let folder = inner.parent()?;
+        // One folder of parts next to the file or to a folder of transformers is enough; a file in another subfolder of
+        // the repository needs better evidence.
+        let least = match level {
+            0 => 1,
+            _ if is_transformer_folder(inner) => 1,
+            1 => 2,
+            _ => return None,
+        };
+        has_parts(folder, least).then_some(folder)
+    })
 }
 
 fn listed(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
@@ -241,19 +255,22 @@ fn is_weight_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
 }
 
-/// Returns the candidates in a folder and its subfolders, sorted by path, each file once.
-fn files(root: &Path, searched: Searched) -> Vec<Candidate> {
+/// Returns the candidates in a folder and its subfolders, and in the folder `own` of the transformer, sorted by path,
+/// each file once.
+fn files(root: &Path, searched: Searched, own: &Path) -> Vec<Candidate> {
     let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
-    search(root, DEPTH, searched, &mut |path| {
+    let mut visit = |path: &Path| {
         if seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.into())) {
             found.extend(Candidate::open(root, path));
         }
-    });
+    };
+    search(root, DEPTH, searched, &mut visit);
+    search(own, 0, Searched::None, &mut visit);
     found.sort_by(|a: &Candidate, b| a.path.cmp(&b.path));
     found
 }
 
-/// Calls `visit` for each weight file, except for shards, and for each folder of a component.
+/// Calls `visit` for each weight file, except for shards, and for each folder of a text encoder.
 fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMut(&Path)) {
     let mut entries: Vec<PathBuf> = listed(folder).map(|entry| folder.join(entry.file_name())).collect();
     entries.sort();
@@ -264,7 +281,7 @@ fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMu
             Searched::Parts => PART_FOLDERS.contains(&&*name.to_lowercase()),
             Searched::All => true,
         };
-        let is_part = is_entered && path.join("config.json").is_file();
+        let is_part = is_entered && text_encoder_folder(&path).is_some();
         let is_visited = is_weight_file(&path) && !is_shard(&name) || is_part;
         match () {
             () if name.starts_with('.') => {}
@@ -288,12 +305,12 @@ impl Candidate {
             is_quantized: false,
             has_conv_decoder: false,
             versions: version_in(&words).into_iter().collect(),
+            folder_version: None,
             training,
             words,
         };
         if path.is_dir() {
-            let config = read_json(&path.join("config.json")).ok()?;
-            candidate.versions = gemma_versions(config["model_type"].as_str()?)?;
+            candidate.versions = text_encoder_folder(path)?;
             candidate.components.insert(Component::TextEncoder);
         } else {
             match Checkpoint::headers_only(path) {
@@ -305,7 +322,14 @@ impl Candidate {
                 }
             }
         }
-        (!candidate.components.is_empty()).then_some(candidate)
+        if candidate.versions.is_empty() {
+            let folders = Path::new(&candidate.name).ancestors().skip(1);
+            candidate.folder_version = folders.map(words_of).find_map(|folder| version_in(&folder));
+        }
+        let is_transformer = candidate.components.contains(&Component::Transformer);
+        let is_ltx_video = ["-ltxv-", "-ltx-video-"].iter().any(|family| candidate.words.contains(family));
+        let is_foreign = is_ltx_video && candidate.versions.is_empty() && !is_transformer;
+        (!candidate.components.is_empty() && !is_foreign).then_some(candidate)
     }
 
     /// Determines the components of a file from its tensors.
@@ -326,6 +350,10 @@ impl Candidate {
         }
         if file.contains("initial_conv.weight") {
             let is_temporal = file.shape("upsampler.0.weight").is_some_and(|shape| shape.len() == 5);
+            let channels = file.shape("initial_conv.weight").and_then(|shape| shape.first());
+            if !is_temporal && self.versions.is_empty() && channels == Some(&LTX_VIDEO_UPSAMPLER_CHANNELS) {
+                return;
+            }
             let part = if is_temporal { Component::TemporalUpsampler } else { Component::LatentUpsampler };
             self.components.insert(part);
             return;
@@ -334,8 +362,11 @@ impl Candidate {
         let mapped = || file.names().filter_map(|key| keys.map(key));
         self.components.extend(mapped().map(|(component, _)| component));
         self.components.remove(&Component::Transformer);
-        // Other models' VAEs have similar names, but no statistics of latents.
-        if !mapped().any(|(component, name)| component == Component::Vae && name.starts_with("latents_")) {
+        // Other models' VAEs have similar names, but no statistics of latents. LTX-Video's have, and decoders with
+        // time steps.
+        let has = |part: &str| mapped().any(|(component, name)| component == Component::Vae && name.contains(part));
+        let has_steps = has("time_embedder.") || has("timestep_scale_multiplier");
+        if !has("latents_") || has_steps && self.versions.is_empty() {
             self.components.remove(&Component::Vae);
             self.components.remove(&Component::DiffusionDecoder);
         }
@@ -380,6 +411,13 @@ fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
     }
 }
 
+/// Returns the model versions that the text encoder in a folder can belong to. `None`: not a folder of LTX-2's text
+/// encoder.
+fn text_encoder_folder(path: &Path) -> Option<Vec<Version>> {
+    let config = read_json(&path.join("config.json")).ok()?;
+    gemma_versions(config["model_type"].as_str()?)
+}
+
 /// Returns the model versions whose text encoder is of this model type.
 fn gemma_versions(model_type: &str) -> Option<Vec<Version>> {
     match model_type {
@@ -399,9 +437,9 @@ fn words_of(path: &Path) -> String {
     normalized(&path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Iterates over the parts of a variant, which commas or spaces separate.
+/// Iterates over the normalized parts of a variant.
 fn words(variant: &str) -> impl Iterator<Item = String> {
-    variant.split([',', ' ']).filter(|word| !word.is_empty()).map(normalized)
+    variant_parts(variant).map(normalized)
 }
 
 /// Counts the parts of a variant that a normalized name contains.
@@ -419,6 +457,10 @@ fn training(words: &str) -> Option<Training> {
 
 /// Returns the model version in a normalized name, such as `-ltx-2-3-22b-dev-` or `-ltx23-video-vae-`.
 fn version_in(words: &str) -> Option<Version> {
+    if words.contains("-ltxv-2b-") {
+        // LTX-Video with two billion parameters.
+        return None;
+    }
     let compact = words.replace('-', "");
     let (_, rest) = compact.split_once("ltxv2").or_else(|| compact.split_once("ltx2"))?;
     Some(match rest.chars().next() {

@@ -31,6 +31,11 @@ pub(crate) fn is_shard(name: &str) -> bool {
     shard_of(name).is_some_and(|(_, _, count)| count != 1)
 }
 
+/// Iterates over the parts of a variant, which commas or spaces separate.
+pub(crate) fn variant_parts(variant: &str) -> impl Iterator<Item = &str> {
+    variant.split([',', ' ']).filter(|part| !part.is_empty())
+}
+
 /// Returns the variants of a folder's weights, such as `fp8` of `diffusion_pytorch_model.fp8.safetensors`.
 pub(crate) fn variants(folder: &Path) -> BTreeSet<String> {
     let variant = |name: String| {
@@ -64,8 +69,7 @@ pub(super) fn find_weights(folder: &Path, variant: Option<&str>) -> Result<Weigh
         let entry = entry.map_err(WeightsError::io(folder, "cannot list"))?;
         names.insert(entry.file_name().to_string_lossy().into_owned());
     }
-    let requested = variant.into_iter().flat_map(|variant| variant.split([',', ' ']));
-    let requested = requested.filter(|word| !word.is_empty()).map(|word| format!(".{word}"));
+    let requested = variant.into_iter().flat_map(variant_parts).map(|part| format!(".{part}"));
     for variant in requested.chain(["", ".bf16", ".fp16"].map(String::from)) {
         for stem in STEMS {
             // Current versions of diffusers put the variant at the end of an index's name, older ones before

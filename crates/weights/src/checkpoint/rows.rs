@@ -8,7 +8,8 @@ use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
 impl Checkpoint {
-    /// Replaces a tensor by parts with equal numbers of rows.
+    /// Replaces a tensor by parts with equal numbers of rows. Scales of its rows are split in the same way; a scale of the
+    /// whole tensor or of its activations becomes that of each part.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or its rows are not divisible by the number of parts.
@@ -34,6 +35,18 @@ impl Checkpoint {
                 entry.view.range = start..start + bytes;
             }
             self.put(part, entry);
+        }
+        let weight_scale = |name: &str| format!("{name}_scale");
+        let input_scale = |name: &str| format!("{}input_scale", name.trim_end_matches("weight"));
+        for scale_of in [weight_scale, input_scale] {
+            let (scale, of_parts) = (scale_of(name), parts.iter().map(|part| scale_of(part)).collect::<Vec<_>>());
+            let Some(entry) = self.tensors.get(&scale).cloned() else { continue };
+            if entry.view.shape.iter().product::<usize>() > 1 {
+                self.split_rows(&scale, &of_parts)?;
+            } else {
+                self.remove(&scale);
+                of_parts.iter().for_each(|part| self.put(part, entry.clone()));
+            }
         }
         Ok(())
     }

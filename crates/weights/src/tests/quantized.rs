@@ -89,6 +89,42 @@ fn int8_convrot_codes_are_read_unchanged_and_equal_those_of_comfy_kitchen() {
 }
 
 #[test]
+fn scales_of_split_rows_are_those_of_the_whole() {
+    let dir = TempDir::new().expect("dir");
+    // 1, 1.125, … in e4m3.
+    let codes: Vec<u8> = (0x38..0x40).chain(0x38..0x3c).collect();
+    let numbers = |i: usize| 1.0 + (i % 8) as f32 / 8.0;
+    for (shape, scales) in [(&[][..], &[0.3f32][..]), (&[6], &[2.0, 3.0, 5.0, 7.0, 11.0, 0.3]), (&[6, 1], &[0.5; 6])] {
+        for (whole, parts) in [
+            ("attention_pooler.in_proj_weight", ["q", "k", "v"].map(|part| format!("attention_pooler.to_{part}"))),
+            ("decoder.0.attn.qkv.weight", ["q", "k", "v"].map(|part| format!("decoder.0.attn.to_{part}"))),
+        ] {
+            let (scale, input) = (format!("{whole}_scale"), whole.replace("weight", "input_scale"));
+            let tensors = [(&*scale, "F32", shape), (&*input, "F32", &[]), (whole, "F8_E4M3", &[6, 2])];
+            let mut bytes = safetensors(&tensors, Value::Null);
+            let at = bytes.len() - 4 * (scales.len() + 1) - codes.len();
+            let floats = scales.iter().chain(&[1.0]).flat_map(|scale| scale.to_le_bytes());
+            bytes.splice(at.., floats.chain(codes.iter().copied()));
+            let file = open(&put(dir.path().join("head.safetensors"), bytes));
+            let file = keys::split_attention(file).and_then(official_diffusion::tensors).expect("splits");
+            let values = |view: TensorView| view.to_tensor().expect("reads").to_f32().into_iter().collect::<Vec<f32>>();
+            let mut got = Vec::new();
+            for part in &parts {
+                let weight = format!("{part}.weight");
+                let own = values(file.scales_of(&weight).expect("fits").expect("there"));
+                let weights = values(file.get(&weight).expect("there"));
+                got.extend(weights.iter().enumerate().map(|(i, number)| number * own[(i / 2).min(own.len() - 1)]));
+            }
+            let want = (0..12).map(|i| numbers(i) * scales[(i / 2).min(scales.len() - 1)]).collect::<Vec<_>>();
+            assert_eq!(got, want, "{whole}");
+            let mut names = parts.map(|p| ["input_scale", "weight", "weight_scale"].map(|leaf| format!("{p}.{leaf}")));
+            names.sort();
+            assert_eq!(file.names().collect::<Vec<_>>(), names.as_flattened());
+        }
+    }
+}
+
+#[test]
 fn rows_of_quantized_weights_can_be_split_and_scaled() {
     let mut file = open(&fixture("comfy.safetensors"));
     let whole = bits(&file.get("convrot.weight").expect("there"));

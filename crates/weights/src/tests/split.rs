@@ -321,9 +321,147 @@ fn ltx_2_5_repository_offers_choices() {
     write(vae.with_file_name("LTX2_audio_vae_bf16.safetensors"), &old, json!({"audio_vae": {}}));
     fs::remove_file(vae.with_file_name("another-audio-vae.safetensors")).expect("removed");
     assert_eq!(open(&file).expect("opens").config_path(Component::AudioVae), vae);
-    // A damaged file is an error, not a missing component.
+    // A damaged file of an optional component is an error when it is needed.
+    let upsampler = dir.path().join("latent_upscale_models/ltx-2.5-latent-spatial-upscaler-x2-bf16-1.0.safetensors");
+    put(upsampler, b"version https://git-lfs.github.com/spec/v1\n");
+    let source = open(&file).expect("opens");
+    assert!(!source.has(Component::LatentUpsampler));
+    let words = ["spatial-upscaler-x2-bf16-1.0.safetensors", "git-LFS pointer"];
+    fails(source.require([Component::LatentUpsampler]), &words);
+    fails(source.config(Component::LatentUpsampler), &words);
+    // A damaged file of another component is an error, not a missing component.
     put(vae, b"version https://git-lfs.github.com/spec/v1\n");
     fails(open(&file), &["ltx-2.5-audio-vae-bf16.safetensors", "git-LFS pointer"]);
+}
+
+#[test]
+fn folder_named_checkpoints_is_not_evidence_of_a_repository() {
+    let dir = TempDir::new().expect("dir");
+    let (tensors, config) = transformer(Version::V2_3, "BF16");
+    let file = write(dir.path().join("checkpoints/LTX-2.3/ltx-2.3.safetensors"), &tensors, config);
+    autoencoders(&dir.path().join("another_project/vae"), "video_vae.safetensors", "audio_vae.safetensors");
+    fails(open(&file).expect("opens").require([Component::Vae]), &["ltx-2.3.safetensors", "no video VAE"]);
+    // Folders of parts next to it are: only they and the transformer's own folder are searched.
+    autoencoders(&dir.path().join("vae/ltx"), "LTX23_video_vae.safetensors", "LTX23_audio_vae.safetensors");
+    write(file.with_file_name("gemma_3_12B_it.safetensors"), &gemma_3("BF16"), Value::Null);
+    let source = open(&file).expect("opens");
+    source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
+    assert_eq!(source.config_path(Component::Vae), dir.path().join("vae/ltx/LTX23_video_vae.safetensors"));
+    // A folder that was asked for is searched whole if nothing is beside it.
+    fs::rename(dir.path().join("vae"), dir.path().join("checkpoints/other")).expect("moved");
+    let source = open(&dir.path().join("checkpoints")).expect("opens");
+    source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
+    // A repository in such a folder is nearer than one beside it.
+    fs::rename(dir.path().join("checkpoints/other"), dir.path().join("vae")).expect("moved");
+    autoencoders(&file.with_file_name("vae"), "video_vae.safetensors", "audio_vae.safetensors");
+    let source = open(&file).expect("opens");
+    assert_eq!(source.config_path(Component::Vae), file.with_file_name("vae").join("video_vae.safetensors"));
+}
+
+#[test]
+fn relative_path_of_a_transformer_finds_its_repository() {
+    const ALONE: &str = "LTX2_TEST_ALONE";
+    const FILE: &str = "ltx-2-19b-distilled_transformer_only_bf16.safetensors";
+    if std::env::var_os(ALONE).is_none() {
+        // The current folder is that of the process, so the test runs in a child process.
+        let dir = TempDir::new().expect("dir");
+        let mut test = std::process::Command::new(std::env::current_exe().expect("this binary"));
+        test.args(["--exact", "tests::split::relative_path_of_a_transformer_finds_its_repository"]).env(ALONE, "1");
+        let output = test.current_dir(ltx_2_0(dir.path())).output().expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    for path in [FILE, "./", ".", &format!("../diffusion_models/{FILE}")] {
+        let overrides = if path.ends_with(FILE) { Overrides::default() } else { variant("distilled") };
+        let source = open_with(Path::new(path), &overrides).expect("opens");
+        source.require(Component::ALL.into_iter().filter(|part| !part.is_optional())).expect(path);
+    }
+}
+
+#[test]
+fn folder_of_single_files_may_contain_component_folders() {
+    let dir = TempDir::new().expect("dir");
+    ltx_2_0(dir.path());
+    put(dir.path().join("text_encoder/config.json"), json!({"model_type": "gemma3"}).to_string());
+    put(dir.path().join("tokenizer/tokenizer.json"), "{}");
+    put(dir.path().join("tokenizer/tokenizer_config.json"), "{}");
+    let source = open_with(dir.path(), &variant("distilled, bf16")).expect("opens");
+    source.require([Component::Transformer, Component::Connectors, Component::Vae]).expect("there");
+    // Without a transformer anywhere, the folders are those of an incomplete model.
+    fs::remove_dir_all(dir.path().join("diffusion_models")).expect("removed");
+    fails(open(dir.path()).expect("opens").require([Component::Transformer]), &["contains no transformer"]);
+}
+
+#[test]
+fn files_of_ltx_video_are_no_candidates() {
+    let dir = TempDir::new().expect("dir");
+    let file = ltx_2_0(dir.path()).join("ltx-2-19b-distilled_transformer_only_bf16.safetensors");
+    let upsampler = |name: &str, initial: &'static [usize]| {
+        let tensors = named(&[("initial_conv.weight", initial), ("upsampler.0.weight", &[16, 4, 3, 3])], "BF16");
+        write(dir.path().join("latent_upscale_models").join(name), &tensors, Value::Null)
+    };
+    for name in ["ltxv-spatial-upscaler-0.9.7.safetensors", "ltx-video_spatial_upscaler.safetensors"] {
+        upsampler(name, &[4, 2, 3, 3, 3]);
+    }
+    upsampler("spatial_upscaler.safetensors", &[512, 1, 1, 1, 1]);
+    assert!(!open(&file).expect("opens").has(Component::LatentUpsampler));
+    let own = upsampler("ltx-2-spatial-upscaler-x2-1.0.safetensors", &[4, 2, 3, 3, 3]);
+    assert_eq!(open(&file).expect("opens").config_path(Component::LatentUpsampler), own);
+    let tensors: [(&str, &'static [usize]); 3] = [
+        ("decoder.conv_in.conv.weight", &[4]),
+        ("decoder.last_time_embedder.timestep_embedder.linear_1.weight", &[4]),
+        ("per_channel_statistics.mean-of-means", &[128]),
+    ];
+    write(dir.path().join("vae/old_video_vae.safetensors"), &named(&tensors, "BF16"), Value::Null);
+    for name in ["ltxv-2b-0.9.8-vae.safetensors", "ltx-video-vae.safetensors"] {
+        write(dir.path().join("vae").join(name), &named(&[tensors[0], tensors[2]], "BF16"), Value::Null);
+    }
+    let vae = open(&file).expect("opens").config_path(Component::Vae);
+    assert_eq!(vae, dir.path().join("VAE/LTX2_video_vae_bf16.safetensors"));
+}
+
+#[test]
+fn folders_with_a_configuration_are_searched() {
+    let dir = TempDir::new().expect("dir");
+    ltx_2_0(dir.path());
+    let folder = dir.path().join("diffusion_models/LTX-2-dev");
+    put(folder.join("config.json"), json!({"model_type": "ltx2"}).to_string());
+    let file = folder.join("ltx-2-19b-tuned_transformer_only.safetensors");
+    fs::copy(dir.path().join("diffusion_models/ltx-2-19b-dev_transformer_only_bf16.safetensors"), &file)
+        .expect("copied");
+    let source = open_with(dir.path(), &variant("tuned")).expect("opens");
+    assert_eq!(source.path(), file);
+    source.require([Component::TextEncoder, Component::Vae]).expect("there");
+}
+
+#[test]
+fn folders_distinguish_files_of_the_same_name() {
+    let dir = TempDir::new().expect("dir");
+    let (tensors, config) = transformer(Version::V2_3, "BF16");
+    let file = write(dir.path().join("diffusion_models/model.safetensors"), &tensors, config);
+    let vae = |folder: &str| {
+        let folder = dir.path().join("vae").join(folder);
+        autoencoders(&folder, "video_vae.safetensors", "audio_vae.safetensors");
+        folder.join("video_vae.safetensors")
+    };
+    let chosen = || {
+        let source = open(&file).expect("opens");
+        source.require([Component::Vae]).map(|()| source.config_path(Component::Vae))
+    };
+    // The name of the family is also that of its first version.
+    let family = vae("LTX-2");
+    assert_eq!(chosen().expect("one"), family);
+    let own = vae("ltx23");
+    assert_eq!(chosen().expect("one fits"), own);
+    vae("tuned");
+    let choices =
+        ["2 files could be the video VAE", "vae/ltx23/video_vae.safetensors", "vae/tuned/video_vae.safetensors"];
+    fails(chosen(), &choices);
+    fs::remove_dir_all(dir.path().join("vae/tuned")).expect("removed");
+    // The latest of a series is in the same folder.
+    let later = own.with_file_name("video_vae-1.1.safetensors");
+    fs::copy(&own, &later).expect("copied");
+    assert_eq!(chosen().expect("the latest"), later);
 }
 
 #[test]
@@ -449,7 +587,7 @@ fn variant_selects_weights_of_a_diffusers_folder() {
     };
     let shard = "diffusion_pytorch_model.int8-00001-of-00001.safetensors";
     index("diffusion_pytorch_model.safetensors.index.int8.json", "int8.weight", shard);
-    for (words, tensor) in [(None, "proj_in.weight"), (Some("fp8"), "fp8.weight"), (Some("int8"), "int8.weight")] {
+    for (words, tensor) in [(None, "proj_in.weight"), (Some("fp8"), "fp8.weight"), (Some("int8, fp8"), "int8.weight")] {
         let overrides = Overrides { variant: words.map(String::from), ..Overrides::default() };
         let source = open_with(dir.path(), &overrides).expect("opens");
         assert!(source.checkpoint(Component::Transformer).expect("there").contains(tensor), "{words:?}");
