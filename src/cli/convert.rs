@@ -13,7 +13,8 @@ use super::progress::byte_progress;
 use super::{check_output_file, print};
 
 /// Converts a model file to one safetensors file with Lightricks' names and ComfyUI's markers, whose linear layers have
-/// another form. Layers that have the form already are copied; other tensors and the header's metadata are unchanged.
+/// another form. Layers that have the form already are copied. Other quantized tensors become bf16; unquantized tensors
+/// are copied. The header keeps its metadata, except for the format.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   ltx2 convert ltx-2.5-22b-dev-transformer-bf16.safetensors dev-int8-convrot.safetensors --weights int8-convrot

@@ -120,8 +120,8 @@ impl Target {
 impl Conversion {
     /// Plans the conversion of a file, or of a folder with one component, by reading only headers. Linear layers get the
     /// form `form`; `None`: bf16. Which layers these are depends on the form, as in published files. Layers that have the
-    /// form already are copied, other quantized tensors become bf16, and all other tensors and the header's metadata are
-    /// copied.
+    /// form already are copied, other quantized tensors become bf16, and unquantized tensors are copied. The header keeps
+    /// its metadata, except for the format.
     ///
     /// # Errors
     /// Returns an error if the input cannot be read, if its names cannot be converted to those of Lightricks' files, or if

@@ -1,5 +1,5 @@
-//! Configurations and tensor names of GGUF files. The files have no configuration that this program could read: a
-//! transformer's is derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
+//! Configurations and tensor names of GGUF files. The files usually have no configuration: a transformer's is
+//! derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
 //! files that lost their configuration are treated in the same way.
 
 use serde_json::{Value, json};
