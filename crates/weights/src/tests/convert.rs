@@ -129,6 +129,35 @@ fn text_encoder_file_keeps_everything_but_its_layers() {
     assert_eq!([file.metadata("gemma_config"), file.metadata("gemma_version")], [Some("{}"), Some("a")]);
 }
 
+/// The published int8-convrot file has 1440 layers with 8 bits.
+#[test]
+fn selected_layers_are_those_of_the_published_file() {
+    let table = include_str!("../../../../tests/fixtures/keys_2.5.tsv");
+    let mut names: Vec<String> = vec![];
+    for line in table.lines().filter(|line| line.starts_with("model.diffusion_model.")) {
+        let (name, shape) = (line.split('\t').next().expect("a name"), line.rsplit('\t').next().expect("a shape"));
+        if !name.ends_with(".weight") || shape.split('x').count() != 2 {
+            continue;
+        }
+        let Some((before, rest)) = name.split_once('{') else {
+            names.push(name.into());
+            continue;
+        };
+        let (range, after) = rest.split_once('}').expect("a closed range");
+        let (first, last) = range.split_once('-').expect("a range");
+        let numbers = first.parse::<usize>().expect("a number")..=last.parse().expect("a number");
+        names.extend(numbers.map(|number| format!("{before}{number}{after}")));
+    }
+    let tensors: Vec<(&str, &str, &[usize])> = names.iter().map(|name| (&**name, "BF16", &[1, 256][..])).collect();
+    let dir = TempDir::new().expect("dir");
+    let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, json!({"config": CONFIG})));
+    let plan = Conversion::plan(&path, Some(QuantizedForm::Int8Convrot)).expect("a plan");
+    assert_eq!((plan.quantized, plan.copied, plan.unfit), (1440, 0, 0));
+    let count = |part: &str| plan.tensors().filter(|spec| spec.dtype == DType::I8 && spec.name.contains(part)).count();
+    let parts = [".transformer_blocks.47.", "video_embeddings_connector.", "audio_embeddings_connector."];
+    assert_eq!(parts.map(count), [28, 48, 48]);
+}
+
 #[test]
 fn diffusers_transformer_becomes_one_file_with_config() {
     let dir = TempDir::new().expect("dir");
