@@ -9,9 +9,10 @@ use std::path::Path;
 use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView};
 use super::error::WeightsError;
 use super::keys::{self, GEMMA, TRANSFORMER};
+use super::quantization;
 use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
 use super::unsupported::{VERSION, refuse_repack};
-use super::validate::check_finite;
+use super::validate::{check_finite, finite_tensor};
 use super::write::{PIECE, TensorFile, TensorSpec};
 use ltx2_base::{failpoint, threads};
 use ltx2_stablehlo::DType;
@@ -159,15 +160,17 @@ impl Conversion {
     }
 
     fn add(&mut self, source: &Checkpoint, name: &str, target: &Target) -> Result<(), WeightsError> {
-        let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+        let (layer, leaf) = name.rsplit_once('.').unwrap_or(("", name));
         let weight = format!("{layer}.weight");
-        if name == format!("{weight}_scale") && source.is_quantized(&weight) {
-            return Ok(());
-        }
-        // Scales of activations belong to 8-bit floats.
-        if name == format!("{layer}.input_scale") && source.contains(&weight) {
+        if matches!(leaf, "weight_scale" | "input_scale") && source.contains(&weight) {
             let is_narrow = matches!(target.decide(source, &weight)?, Decision::Copy(..) | Decision::Quantize);
-            if !is_narrow || target.form != Some(QuantizedForm::Fp8) {
+            let is_kept = match leaf {
+                // Scales of a quantized weight are written with its codes.
+                "weight_scale" => !is_narrow && !source.is_quantized(&weight),
+                // Scales of activations belong to 8-bit floats.
+                _ => is_narrow && target.form == Some(QuantizedForm::Fp8),
+            };
+            if !is_kept {
                 return Ok(());
             }
         }
@@ -190,7 +193,7 @@ impl Conversion {
                         self.push(&scales, view.dtype(), view.shape(), Content::Values(view.clone()));
                     }
                     stored => {
-                        let scale = stored.map_or(Ok(1.0), |view| view.to_tensor().map(|t| t.to_f32().sum()))?;
+                        let scale = stored.map_or(Ok(1.0), |view| finite_tensor(&view).map(|t| t.to_f32().sum()))?;
                         self.push(&scales, DType::F32, &[], Content::Bytes(scale.to_le_bytes().into()));
                     }
                 }
@@ -311,7 +314,7 @@ fn metadata(source: &Checkpoint) -> BTreeMap<String, String> {
     let is_kept = |key: &str| match source.architecture() {
         Some(_) => matches!(key, CONFIG | VERSION),
         // torchao states the format of each tensor under its name.
-        None => key != QUANTIZATION_METADATA && key != "tensor_names" && !source.contains(key),
+        None => !matches!(key, QUANTIZATION_METADATA | quantization::KEY | "tensor_names") && !source.contains(key),
     };
     let kept = source.all_metadata().into_iter().filter(|(key, _)| is_kept(key));
     let mut metadata: BTreeMap<String, String> = kept.map(|(key, value)| (key.into(), value.into())).collect();

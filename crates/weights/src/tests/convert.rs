@@ -158,6 +158,43 @@ fn selected_layers_are_those_of_the_published_file() {
     assert_eq!(parts.map(count), [28, 48, 48]);
 }
 
+/// An fp8 file whose scale is NaN or infinite is refused, as in computed layers.
+#[test]
+fn scales_of_copied_layers_are_checked() {
+    let dir = TempDir::new().expect("dir");
+    let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
+    let scale = format!("{name}_scale");
+    let tensors: [(&str, &str, &[usize]); 2] = [(name, "F8_E4M3", &[4, 32]), (&scale, "F32", &[])];
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut bytes = safetensors(&tensors, json!({"config": CONFIG}));
+        let end = bytes.len() - 4;
+        bytes[end..].copy_from_slice(&value.to_le_bytes());
+        let path = put(dir.path().join("x.safetensors"), bytes);
+        let plan = Conversion::plan(&path, Some(QuantizedForm::Fp8)).map(|_| ());
+        fails(plan, &["x.safetensors", &format!("`{scale}` is {value}"), "damaged"]);
+    }
+}
+
+/// The scale that an earlier quantization left beside a bf16 weight is not a second scale of the new codes, and the
+/// header does not describe the format of the source.
+#[test]
+fn leftovers_of_a_quantization_are_dropped() {
+    let dir = TempDir::new().expect("dir");
+    let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
+    let scale = format!("{name}_scale");
+    let tensors: [(&str, &str, &[usize]); 2] = [(name, "BF16", &[4, 256]), (&scale, "F32", &[])];
+    let metadata = json!({"config": CONFIG, "quantization_config": "{}", "_quantization_metadata": "{}", "kept": "a"});
+    let input = put(dir.path().join("x.safetensors"), safetensors(&tensors, metadata));
+    for form in QuantizedForm::ALL.map(Some).into_iter().chain([None]) {
+        let output = dir.path().join("out.safetensors");
+        let plan = convert(&input, &output, form);
+        assert_eq!(plan.tensors().filter(|spec| spec.name == scale).count(), 1, "{form:?}");
+        let file = Checkpoint::open(&output).expect("opens");
+        let keys: Vec<&str> = file.all_metadata().into_keys().collect();
+        assert_eq!(keys, ["config", "format", "kept"], "{form:?}");
+    }
+}
+
 #[test]
 fn diffusers_transformer_becomes_one_file_with_config() {
     let dir = TempDir::new().expect("dir");
