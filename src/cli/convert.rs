@@ -21,8 +21,8 @@ use super::{check_output_file, print};
   ltx2 convert LTX-2.3-Q8_0.gguf LTX-2.3-bf16.safetensors --weights bf16
   ltx2 convert LTX-2.3/transformer LTX-2.3-fp8.safetensors --weights fp8")]
 pub(crate) struct ConvertArgs {
-    /// File with the transformer or the text encoder (safetensors, also quantized, or GGUF), or diffusers' folder
-    /// `transformer`.
+    /// File with the transformer or the text encoder (safetensors, also quantized, or GGUF; of Gemma 4, safetensors),
+    /// diffusers' folder `transformer`, or the folder of Gemma 3.
     input: PathBuf,
     /// Safetensors file to write.
     output: PathBuf,

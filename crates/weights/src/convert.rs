@@ -2,18 +2,19 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView};
+use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView, is_shard};
 use super::error::WeightsError;
 use super::keys::{self, GEMMA, TRANSFORMER};
-use super::quantization;
+use super::place::is_diffusers;
 use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
 use super::unsupported::{VERSION, refuse_repack};
 use super::validate::{check_finite, finite_tensor};
 use super::write::{PIECE, TensorFile, TensorSpec};
+use super::{lora, quantization};
 use ltx2_base::{failpoint, threads};
 use ltx2_stablehlo::DType;
 
@@ -21,6 +22,8 @@ mod names;
 
 /// Name ends of the linear layers of blocks of the transformer and of the connectors.
 const LINEAR: [&str; 6] = [".to_q", ".to_k", ".to_v", ".to_out.0", ".net.0.proj", ".net.2"];
+/// Levels of subfolders whose files an error lists.
+const DEPTH: usize = 3;
 /// Key of the header's configuration.
 const CONFIG: &str = "config";
 /// Maximum number of threads; limits the memory.
@@ -129,26 +132,36 @@ impl Conversion {
     /// no layer would have the form.
     pub fn plan(input: &Path, form: Option<QuantizedForm>) -> Result<Self, WeightsError> {
         let none = |reason| Err(WeightsError::NoWeights { path: input.into(), reason });
-        if input.join("model_index.json").is_file() {
+        let name = input.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        if is_diffusers(input) {
             let part = input.join("transformer");
             return none(format!("the folder has several components; convert one of them, such as {}", part.display()));
         }
+        if input.is_file() && is_shard(&name) {
+            return none("the file is one of several shards; pass their folder, or their index".into());
+        }
+        let nested = if weight_files(input, 0).is_empty() { weight_files(input, DEPTH) } else { vec![] };
+        if !nested.is_empty() {
+            return none(format!("the weights are in subfolders; pass one file: {}", nested.join(", ")));
+        }
         let opened = Checkpoint::open(input)?;
+        lora::refuse(&opened)?;
         refuse_repack(&opened)?;
         let metadata = metadata(&opened);
         let (source, config) = names::official(input, opened)?;
         let mut plan = Conversion { tensors: vec![], metadata, quantized: 0, copied: 0, unfit: 0 };
-        if let Some(config) = config {
-            plan.metadata.entry(CONFIG.into()).or_insert_with(|| config.to_string());
+        if let Some((key, config)) = config {
+            plan.metadata.entry(key.into()).or_insert_with(|| config.to_string());
         }
         let last = source.names().filter_map(|name| block(name.strip_prefix(TRANSFORMER)?)).max();
         let target = Target { form, blocks: quantized_blocks(last.map_or(0, |last| last + 1)) };
         source.names().try_for_each(|name| plan.add(&source, name, &target))?;
         if let Some(form) = form.filter(|_| plan.quantized + plan.copied == 0) {
             let what = if plan.unfit > 0 { ", whose columns are a multiple of 256" } else { "" };
+            let connectors = if form == QuantizedForm::Int8Convrot { ", connectors" } else { "" };
             let name = form.name();
             return none(format!(
-                "{name} needs linear layers of transformer blocks, connectors or a text encoder{what}; there are none"
+                "{name} needs linear layers of transformer blocks{connectors} or a text encoder{what}; there are none"
             ));
         }
         // Readers need each tensor to start at a multiple of the size of its elements.
@@ -307,6 +320,19 @@ fn parts<R: Send>(
         check_finite(view, offset, &bytes)?;
         work(offset, bytes)
     })
+}
+
+/// Returns the paths of the weight files in a folder and in `depth` levels of subfolders.
+fn weight_files(folder: &Path, depth: usize) -> Vec<String> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    paths.sort();
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors" || end == "gguf");
+    let found = paths.iter().flat_map(|path| match depth {
+        _ if is_weights(path) => vec![path.display().to_string()],
+        0 => vec![],
+        _ => weight_files(path, depth - 1),
+    });
+    found.collect()
 }
 
 /// Returns the metadata of the new file: that of the source, except what describes its format.
