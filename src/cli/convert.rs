@@ -13,15 +13,16 @@ use super::progress::byte_progress;
 use super::{check_output_file, print};
 
 /// Converts a model file to one safetensors file with Lightricks' names and ComfyUI's markers, whose linear layers have
-/// another form. Layers that have the form already are copied; other tensors and the header's metadata are unchanged.
+/// another form. Layers that have the form already are copied. Other quantized tensors become bf16; unquantized tensors
+/// are copied. The header keeps its metadata, except for the format.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:
   ltx2 convert ltx-2.5-22b-dev-transformer-bf16.safetensors dev-int8-convrot.safetensors --weights int8-convrot
   ltx2 convert LTX-2.3-Q8_0.gguf LTX-2.3-bf16.safetensors --weights bf16
   ltx2 convert LTX-2.3/transformer LTX-2.3-fp8.safetensors --weights fp8")]
 pub(crate) struct ConvertArgs {
-    /// File with the transformer or the text encoder (safetensors, also quantized, or GGUF), or diffusers' folder
-    /// `transformer`.
+    /// File with the transformer or the text encoder (safetensors, also quantized, or GGUF; of Gemma 4, safetensors),
+    /// diffusers' folder `transformer`, or the folder of Gemma 3.
     input: PathBuf,
     /// Safetensors file to write.
     output: PathBuf,

@@ -2,17 +2,19 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView};
+use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView, is_shard};
 use super::error::WeightsError;
 use super::keys::{self, GEMMA, TRANSFORMER};
+use super::place::is_diffusers;
 use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
 use super::unsupported::{VERSION, refuse_repack};
-use super::validate::check_finite;
+use super::validate::{check_finite, finite_tensor};
 use super::write::{PIECE, TensorFile, TensorSpec};
+use super::{lora, quantization};
 use ltx2_base::{failpoint, threads};
 use ltx2_stablehlo::DType;
 
@@ -20,6 +22,8 @@ mod names;
 
 /// Name ends of the linear layers of blocks of the transformer and of the connectors.
 const LINEAR: [&str; 6] = [".to_q", ".to_k", ".to_v", ".to_out.0", ".net.0.proj", ".net.2"];
+/// Levels of subfolders whose files an error lists.
+const DEPTH: usize = 3;
 /// Key of the header's configuration.
 const CONFIG: &str = "config";
 /// Maximum number of threads; limits the memory.
@@ -120,34 +124,44 @@ impl Target {
 impl Conversion {
     /// Plans the conversion of a file, or of a folder with one component, by reading only headers. Linear layers get the
     /// form `form`; `None`: bf16. Which layers these are depends on the form, as in published files. Layers that have the
-    /// form already are copied, other quantized tensors become bf16, and all other tensors and the header's metadata are
-    /// copied.
+    /// form already are copied, other quantized tensors become bf16, and unquantized tensors are copied. The header keeps
+    /// its metadata, except for the format.
     ///
     /// # Errors
     /// Returns an error if the input cannot be read, if its names cannot be converted to those of Lightricks' files, or if
     /// no layer would have the form.
     pub fn plan(input: &Path, form: Option<QuantizedForm>) -> Result<Self, WeightsError> {
         let none = |reason| Err(WeightsError::NoWeights { path: input.into(), reason });
-        if input.join("model_index.json").is_file() {
+        let name = input.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        if is_diffusers(input) {
             let part = input.join("transformer");
             return none(format!("the folder has several components; convert one of them, such as {}", part.display()));
         }
+        if input.is_file() && is_shard(&name) {
+            return none("the file is one of several shards; pass their folder, or their index".into());
+        }
+        let nested = if weight_files(input, 0).is_empty() { weight_files(input, DEPTH) } else { vec![] };
+        if !nested.is_empty() {
+            return none(format!("the weights are in subfolders; pass one file: {}", nested.join(", ")));
+        }
         let opened = Checkpoint::open(input)?;
+        lora::refuse(&opened)?;
         refuse_repack(&opened)?;
         let metadata = metadata(&opened);
         let (source, config) = names::official(input, opened)?;
         let mut plan = Conversion { tensors: vec![], metadata, quantized: 0, copied: 0, unfit: 0 };
-        if let Some(config) = config {
-            plan.metadata.entry(CONFIG.into()).or_insert_with(|| config.to_string());
+        if let Some((key, config)) = config {
+            plan.metadata.entry(key.into()).or_insert_with(|| config.to_string());
         }
         let last = source.names().filter_map(|name| block(name.strip_prefix(TRANSFORMER)?)).max();
         let target = Target { form, blocks: quantized_blocks(last.map_or(0, |last| last + 1)) };
         source.names().try_for_each(|name| plan.add(&source, name, &target))?;
         if let Some(form) = form.filter(|_| plan.quantized + plan.copied == 0) {
             let what = if plan.unfit > 0 { ", whose columns are a multiple of 256" } else { "" };
+            let connectors = if form == QuantizedForm::Int8Convrot { ", connectors" } else { "" };
             let name = form.name();
             return none(format!(
-                "{name} needs linear layers of transformer blocks, connectors or a text encoder{what}; there are none"
+                "{name} needs linear layers of transformer blocks{connectors} or a text encoder{what}; there are none"
             ));
         }
         // Readers need each tensor to start at a multiple of the size of its elements.
@@ -159,15 +173,17 @@ impl Conversion {
     }
 
     fn add(&mut self, source: &Checkpoint, name: &str, target: &Target) -> Result<(), WeightsError> {
-        let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+        let (layer, leaf) = name.rsplit_once('.').unwrap_or(("", name));
         let weight = format!("{layer}.weight");
-        if name == format!("{weight}_scale") && source.is_quantized(&weight) {
-            return Ok(());
-        }
-        // Scales of activations belong to 8-bit floats.
-        if name == format!("{layer}.input_scale") && source.contains(&weight) {
+        if matches!(leaf, "weight_scale" | "input_scale") && source.contains(&weight) {
             let is_narrow = matches!(target.decide(source, &weight)?, Decision::Copy(..) | Decision::Quantize);
-            if !is_narrow || target.form != Some(QuantizedForm::Fp8) {
+            let is_kept = match leaf {
+                // Scales of a quantized weight are written with its codes.
+                "weight_scale" => !is_narrow && !source.is_quantized(&weight),
+                // Scales of activations belong to 8-bit floats.
+                _ => is_narrow && target.form == Some(QuantizedForm::Fp8),
+            };
+            if !is_kept {
                 return Ok(());
             }
         }
@@ -190,7 +206,7 @@ impl Conversion {
                         self.push(&scales, view.dtype(), view.shape(), Content::Values(view.clone()));
                     }
                     stored => {
-                        let scale = stored.map_or(Ok(1.0), |view| view.to_tensor().map(|t| t.to_f32().sum()))?;
+                        let scale = stored.map_or(Ok(1.0), |view| finite_tensor(&view).map(|t| t.to_f32().sum()))?;
                         self.push(&scales, DType::F32, &[], Content::Bytes(scale.to_le_bytes().into()));
                     }
                 }
@@ -306,12 +322,25 @@ fn parts<R: Send>(
     })
 }
 
+/// Returns the paths of the weight files in a folder and in `depth` levels of subfolders.
+fn weight_files(folder: &Path, depth: usize) -> Vec<String> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    paths.sort();
+    let is_weights = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors" || end == "gguf");
+    let found = paths.iter().flat_map(|path| match depth {
+        _ if is_weights(path) => vec![path.display().to_string()],
+        0 => vec![],
+        _ => weight_files(path, depth - 1),
+    });
+    found.collect()
+}
+
 /// Returns the metadata of the new file: that of the source, except what describes its format.
 fn metadata(source: &Checkpoint) -> BTreeMap<String, String> {
     let is_kept = |key: &str| match source.architecture() {
         Some(_) => matches!(key, CONFIG | VERSION),
         // torchao states the format of each tensor under its name.
-        None => key != QUANTIZATION_METADATA && key != "tensor_names" && !source.contains(key),
+        None => !matches!(key, QUANTIZATION_METADATA | quantization::KEY | "tensor_names") && !source.contains(key),
     };
     let kept = source.all_metadata().into_iter().filter(|(key, _)| is_kept(key));
     let mut metadata: BTreeMap<String, String> = kept.map(|(key, value)| (key.into(), value.into())).collect();

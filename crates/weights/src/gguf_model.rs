@@ -1,5 +1,5 @@
-//! Configurations and tensor names of GGUF files. The files have no configuration that this program could read: a
-//! transformer's is derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
+//! Configurations and tensor names of GGUF files. The files usually have no configuration: a transformer's is
+//! derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
 //! files that lost their configuration are treated in the same way.
 
 use serde_json::{Value, json};
@@ -33,7 +33,17 @@ const MODULES: [(&str, &str); 15] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-fn refused(file: &Checkpoint, architecture: &str, why: &str) -> WeightsError {
+/// Whether this kind of model may be LTX's transformer.
+pub(super) fn is_transformer(architecture: &str) -> bool {
+    matches!(architecture, TRANSFORMER | "")
+}
+
+/// Whether this kind of model is Gemma 3 or 4.
+pub(super) fn is_text_encoder(architecture: &str) -> bool {
+    matches!(architecture, GEMMA_3 | GEMMA_4)
+}
+
+pub(super) fn refused(file: &Checkpoint, architecture: &str, why: &str) -> WeightsError {
     let reason = format!("is {architecture:?} in this GGUF file: {why}");
     WeightsError::Config { path: file.path().to_path_buf(), key: "general.architecture".into(), reason }
 }
@@ -56,7 +66,7 @@ fn is_published_transformer(file: &Checkpoint) -> bool {
 /// models.
 pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
     let is_derivable = |architecture: Option<&str>| match architecture {
-        Some(architecture) => matches!(architecture, TRANSFORMER | ""),
+        Some(architecture) => is_transformer(architecture),
         None => file.metadata("config").is_none() && is_published_transformer(file),
     };
     if !is_derivable(file.architecture()) {

@@ -235,6 +235,15 @@ pub fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
     Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
 }
 
+/// Returns an error if the file is a LoRA, where a model file is needed.
+pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
+    // Vocoders have alphas too.
+    let is_part = |key: &&str| keys::split(key).is_ok_and(|(_, role)| role != LoraTensorRole::Alpha);
+    let Some(key) = checkpoint.names().find(is_part) else { return Ok(()) };
+    let reason = "is part of a LoRA, which is not a model; LoRAs are merged when a model is loaded, with --lora";
+    Err(wrong(checkpoint.path(), key, reason))
+}
+
 fn wrong(path: &Path, key: &str, reason: impl Into<String>) -> WeightsError {
     WeightsError::Lora { path: path.to_path_buf(), key: key.into(), reason: reason.into() }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::error::WeightsError;
 
-const KEY: &str = "quantization_config";
+pub(super) const KEY: &str = "quantization_config";
 /// Supported torchao configurations.
 const READ: [&str; 2] = ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"];
 

@@ -1,4 +1,4 @@
-//! Quantization of weight matrices to 8 bits, with one scale per row.
+//! Quantization of weight matrices to 8 bits, with a scale per row, or per matrix for fp8 files.
 
 use std::ops::Range;
 

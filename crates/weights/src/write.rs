@@ -1,6 +1,6 @@
 //! Writing of safetensors files, and of models in the diffusers layout; a component's folder is created atomically.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,8 @@ pub(crate) struct TensorFile<'a> {
 }
 
 impl<'a> TensorFile<'a> {
-    /// Writes the header to an empty file and reserves space for the tensors. `path` is for error messages.
+    /// Writes the header to an empty file and reserves space for the tensors. `path` is for error messages. Two tensors of
+    /// the same name are an error.
     pub(crate) fn begin<'t>(
         file: File,
         path: &'a Path,
@@ -54,8 +55,13 @@ impl<'a> TensorFile<'a> {
     ) -> Result<Self, WeightsError> {
         let header = header(tensors.clone(), metadata);
         let mut end = header.len() as u64;
-        let mut starts = Vec::new();
+        let (mut starts, mut names) = (Vec::new(), BTreeSet::new());
         for tensor in tensors {
+            if !names.insert(&tensor.name) {
+                let [path, other_path] = [path, path].map(Path::to_path_buf);
+                let [key, other] = [&tensor.name; 2].map(String::clone);
+                return Err(WeightsError::Duplicate { path, key, other_path, other });
+            }
             starts.push(end);
             end += tensor.bytes() as u64;
         }

@@ -21,16 +21,15 @@ impl Checkpoint {
         form: QuantizedForm,
     ) -> Result<Option<(TensorView, Option<TensorView>)>, WeightsError> {
         let entry = self.entry(name)?;
-        let codes = TensorView { dtype: form.dtype(), decoder: None, ..entry.view.clone() };
         let scales = match (form, &entry.view.decoder) {
-            _ if codes.shape.len() != 2 => return Ok(None),
+            _ if entry.view.shape.len() != 2 => return Ok(None),
             (QuantizedForm::Fp8, None) if entry.view.dtype == DType::F8E4M3FN => self.scales_of(name)?,
             (QuantizedForm::Int8 | QuantizedForm::Int8Convrot, Some(decoder)) if entry.type_name == form.name() => {
                 decoder.operands().first().copied().cloned()
             }
             _ => return Ok(None),
         };
-        Ok(Some((codes, scales)))
+        Ok(Some((entry.view.codes(form.dtype()), scales)))
     }
 
     /// Returns a tensor whose values are read as floats of 16 bits or more: 8-bit floats are multiplied by their scales.

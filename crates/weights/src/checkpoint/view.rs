@@ -91,9 +91,14 @@ impl TensorView {
         let first = self.first / columns.max(1);
         let scales = finite_tensor(scales)?.to_f32().into_iter().collect::<Vec<f32>>();
         let scales = if let [one] = *scales { vec![one; rows] } else { scales[first..first + rows].to_vec() };
+        Ok(Some((self.codes(DType::I8), scales)))
+    }
+
+    /// Returns the stored codes of a tensor with one byte per value.
+    pub(super) fn codes(&self, dtype: DType) -> TensorView {
         let start = self.range.start + self.first as u64;
-        let range = start..start + (rows * columns) as u64;
-        Ok(Some((TensorView { dtype: DType::I8, decoder: None, first: 0, range, ..self.clone() }, scales)))
+        let range = start..start + self.shape.iter().product::<usize>() as u64;
+        TensorView { dtype, decoder: None, first: 0, range, ..self.clone() }
     }
 
     /// Returns the path of the file that contains the tensor.

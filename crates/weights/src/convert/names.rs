@@ -1,16 +1,19 @@
 //! Tensor names and configuration of a converted file: those of Lightricks' files, which other programs read too.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::component::Component;
 use crate::error::WeightsError;
-use crate::keys::{SingleFileKeys, TRANSFORMER, is_projection, is_projection_name, lightricks};
+use crate::keys::{GEMMA, SingleFileKeys, TRANSFORMER, gemma, is_projection, is_projection_name, lightricks};
+use crate::packed::GEMMA_CONFIG;
 use crate::{derived, gguf_model, official, quantization};
 
-/// Class of the only component whose diffusers names and configuration can be converted.
+use super::CONFIG;
+
+/// Class of the only component of diffusers whose names and configuration can be converted.
 const CLASS: &str = "LTX2VideoTransformer3DModel";
 
 /// Keys of diffusers' configuration of the transformer, and of Lightricks' header.
@@ -40,18 +43,44 @@ const KEYS: [(&str, &str); 23] = [
     ("cross_attn_mod", "cross_attention_adaln"),
 ];
 
-/// Returns the tensors under Lightricks' names, and the header's `config` if the file has none.
+/// Tensors of a new file, and a configuration for its header with its key.
+type Named = (Checkpoint, Option<(&'static str, Value)>);
+
+/// Returns the tensors under Lightricks' names, and the header's configuration if the file has none.
 ///
 /// # Errors
 /// Returns an error for a folder of diffusers other than the transformer's, a configuration that Lightricks' header
-/// cannot state, and a GGUF file other than the transformer's.
-pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<(Checkpoint, Option<Value>), WeightsError> {
-    let config = input.join("config.json");
-    if config.is_file() {
-        return diffusers(&config, &tensors);
+/// cannot state, diffusers' names without a configuration, and a GGUF file other than those of the transformer and of
+/// Gemma 3.
+pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, WeightsError> {
+    if let Some(path) = config_file(input, &tensors) {
+        let mut config = read_json(&path)?;
+        quantization::take(&path, &mut config)?;
+        return match config["model_type"] == "gemma3" {
+            true => {
+                let name = |key: &str| gemma(key).strip_prefix(GEMMA).map(|rest| format!("model.{rest}"));
+                let tensors = tensors.renamed(|key| Some(name(key).unwrap_or_else(|| key.into())))?;
+                Ok((tensors, Some((GEMMA_CONFIG, config))))
+            }
+            false => diffusers(&path, &config, &tensors),
+        };
+    }
+    if let Some(architecture) = tensors.architecture().filter(|kind| !gguf_model::is_transformer(kind)) {
+        if !gguf_model::is_text_encoder(architecture) {
+            let why = "only LTX's transformer (\"ltxv\") and Gemma 3 (\"gemma3\") can be converted";
+            return Err(gguf_model::refused(&tensors, architecture, why));
+        }
+        let config = gguf_model::text_encoder_config(&tensors)?;
+        return Ok((gguf_model::text_encoder(tensors)?, config.map(|config| (GEMMA_CONFIG, config))));
     }
     let mut derived = gguf_model::transformer_config(&tensors)?;
     let keys = SingleFileKeys::new(tensors.names());
+    let is_diffusers = |key: &&str| key.starts_with("transformer_blocks.") && keys.map(key).is_none();
+    if let Some(key) = tensors.names().find(is_diffusers) {
+        let reason = "is a name of diffusers, but there is no config.json beside the file; pass the folder `transformer` \
+                      with its config.json";
+        return Err(WeightsError::Config { path: tensors.path().into(), key: key.into(), reason: reason.into() });
+    }
     if let Some(config) = &mut derived {
         let is_connectors = |(component, name)| (component == Component::Connectors).then_some(name);
         let connectors = tensors.renamed(|key| keys.map(key).and_then(is_connectors))?;
@@ -66,20 +95,30 @@ pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<(Checkpoint,
             _ => key.into(),
         })
     })?;
-    Ok((tensors, derived))
+    Ok((tensors, derived.map(|config| (CONFIG, config))))
 }
 
-fn diffusers(path: &Path, tensors: &Checkpoint) -> Result<(Checkpoint, Option<Value>), WeightsError> {
-    let mut own = read_json(path)?;
-    quantization::take(path, &mut own)?;
+/// Returns the path of the configuration in the folder of tensors that have none of their own.
+fn config_file(input: &Path, tensors: &Checkpoint) -> Option<PathBuf> {
+    let is_stated = [CONFIG, GEMMA_CONFIG].iter().any(|key| tensors.metadata(key).is_some());
+    let is_lightricks = |key: &str| key.starts_with(TRANSFORMER) || key.starts_with("patchify_proj.");
+    if is_stated || tensors.architecture().is_some() || tensors.names().any(is_lightricks) {
+        return None;
+    }
+    let folder = if input.is_dir() { input } else { input.parent()? };
+    Some(folder.join("config.json")).filter(|path| path.is_file())
+}
+
+fn diffusers(path: &Path, own: &Value, tensors: &Checkpoint) -> Result<Named, WeightsError> {
     let refused = |key: &str, reason: String| WeightsError::Config { path: path.into(), key: key.into(), reason };
     if own["_class_name"] != CLASS {
+        let key = ["_class_name", "model_type"].into_iter().find(|key| own[*key].is_string()).unwrap_or("_class_name");
+        let is = own.get(key).map_or("missing".into(), Value::to_string);
         let reason = format!(
-            "is {}, but only the folder of {CLASS} can be converted, because other programs read single files with \
-             Lightricks' names; convert Lightricks' file of this component",
-            own["_class_name"]
+            "is {is}, but only the folders of {CLASS} and of Gemma 3 can be converted, because other programs read single \
+             files with Lightricks' names; convert Lightricks' file of this component"
         );
-        return Err(refused("_class_name", reason));
+        return Err(refused(key, reason));
     }
     let tensors = tensors.renamed(|key| Some(format!("{TRANSFORMER}{}", lightricks(Component::Transformer, key))))?;
     let mut config = gguf_model::derived_config(&tensors)?;
@@ -107,5 +146,5 @@ fn diffusers(path: &Path, tensors: &Checkpoint) -> Result<(Checkpoint, Option<Va
         let reason = format!("is {}, but a single file with Lightricks' names means {value}", own[key]);
         return Err(refused(key, reason));
     }
-    Ok((tensors, Some(config)))
+    Ok((tensors, Some((CONFIG, config))))
 }

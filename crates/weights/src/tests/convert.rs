@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::*;
-use super::quantized::fixture;
+use super::quantized::{fixture, gguf};
 use super::{fails, open, put, safetensors};
 use crate::quantize::QuantizedForm;
 use ltx2_stablehlo::DType;
@@ -129,6 +129,93 @@ fn text_encoder_file_keeps_everything_but_its_layers() {
     assert_eq!([file.metadata("gemma_config"), file.metadata("gemma_version")], [Some("{}"), Some("a")]);
 }
 
+/// As in Google's repository.
+#[test]
+fn gemma_3_folder_becomes_one_file_with_config() {
+    let dir = TempDir::new().expect("dir");
+    let config = json!({"model_type": "gemma3", "text_config": {"num_hidden_layers": 1}});
+    put(dir.path().join("config.json"), config.to_string());
+    let tensors: [(&str, &str, &[usize]); 3] = [
+        ("language_model.model.layers.0.self_attn.q_proj.weight", "BF16", &[2, 256]),
+        ("language_model.model.norm.weight", "BF16", &[256]),
+        ("vision_tower.x.weight", "BF16", &[4, 4]),
+    ];
+    put(dir.path().join("model.safetensors"), safetensors(&tensors, Value::Null));
+    let output = dir.path().join("out/int8.safetensors");
+    fs::create_dir(dir.path().join("out")).expect("a folder");
+    assert_eq!(convert(dir.path(), &output, Some(QuantizedForm::Int8Convrot)).quantized, 1);
+    let file = Checkpoint::open(&output).expect("opens");
+    let names = ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "vision_tower.x.weight"];
+    assert!(file.names().eq(names), "{:?}", file.names().collect::<Vec<_>>());
+    assert_eq!(file.metadata("gemma_config"), Some(&*config.to_string()));
+}
+
+/// The published int8-convrot file has 1440 layers with 8 bits.
+#[test]
+fn selected_layers_are_those_of_the_published_file() {
+    let table = include_str!("../../../../tests/fixtures/keys_2.5.tsv");
+    let mut names: Vec<String> = vec![];
+    for line in table.lines().filter(|line| line.starts_with("model.diffusion_model.")) {
+        let (name, shape) = (line.split('\t').next().expect("a name"), line.rsplit('\t').next().expect("a shape"));
+        if !name.ends_with(".weight") || shape.split('x').count() != 2 {
+            continue;
+        }
+        let Some((before, rest)) = name.split_once('{') else {
+            names.push(name.into());
+            continue;
+        };
+        let (range, after) = rest.split_once('}').expect("a closed range");
+        let (first, last) = range.split_once('-').expect("a range");
+        let numbers = first.parse::<usize>().expect("a number")..=last.parse().expect("a number");
+        names.extend(numbers.map(|number| format!("{before}{number}{after}")));
+    }
+    let tensors: Vec<(&str, &str, &[usize])> = names.iter().map(|name| (&**name, "BF16", &[1, 256][..])).collect();
+    let dir = TempDir::new().expect("dir");
+    let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, json!({"config": CONFIG})));
+    let plan = Conversion::plan(&path, Some(QuantizedForm::Int8Convrot)).expect("a plan");
+    assert_eq!((plan.quantized, plan.copied, plan.unfit), (1440, 0, 0));
+    let count = |part: &str| plan.tensors().filter(|spec| spec.dtype == DType::I8 && spec.name.contains(part)).count();
+    let parts = [".transformer_blocks.47.", "video_embeddings_connector.", "audio_embeddings_connector."];
+    assert_eq!(parts.map(count), [28, 48, 48]);
+}
+
+/// An fp8 file whose scale is NaN or infinite is refused, as in computed layers.
+#[test]
+fn scales_of_copied_layers_are_checked() {
+    let dir = TempDir::new().expect("dir");
+    let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
+    let scale = format!("{name}_scale");
+    let tensors: [(&str, &str, &[usize]); 2] = [(name, "F8_E4M3", &[4, 32]), (&scale, "F32", &[])];
+    for value in [f32::NAN, f32::INFINITY] {
+        let mut bytes = safetensors(&tensors, json!({"config": CONFIG}));
+        let end = bytes.len() - 4;
+        bytes[end..].copy_from_slice(&value.to_le_bytes());
+        let path = put(dir.path().join("x.safetensors"), bytes);
+        let plan = Conversion::plan(&path, Some(QuantizedForm::Fp8)).map(|_| ());
+        fails(plan, &["x.safetensors", &format!("`{scale}` is {value}"), "damaged"]);
+    }
+}
+
+/// The scale that an earlier quantization left beside a bf16 weight is not a second scale of the new codes, and the
+/// header does not describe the format of the source.
+#[test]
+fn leftovers_of_a_quantization_are_dropped() {
+    let dir = TempDir::new().expect("dir");
+    let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
+    let scale = format!("{name}_scale");
+    let tensors: [(&str, &str, &[usize]); 2] = [(name, "BF16", &[4, 256]), (&scale, "F32", &[])];
+    let metadata = json!({"config": CONFIG, "quantization_config": "{}", "_quantization_metadata": "{}", "kept": "a"});
+    let input = put(dir.path().join("x.safetensors"), safetensors(&tensors, metadata));
+    for form in QuantizedForm::ALL.map(Some).into_iter().chain([None]) {
+        let output = dir.path().join("out.safetensors");
+        let plan = convert(&input, &output, form);
+        assert_eq!(plan.tensors().filter(|spec| spec.name == scale).count(), 1, "{form:?}");
+        let file = Checkpoint::open(&output).expect("opens");
+        let keys: Vec<&str> = file.all_metadata().into_keys().collect();
+        assert_eq!(keys, ["config", "format", "kept"], "{form:?}");
+    }
+}
+
 #[test]
 fn diffusers_transformer_becomes_one_file_with_config() {
     let dir = TempDir::new().expect("dir");
@@ -146,6 +233,12 @@ fn diffusers_transformer_becomes_one_file_with_config() {
         }
         let [want, got] = [&of_folder, &of_file].map(|s| s.checkpoint(Component::Transformer).expect("tensors"));
         assert!(want.names().eq(got.names()));
+        // A file of the folder is converted as the folder.
+        let stem = folder.join("diffusion_pytorch_model.safetensors");
+        let weights = if stem.is_file() { stem } else { stem.with_extension("safetensors.index.json") };
+        let by_file = dir.path().join("by_file.safetensors");
+        convert(&weights, &by_file, Some(QuantizedForm::Int8));
+        assert!(fs::read(&by_file).expect("a file") == fs::read(&output).expect("a file"), "{name}");
         let kept = |name: &&str| !name.contains("transformer_blocks.") || name.contains("transformer_blocks.0.");
         for name in want.names().filter(kept) {
             assert_eq!(want.get(name).unwrap().read().unwrap(), got.get(name).unwrap().read().unwrap(), "{name}");
@@ -180,8 +273,33 @@ fn unusable_inputs_are_refused() {
     );
     let vae: [(&str, &str, &[usize]); 1] = [("vae.decoder.conv_in.conv.weight", "BF16", &[4, 2])];
     let path = put(dir.path().join("vae.safetensors"), safetensors(&vae, Value::Null));
-    fails(plan(&path, int8), &["vae.safetensors", "int8 needs linear layers of transformer blocks"]);
+    fails(plan(&path, int8), &["vae.safetensors", "int8 needs linear layers of transformer blocks or a text encoder;"]);
     plan(&path, None).expect("nothing has to be quantized");
+    fails(
+        plan(&path, Some(QuantizedForm::Int8Convrot)),
+        &["linear layers of transformer blocks, connectors or a text"],
+    );
+    fails(
+        plan(&put(dir.path().join("wan.gguf"), gguf(&[("general.architecture", "wan")], &[])), None),
+        &["wan.gguf", "is \"wan\" in this GGUF file", "only LTX's transformer (\"ltxv\") and Gemma 3 (\"gemma3\")"],
+    );
+    let split = dir.path().join("split");
+    let part = put(split.join("split_files/vae/x.safetensors"), safetensors(&vae, Value::Null));
+    fails(plan(&split, int8), &["split: no weights", "pass one file", part.to_str().expect("utf-8")]);
+    let lora: [(&str, &str, &[usize]); 2] = [
+        ("diffusion_model.transformer_blocks.1.attn1.to_q.lora_A.weight", "BF16", &[4, 32]),
+        ("transformer_blocks.1.attn1.to_q.oft_r", "BF16", &[32, 4]),
+    ];
+    let path = put(dir.path().join("lora.safetensors"), safetensors(&lora, Value::Null));
+    fails(plan(&path, None), &["lora.safetensors", "`diffusion_model.", "is part of a LoRA", "--lora"]);
+    let bare: [(&str, &str, &[usize]); 1] = [("transformer_blocks.1.attn1.to_q.weight", "BF16", &[4, 32])];
+    let path = put(dir.path().join("bare/x.safetensors"), safetensors(&bare, Value::Null));
+    fails(plan(&path, None), &["x.safetensors", "`transformer_blocks.1.", "name of diffusers", "pass the folder"]);
+    let path = put(dir.path().join("bare/x-00001-of-00002.safetensors"), safetensors(&bare, Value::Null));
+    fails(plan(&path, None), &["x-00001-of-00002.safetensors", "one of several shards; pass their folder"]);
+    put(dir.path().join("gemma4/config.json"), json!({"model_type": "gemma4_unified"}).to_string());
+    let path = put(dir.path().join("gemma4/model.safetensors"), safetensors(&vae, Value::Null));
+    fails(plan(&path, None), &["gemma4/config.json", "`model_type` is \"gemma4_unified\"", "of Gemma 3 can be"]);
     let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
     let layer: [(&str, &str, &[usize]); 1] = [(name, "BF16", &[4, 32])];
     let path = put(dir.path().join("x.safetensors"), safetensors(&layer, Value::Null));

@@ -212,6 +212,20 @@ fn gemma_3_gguf_is_a_text_encoder() {
         let values = view.to_tensor().expect("readable").to_f32();
         assert_eq!(values.into_iter().collect::<Vec<_>>(), vec![0.25; size], "{name}");
     }
+    let converted = dir.path().join("gemma-int8.safetensors");
+    let plan = Conversion::plan(&encoder, Some(crate::quantize::QuantizedForm::Int8)).expect("a plan");
+    plan.write(std::fs::File::create(&converted).expect("a file"), &converted, &|_| ()).expect("writes");
+    assert_eq!((plan.quantized, plan.copied), (7, 0));
+    let of_file = open_with(&model, &Overrides { text_encoder: text(&converted), ..overrides.clone() }).expect("opens");
+    of_file.refuse_unread().expect("all tensors are read");
+    assert_eq!(of_file.config(Component::TextEncoder).expect("stated"), config);
+    let of_file = of_file.checkpoint(Component::TextEncoder).expect("there");
+    assert!(of_file.names().eq(weights.names()));
+    for name in weights.names().filter(|name| name.ends_with("norm.weight")) {
+        let [got, want] =
+            [&of_file, &weights].map(|file| file.get(name).expect("there").to_tensor().expect("readable").to_f32());
+        assert_eq!(got, want, "{name}");
+    }
     let unknown = [("mm.0.weight", F32, &[64][..], &norm[..])];
     put(encoder.clone(), gguf(&metadata, &[&tensors[..], &unknown].concat()));
     let source = open_with(&model, &overrides).expect("opens");

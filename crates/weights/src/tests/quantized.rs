@@ -278,7 +278,8 @@ fn formats_in_metadata_and_old_names_are_read() {
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
 }
 
-/// findings/nvfp4_nibble_order.sh shows that these files differ from ComfyUI's only in their values and this metadata.
+/// findings/nvfp4_nibble_order.sh shows that names, types, shapes and formats equal those of ComfyUI's files. The refusal
+/// rests on the header key `quantization_config`, which ModelOpt 0.47.0 writes when it embeds its configuration.
 #[test]
 fn nvfp4_of_modelopt_is_refused() {
     let dir = TempDir::new().expect("dir");

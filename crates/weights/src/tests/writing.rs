@@ -76,5 +76,8 @@ fn failed_write_leaves_no_folder() {
     };
     let written = write_component(dir.path(), Component::Vae, &json!({}), &specs(), 1 << 30, None, broken);
     fails(written, &["here: tensor `large` is missing"]);
+    let twice = [specs(), specs()].concat();
+    let written = write_component(dir.path(), Component::Vae, &json!({}), &twice, 1 << 30, None, fill);
+    fails(written, &["diffusion_pytorch_model.safetensors", &twice[0].name, "is defined twice"]);
     assert_eq!(fs::read_dir(dir.path()).expect("folder").count(), 0);
 }
