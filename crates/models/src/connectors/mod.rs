@@ -111,9 +111,13 @@ fn connector(p: &Params, k: &Connector, text: &Value, mask: &Value, rope: &Rope,
         }
     };
     // Quantized only if all blocks are.
-    let done = p.each_layer_quantized("transformer_blocks", k.layers, |_| false, &[start], |p, _, x| {
-        vec![block(p, k, &x[0], bias.as_ref(), rope)]
-    });
+    let done = p.each_layer_quantized(
+        "transformer_blocks",
+        k.layers,
+        |_| false,
+        &[start],
+        |p, _, x| vec![block(p, k, &x[0], bias.as_ref(), rope)],
+    );
     rms(&done[0], EPS).to(p.dtype())
 }
 
