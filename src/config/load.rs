@@ -421,7 +421,8 @@ fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
         return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
     }
     if seconds * rate >= 1e9 {
-        return Err(ConfigError::Flag(format!("--seconds {seconds}: is too long: at {rate} fps, 1e9 frames or more")));
+        let why = format!("must be less than {}, which is 1e9 frames at {rate} fps", 1e9 / rate);
+        return Err(ConfigError::Flag(format!("--seconds {seconds}: {why}")));
     }
     let frames = legal::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;

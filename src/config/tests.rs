@@ -464,7 +464,7 @@ fn seconds_select_the_nearest_frame_count() {
     given.seconds = Some(-1.0);
     assert_eq!(load(&given).unwrap_err().to_string(), "--seconds -1: must be a number above 0");
     given.seconds = Some(4e7);
-    let too_long = "--seconds 40000000: is too long: at 25 fps, 1e9 frames or more";
+    let too_long = "--seconds 40000000: must be less than 40000000, which is 1e9 frames at 25 fps";
     assert_eq!(load(&given).unwrap_err().to_string(), too_long);
 }
 

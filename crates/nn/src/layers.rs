@@ -73,8 +73,9 @@ impl Params {
         self.loop_over_layers(name, 0..count, count, init, body)
     }
 
-    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits;
-    /// the weights of all layers if they are rotated. Consecutive layers with the same weight types share a loop.
+    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits. If
+    /// the run rotates weights, those of all layers have 8 bits. Consecutive layers with the same weight types share a
+    /// loop.
     pub fn each_layer_quantized(
         &self,
         name: &str,

@@ -60,7 +60,7 @@ enum Decision {
     Quantize,
     /// It is a layer to quantize, but its number of columns does not fit.
     Unfit,
-    /// It becomes bf16 if it is quantized, and stays the same otherwise.
+    /// It becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is copied.
     Keep,
 }
 

@@ -6,7 +6,8 @@ use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
 use super::keys::{GEMMA, is_projection_name};
 
-/// Attention heads of the connectors of LTX-2.0, which have no gates that would tell.
+/// Number of attention heads of LTX-2.0's connectors. Later connectors have attention gates, whose shape states the
+/// number of heads.
 const CONNECTOR_HEADS: usize = 30;
 
 /// Returns the number of elements `list.N` with the largest `N`, plus 1.
@@ -46,8 +47,8 @@ pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -
     Ok(())
 }
 
-/// Returns `config.json` of a Gemma 3 by its tensors, whose names begin with [`GEMMA`]. What tensors do not tell is that
-/// of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: not a Gemma 3.
+/// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`GEMMA`]. Values that do not follow
+/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: not a Gemma 3.
 ///
 /// # Errors
 /// Returns an error if a tensor is missing.

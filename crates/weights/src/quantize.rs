@@ -93,8 +93,8 @@ pub(crate) fn largest_magnitude(dtype: DType, values: &[u8]) -> f32 {
     wide.iter().fold(0f32, |most, v| most.max(v.abs()))
 }
 
-/// Returns the scale that maps the largest magnitude of values to the largest code, at least 1e-30, because values that
-/// are all zero cannot be divided by zero.
+/// Returns the scale that maps the magnitude `largest` to the largest code. The scale is at least 1e-30, which avoids a
+/// division by zero if all values are zero.
 pub(crate) fn scale(form: QuantizedForm, largest: f32) -> f32 {
     (largest / form.largest()).max(1e-30)
 }

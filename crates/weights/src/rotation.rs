@@ -13,8 +13,8 @@ const PARTS: usize = QUARTER / LANES;
 /// their inverses.
 const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
 
-/// The matrix of a quarter of the columns, with the factor that normalizes the whole matrix: the rows of each part of
-/// its columns.
+/// The upper left `QUARTER` x `QUARTER` block of the rotation matrix, which is scaled by 1 / sqrt([`GROUP`]). The other
+/// blocks differ from it only in sign. Stored as `[part][row][lane]`, where column = part * `LANES` + lane.
 static MATRIX: LazyLock<Vec<[[f32; LANES]; QUARTER]>> = LazyLock::new(|| {
     let sign = |row: usize, column: usize| {
         [1, 4, 16].iter().map(|place| H4[row / place % 4][column / place % 4]).product::<f32>()

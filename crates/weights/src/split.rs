@@ -113,7 +113,7 @@ impl SplitFolder {
         &self.transformer
     }
 
-    /// Returns an error if no file of this folder, the transformer included, has a part of `model.variant` in its name.
+    /// Returns an error if a part of `model.variant` occurs in no file name of this folder, including the transformer's.
     pub(super) fn check_variant(&self) -> Result<(), WeightsError> {
         let Some(variant) = &self.variant else { return Ok(()) };
         let transformer = words_of(&self.transformer);
@@ -327,7 +327,9 @@ impl Candidate {
             candidate.folder_version = folders.map(words_of).find_map(|folder| version_in(&folder));
         }
         let is_transformer = candidate.components.contains(&Component::Transformer);
-        let is_ltx_video = ["-ltxv-", "-ltx-video-"].iter().any(|family| candidate.words.contains(family));
+        // A name such as `LTX_video_vae` means the video VAE of any LTX model.
+        let family = candidate.words.replace("-ltx-video-vae-", "-");
+        let is_ltx_video = family.contains("-ltxv-") || family.contains("-ltx-video-");
         let is_foreign = is_ltx_video && candidate.versions.is_empty() && !is_transformer;
         (!candidate.components.is_empty() && !is_foreign).then_some(candidate)
     }

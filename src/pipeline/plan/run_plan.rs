@@ -1,5 +1,5 @@
-//! The plan of a run. Its methods decide the number of frames, the H.264 encoder, the layout and the mesh; nothing else
-//! changes a configuration after it was loaded.
+//! The plan of a run: its configuration, requests and programs. Methods of [`RunPlan`] choose the H.264 encoder, the
+//! layout and the mesh, and record them in the configuration.
 
 use std::path::Path;
 

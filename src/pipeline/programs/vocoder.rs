@@ -23,7 +23,8 @@ pub(super) const VOCODER: ProgramDeclaration = ProgramDeclaration {
         let decoder = audio_decoder::network_of_run(spec)?;
         let mel = decoder.program.results.first().map(|o| &o.logical_dims[..]);
         let dims = mel.and_then(|mel| <[usize; 4]>::try_from(mel).ok());
-        let dims = dims.ok_or_else(|| PipelineError::Bug(format!("the audio decoder's mel has shape {mel:?}")))?;
+        let wrong = || PipelineError::Bug(format!("the audio decoder's mel must have 4 dimensions, but is {mel:?}"));
+        let dims = dims.ok_or_else(wrong)?;
         spec.run.configs.vocoder_program(dims, spec.build)
     },
     single_run: Some(SingleRun {

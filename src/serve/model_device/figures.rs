@@ -20,8 +20,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts the programs that the executor has compiled or loaded, and resets its set-up time. Called before each
-    /// batch.
+    /// Adds the programs that the executor has compiled or loaded since the previous call, and resets its set-up time.
+    /// Called before each batch and warm-up run, and by [`Self::take`].
     pub(super) fn begin(&mut self, executor: &mut Executor) {
         for program in executor.new_programs() {
             match program.origin() {

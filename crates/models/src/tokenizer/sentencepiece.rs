@@ -1,16 +1,19 @@
 //! Conversion of a SentencePiece model (`tokenizer.model`) of Gemma to `tokenizer.json`.
 //!
-//! The merges of the pieces are not stored: a piece may be merged from any two pieces that form it, those of the best
-//! score first. The result is that of transformers' converter of Gemma, whose normalizer and pre-tokenizer are fixed:
-//! models with other normalization are rejected.
+//! A SentencePiece model does not store BPE merges. They are derived from the vocabulary: each split of a piece into two
+//! other pieces is a merge, and merges are sorted by descending score of the merged piece. The result equals that of
+//! transformers' converter for Gemma. The normalizer and the pre-tokenizer are fixed, so models with other normalization
+//! are rejected.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-/// Kinds of pieces.
+/// Type of a control piece, such as BOS.
 const CONTROL: u64 = 3;
+/// Type of a user-defined piece.
 const USER_DEFINED: u64 = 4;
+/// Model type of BPE.
 const BPE: u64 = 2;
 
 /// Pieces that transformers marks as special although the model defines them as ordinary text.
@@ -110,7 +113,7 @@ fn piece(message: &[u8]) -> Option<Piece> {
     Some(piece)
 }
 
-/// Returns the last number of a field, or its default.
+/// Returns the last integer value of the field with number `key`; `default` if the message has none.
 fn number(message: &[(u64, Field<'_>)], key: u64, default: u64) -> u64 {
     message.iter().rev().filter(|(own, _)| *own == key).find_map(|(_, value)| value.number()).unwrap_or(default)
 }

@@ -10,8 +10,8 @@ use crate::quantize::QuantizedForm;
 use ltx2_stablehlo::DType;
 
 impl Checkpoint {
-    /// Returns the stored codes and scales of a matrix. `None` for the scales: all are 1. `None`: the matrix is not stored
-    /// in the form.
+    /// Returns the stored codes and scales of a matrix; `None` if the matrix is not stored in this form. The scales are
+    /// `None` if the file stores none; they are then 1.
     ///
     /// # Errors
     /// Returns an error if the matrix is missing or 8-bit floats have scales of an unsupported shape.

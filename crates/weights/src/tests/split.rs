@@ -413,7 +413,7 @@ fn files_of_ltx_video_are_no_candidates() {
         ("per_channel_statistics.mean-of-means", &[128]),
     ];
     write(dir.path().join("vae/old_video_vae.safetensors"), &named(&tensors, "BF16"), Value::Null);
-    for name in ["ltxv-2b-0.9.8-vae.safetensors", "ltx-video-vae.safetensors"] {
+    for name in ["ltxv-2b-0.9.8-vae.safetensors", "ltx-video-2b-vae.safetensors"] {
         write(dir.path().join("vae").join(name), &named(&[tensors[0], tensors[2]], "BF16"), Value::Null);
     }
     let vae = open(&file).expect("opens").config_path(Component::Vae);

@@ -1,6 +1,7 @@
 //! nvfp4: 4-bit floats in blocks of 16 with an 8-bit scale for each block and an f32 scale for the tensor.
 //!
-//! The values are comfy-kitchen's with f32 output. Its bf16 output also rounds the scales, which doubles the error.
+//! Decoded values equal those of comfy-kitchen with f32 output. With bf16 output, comfy-kitchen also rounds the scales,
+//! which doubles the rounding error.
 
 use std::sync::Arc;
 
