@@ -126,6 +126,22 @@ fn beside_references() -> impl Iterator<Item = Case> {
     })
 }
 
+/// Integer weights with looped and unrolled blocks.
+fn integer_weights() -> Vec<Case> {
+    let mut all = Vec::new();
+    for platform in [V5P, CUDA, CPU] {
+        for activations in ["bf16", "int8"] {
+            let integers = Case::new("ltx2", platform).set("runtime.weights", "int8");
+            all.push(integers.set("runtime.activations", activations));
+        }
+        let rotated = Case::new("ltx2_5", platform).set("runtime.weights", "int8-convrot");
+        all.push(rotated.set("runtime.activations", "int8"));
+    }
+    let rotated = Case::new("ltx2_5", CUDA).set("runtime.weights", "int8-convrot");
+    all.push(rotated.set("layout", "sequence").on("context=2", 2));
+    all
+}
+
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for preset in PRESETS {
@@ -198,18 +214,7 @@ fn cases() -> Vec<Case> {
         all.push(Case::new("ltx2", CPU).set("sampler.kind", kind));
     }
     all.push(Case::new("ltx2", CPU).set("guidance.kind", "legacy_apg"));
-    // Integer weights with looped and unrolled blocks.
-    for platform in [V5P, CUDA, CPU] {
-        for activations in ["bf16", "int8"] {
-            let integers = Case::new("ltx2", platform).set("runtime.weights", "int8");
-            all.push(integers.set("runtime.activations", activations));
-        }
-        let rotated = Case::new("ltx2_5", platform).set("runtime.weights", "int8-convrot");
-        all.push(rotated.set("runtime.activations", "int8"));
-    }
-    all.push(
-        Case::new("ltx2_5", CUDA).set("runtime.weights", "int8-convrot").set("layout", "sequence").on("context=2", 2),
-    );
+    all.extend(integer_weights());
     // Small models: nano and the reference's tiny models.
     all.extend(["nano", "nano_two_stage"].map(|nano| Case::new(nano, CPU)));
     all.push(Case::new("nano_2_0", CPU).set("model.path", "nano"));

@@ -609,11 +609,11 @@ fn assert_page_is_current(coverage: &Coverage) {
     )
     .unwrap();
     for weights in ["bf16", "fp8", "int8", "int8-convrot"] {
-        let on_gpu = match weights {
-            "int8-convrot" => "timed on a GPU by `scripts/gpu/pipelines.sh`",
-            _ => "run on a GPU by `make test-gpu`",
+        let [on_gpu, on_tpu] = match weights {
+            "int8-convrot" => ["timed on a GPU by `scripts/gpu/pipelines.sh`", "compiled by `make test-full`"],
+            _ => ["run on a GPU by `make test-gpu`", "compiled by `make test-tpu`"],
         };
-        let verified = [("cpu", "run"), ("cuda", on_gpu), ("tpu", "compiled by `make test-tpu`")];
+        let verified = [("cpu", "run"), ("cuda", on_gpu), ("tpu", on_tpu)];
         let cells = verified.map(|(platform, how)| {
             let unrolls = (platforms::spec_by_name(platform).lowering)("").unroll_layers;
             if weights == "fp8" && !unrolls { "refused" } else { how }

@@ -353,7 +353,7 @@ const ROTATED: &[&str] = &["model.path=Lightricks/LTX-2.5", "runtime.weights=int
 
 /// LTX-2.5's loop: products of rotated numbers are on integers, rotation moves nothing between devices, and a step with
 /// all 48 blocks takes at most 3 % longer.
-#[needs(tpu)]
+#[needs(tpu, full)]
 fn int8_convrot_adds_no_collectives_and_little_time() {
     let case = |set| Case { set, layers: Some(3), ..Case::shipped(INTEGERS, "tpu:v6e:2x4") };
     let [plain, rotated] = [NEWEST, ROTATED].map(|set| compiled(case(set)));
