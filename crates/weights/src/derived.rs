@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
-use super::keys::{GEMMA, is_projection_name};
+use super::keys::{GEMMA, TRANSFORMER, is_projection_name};
+use super::official::PROJECTION_FIRST;
+use super::version::KEYFRAMES;
 
 /// Number of attention heads of LTX-2.0's connectors. Later connectors have attention gates, whose shape states the
 /// number of heads.
@@ -20,6 +22,54 @@ fn count(tensors: &Checkpoint, list: &str) -> u64 {
 fn size(tensors: &Checkpoint, name: &str, axis: usize) -> Result<usize, WeightsError> {
     let missing = || WeightsError::MissingTensor { path: tensors.path().to_path_buf(), key: name.to_string() };
     tensors.shape(name).and_then(|shape| shape.get(axis)).copied().filter(|size| *size > 0).ok_or_else(missing)
+}
+
+/// Derives the `config` of a transformer with Lightricks' names from its tensors.
+///
+/// # Errors
+/// Returns an error if tensors are missing.
+pub(super) fn transformer_config(file: &Checkpoint) -> Result<Value, WeightsError> {
+    let prefix = if file.contains("patchify_proj.weight") { "" } else { TRANSFORMER };
+    let key = |name: &str| format!("{prefix}{name}");
+    let size = |name: &str, axis: usize| size(file, &key(name), axis);
+    let has = |name: &str| file.contains(&key(name));
+    // Models before LTX-2.3 have no gates; their number of heads is that of the published model.
+    let heads = |attention: &str, rows: usize, published: usize| {
+        let gates = file.shape(&key(&format!("{attention}.to_gate_logits.weight"))).and_then(|shape| shape.first());
+        let count = gates.copied().unwrap_or(published).max(1);
+        [count, rows / count]
+    };
+    let (width, audio_width) = (size("patchify_proj.weight", 0)?, size("audio_patchify_proj.weight", 0)?);
+    let [video, audio] =
+        [heads("transformer_blocks.0.attn1", width, 32), heads("transformer_blocks.0.audio_attn1", audio_width, 32)];
+    let first = !has("caption_projection.linear_1.weight");
+    let mut config = json!({
+        "in_channels": size("patchify_proj.weight", 1)?,
+        "out_channels": size("proj_out.weight", 0)?,
+        "num_attention_heads": video[0],
+        "attention_head_dim": video[1],
+        "cross_attention_dim": size("transformer_blocks.0.attn2.to_k.weight", 1)?,
+        "audio_in_channels": size("audio_patchify_proj.weight", 1)?,
+        "audio_out_channels": size("audio_proj_out.weight", 0)?,
+        "audio_num_attention_heads": audio[0],
+        "audio_attention_head_dim": audio[1],
+        "audio_cross_attention_dim": size("transformer_blocks.0.audio_attn2.to_k.weight", 1)?,
+        "num_layers": count(file, &key("transformer_blocks.")),
+        "frequencies_precision": "float64",
+        "apply_gated_attention": has("transformer_blocks.0.attn1.to_gate_logits.weight"),
+        "cross_attention_adaln": has("prompt_adaln_single.linear.weight"),
+        "ff_bias": has("transformer_blocks.0.ff.net.0.proj.bias"),
+        "audio_ff_bias": has("transformer_blocks.0.audio_ff.net.0.proj.bias"),
+        "use_keyframes_abs_pos_embedding": has(KEYFRAMES),
+    });
+    if first {
+        for (key, value) in PROJECTION_FIRST {
+            config[key] = value.into();
+        }
+    } else {
+        config["caption_channels"] = size("caption_projection.linear_1.weight", 1)?.into();
+    }
+    Ok(json!({"transformer": config}))
 }
 
 /// Adds to a transformer's section the keys of its connectors that it lacks. `connectors` has diffusers names.
@@ -42,7 +92,7 @@ pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -
     }
     add("frequencies_precision", "float64".into());
     if connectors.names().any(|name| is_projection_name(name) && name.starts_with("video_")) {
-        super::official::PROJECTION_FIRST.into_iter().for_each(|(key, value)| add(key, value.into()));
+        PROJECTION_FIRST.into_iter().for_each(|(key, value)| add(key, value.into()));
     }
     Ok(())
 }

@@ -5,12 +5,12 @@
 use serde_json::{Value, json};
 
 use super::checkpoint::Checkpoint;
+use super::derived;
 use super::error::WeightsError;
-use super::official::PROJECTION_FIRST;
-use super::version::KEYFRAMES;
+use super::keys;
 
 /// Value of `general.architecture` of LTX's transformers.
-const TRANSFORMER: &str = "ltxv";
+const LTX: &str = "ltxv";
 const GEMMA_3: &str = "gemma3";
 const GEMMA_4: &str = "gemma4";
 
@@ -35,7 +35,7 @@ const MODULES: [(&str, &str); 15] = [
 
 /// Whether this kind of model may be LTX's transformer.
 pub(super) fn is_transformer(architecture: &str) -> bool {
-    matches!(architecture, TRANSFORMER | "")
+    matches!(architecture, LTX | "")
 }
 
 /// Whether this kind of model is Gemma 3 or 4.
@@ -51,7 +51,7 @@ pub(super) fn refused(file: &Checkpoint, architecture: &str, why: &str) -> Weigh
 /// Whether a safetensors file contains a transformer of the published size, with or without connectors, and nothing else.
 fn is_published_transformer(file: &Checkpoint) -> bool {
     let is = |name: &str, rows: usize| {
-        let shape = ["", "model.diffusion_model."].iter().find_map(|prefix| file.shape(&format!("{prefix}{name}")));
+        let shape = ["", keys::TRANSFORMER].iter().find_map(|prefix| file.shape(&format!("{prefix}{name}")));
         shape.is_some_and(|shape| shape.first() == Some(&rows))
     };
     let other = |key: &str| ["vae.", "audio_vae.", "vocoder."].iter().any(|start| key.starts_with(start));
@@ -75,63 +75,7 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
                    --text-encoder, and autoencoders as safetensors files with `model.vae` and `model.audio_vae`";
         return Err(refused(file, architecture, why));
     }
-    derived_config(file).map(Some)
-}
-
-/// Derives the `config` of a transformer with Lightricks' names from its tensors.
-///
-/// # Errors
-/// Returns an error if tensors are missing.
-pub(super) fn derived_config(file: &Checkpoint) -> Result<Value, WeightsError> {
-    let prefix = if file.contains("patchify_proj.weight") { "" } else { "model.diffusion_model." };
-    let key = |name: &str| format!("{prefix}{name}");
-    let size = |name: &str, axis: usize| {
-        let missing = || WeightsError::MissingTensor { path: file.path().to_path_buf(), key: key(name) };
-        file.shape(&key(name)).and_then(|shape| shape.get(axis)).copied().filter(|size| *size > 0).ok_or_else(missing)
-    };
-    let has = |name: &str| file.contains(&key(name));
-    let layers = |list: &str| {
-        let number =
-            |name: &str| name.strip_prefix(&key(list))?.strip_prefix('.')?.split('.').next()?.parse::<u64>().ok();
-        file.names().filter_map(number).max().map_or(0, |last| last.saturating_add(1))
-    };
-    // Models before LTX-2.3 have no gates; their number of heads is that of the published model.
-    let heads = |attention: &str, rows: usize, published: usize| {
-        let gates = file.shape(&key(&format!("{attention}.to_gate_logits.weight"))).and_then(|shape| shape.first());
-        let count = gates.copied().unwrap_or(published).max(1);
-        [count, rows / count]
-    };
-    let (width, audio_width) = (size("patchify_proj.weight", 0)?, size("audio_patchify_proj.weight", 0)?);
-    let [video, audio] =
-        [heads("transformer_blocks.0.attn1", width, 32), heads("transformer_blocks.0.audio_attn1", audio_width, 32)];
-    let first = !has("caption_projection.linear_1.weight");
-    let mut config = json!({
-        "in_channels": size("patchify_proj.weight", 1)?,
-        "out_channels": size("proj_out.weight", 0)?,
-        "num_attention_heads": video[0],
-        "attention_head_dim": video[1],
-        "cross_attention_dim": size("transformer_blocks.0.attn2.to_k.weight", 1)?,
-        "audio_in_channels": size("audio_patchify_proj.weight", 1)?,
-        "audio_out_channels": size("audio_proj_out.weight", 0)?,
-        "audio_num_attention_heads": audio[0],
-        "audio_attention_head_dim": audio[1],
-        "audio_cross_attention_dim": size("transformer_blocks.0.audio_attn2.to_k.weight", 1)?,
-        "num_layers": layers("transformer_blocks"),
-        "frequencies_precision": "float64",
-        "apply_gated_attention": has("transformer_blocks.0.attn1.to_gate_logits.weight"),
-        "cross_attention_adaln": has("prompt_adaln_single.linear.weight"),
-        "ff_bias": has("transformer_blocks.0.ff.net.0.proj.bias"),
-        "audio_ff_bias": has("transformer_blocks.0.audio_ff.net.0.proj.bias"),
-        "use_keyframes_abs_pos_embedding": has(KEYFRAMES),
-    });
-    if first {
-        for (key, value) in PROJECTION_FIRST {
-            config[key] = value.into();
-        }
-    } else {
-        config["caption_channels"] = size("caption_projection.linear_1.weight", 1)?.into();
-    }
-    Ok(json!({"transformer": config}))
+    derived::transformer_config(file).map(Some)
 }
 
 /// Derives `config.json` of a Gemma 3 file. `None`: not a GGUF file.

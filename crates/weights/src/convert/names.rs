@@ -121,7 +121,7 @@ fn diffusers(path: &Path, own: &Value, tensors: &Checkpoint) -> Result<Named, We
         return Err(refused(key, reason));
     }
     let tensors = tensors.renamed(|key| Some(format!("{TRANSFORMER}{}", lightricks(Component::Transformer, key))))?;
-    let mut config = gguf_model::derived_config(&tensors)?;
+    let mut config = derived::transformer_config(&tensors)?;
     let header = &mut config["transformer"];
     for (key, name) in KEYS {
         if let Some(value) = own.get(key).filter(|value| !value.is_null()) {
