@@ -11,7 +11,7 @@ use super::error::RuntimeError;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
 use super::watch::WaitDescription;
 use ltx2_base::failpoint;
-use ltx2_base::threads;
+use ltx2_base::threads::{self, MemoryBudget};
 use ltx2_nn::{Param, ROTATED_INPUTS, Source};
 use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
 use ltx2_stablehlo::{DType, Program};
@@ -27,6 +27,8 @@ const PIECE: usize = 32 << 20;
 const SMALL: usize = 1 << 20;
 /// Maximum number of reader threads; more are not faster.
 const READERS: usize = 16;
+/// Host memory, in bytes, for the tensors that are being converted; a larger tensor is converted alone.
+const CONVERSIONS: usize = 1 << 30;
 
 /// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `on_progress` with the byte
 /// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
@@ -47,8 +49,10 @@ pub(super) fn load(
     // The first half of the staging memory receives the file's bytes, the second half the shards copied out of them.
     let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
+    let budget = MemoryBudget::new(CONVERSIONS);
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
+        let _converted = budget.reserve(job.converted(upload.param));
         let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
         let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
         let result = job.run(engine, upload, source, into, cuts);
@@ -229,6 +233,17 @@ impl LoadJob {
     /// Bytes read into staging memory.
     fn staged(&self) -> usize {
         if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
+    }
+
+    /// Bytes of host memory for a conversion: the stored values, at most 4 bytes each, their new form, and the shards
+    /// copied out of it.
+    fn converted(&self, param: &Param) -> usize {
+        match self.part {
+            Part::Whole | Part::Made => {
+                param.source.shape().iter().product::<usize>() * (4 + 2 * param.ty.dtype.size())
+            }
+            Part::Rows(..) | Part::View(..) => 0,
+        }
     }
 
     /// Bytes needed in each half of the staging memory.
