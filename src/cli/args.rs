@@ -11,7 +11,7 @@ use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, Loade
 use crate::models::upsampler::Upsampling;
 use crate::tune::{TuneOptions, default_jobs};
 
-/// Options of commands that can run the configuration of a sidecar.
+/// Options of commands that accept a sidecar as configuration.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct RerunArgs {
@@ -64,7 +64,7 @@ pub(crate) fn load_run(given: &CliOverrides) -> Result<LoadedConfig, ConfigError
 
 const PROMPT: &str = "a red fox in the snow";
 
-/// Returns the video that a command times: the first one if the configuration requests several. An empty prompt is
+/// Returns the video that a command measures: the first one if the configuration requests several. An empty prompt is
 /// replaced by a fixed prompt.
 ///
 /// # Errors
@@ -171,7 +171,7 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "END")]
     pub(crate) extend_at: Option<ExtendAt>,
     /// Input audio that the video is generated to match: a file of any sample rate and channel count, truncated to the
-    /// duration of the video; with --retake and --extend, the sound of an input video that has none
+    /// duration of the video; with --retake and --extend, used as the sound of a silent input video
     #[arg(long, value_name = "PATH")]
     pub(crate) audio: Option<String>,
     /// Time in the --audio file at which the video starts, in seconds [default: 0]

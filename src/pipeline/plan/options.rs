@@ -13,8 +13,8 @@ pub struct GenerateOptions {
     pub jobs: Vec<Job>,
     /// Output file of each job. In a multi-process run, only those of the first process are used.
     pub outputs: Vec<PathBuf>,
-    /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
-    /// only one video remains to be generated after `--resume`.
+    /// Whether the run was started for several videos. Frames, audio and dumps then have a separate name for each
+    /// video, even if only one video remains to be generated after `--resume`.
     pub several: bool,
     /// Whether to overwrite existing files. Otherwise, a file that exists before the run starts is an error.
     pub force: bool,

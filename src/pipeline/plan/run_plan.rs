@@ -19,8 +19,8 @@ use crate::pipeline::stages::duration;
 use crate::request::Request;
 use crate::runtime::processes::Group;
 
-/// What a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all make this
-/// plan.
+/// Plan of what a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all
+/// make this plan.
 pub struct RunPlan {
     /// Configuration of the run. `auto` values that this plan decides are replaced by the decisions.
     pub config: Config,
@@ -89,8 +89,8 @@ impl RunPlan {
         Ok((plan, model))
     }
 
-    /// Plans a run of `generate`: does the same as [`RunPlan::new`], and verifies the output files and the disk space for
-    /// them.
+    /// Plans a run of `generate`: does the same as [`RunPlan::new`], and also verifies the output files and the free
+    /// disk space.
     ///
     /// # Errors
     /// Returns the first error that the run would report before it compiles a program.

@@ -39,9 +39,9 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
 };
 
 impl ModelConfigs {
-    /// Returns the program of the text encoder, which maps prompts `[rows, tokens]` to `prompt_embeds`: projected
-    /// embeddings if `projected` is set, otherwise the hidden states of all layers. The layers have 8 bits if the run
-    /// rotates weights and the file stores some of them as int8-convrot.
+    /// Returns the program of the text encoder, which maps the token ids of prompts, `[rows, tokens]`, to
+    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. The
+    /// layers have 8 bits if the run rotates weights and the file stores at least one layer as int8-convrot.
     ///
     /// # Errors
     /// Returns an error if a configuration is missing or invalid, or if a size is not supported.

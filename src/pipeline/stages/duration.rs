@@ -95,8 +95,8 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
     Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
-/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. `None`: the configuration sets
-/// the number of frames, or there are no jobs.
+/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. `None`: the configuration
+/// sets the number of frames, or there are no jobs.
 ///
 /// # Errors
 /// Returns the errors of [`longest`], of the model and of the device.
