@@ -396,7 +396,8 @@ impl ModelSource {
     /// reported elsewhere.
     pub fn has_rotated_text_encoder(&self) -> bool {
         let is_layer = |name: &str| name.strip_prefix(keys::GEMMA).is_some_and(|rest| rest.starts_with("layers."));
-        let is_rotated = |(name, form, _): (&str, String, &[usize])| is_layer(name) && form == QuantizedForm::Int8Convrot.name();
+        let is_rotated =
+            |(name, form, _): (&str, String, &[usize])| is_layer(name) && form == QuantizedForm::Int8Convrot.name();
         self.checkpoint(Component::TextEncoder).is_ok_and(|tensors| tensors.headers().any(is_rotated))
     }
 
