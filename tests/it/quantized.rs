@@ -329,6 +329,9 @@ fn wide_transformer() -> (serde_json::Value, Case) {
     (config, case)
 }
 
+/// Relative error of one product of rotated and rounded weights and activations, both with outliers.
+const ERROR_OF_ROTATED: f64 = 0.0135;
+
 /// Returns the configuration of a tiny model's text encoder with whole groups of inputs.
 fn wide_text_encoder(model: &str) -> serde_json::Value {
     let config = std::fs::read_to_string(format!("tests/fixtures/models/{model}/text_encoder/config.json"));
@@ -356,6 +359,10 @@ fn rotated_models(
     for (name, shape) in network.params.iter().flat_map(|p| p.source.tensors()) {
         let columns = shape[shape.len() - 1];
         let mut values = scattered(name, shape).to_f32() / (columns as f32).sqrt().min(32.0);
+        if part == Component::TextEncoder && shape.len() == 1 {
+            // Scales of norms and layers. Small ones would hide the layers behind the embeddings.
+            values = values * 0.1 + 1.0;
+        }
         let is_layer = name.starts_with("transformer_blocks.") || name.contains(".layers.");
         let is_linear = is_layer && shape.len() == 2 && !name.contains("to_gate_logits");
         let layer = name.strip_suffix(".weight").filter(|_| is_linear);
@@ -441,6 +448,7 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     );
     assert!(1e-4 < rotated_weights && rotated_weights < weights, "{rotated_weights}, without rotation {weights}");
     assert!(rotated_weights < rotated && rotated < integers, "{rotated}, without rotation {integers}");
+    assert!(rotated < ERROR_OF_ROTATED, "{rotated}");
 }
 
 /// Returns the hidden states of a prompt after padding.
@@ -500,7 +508,9 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         }
         let apart = relative_l2(&hidden_states(&client, &narrow, ROTATED), &exact);
         eprintln!("{model}: {apart:.4} with rounded activations");
-        assert!(1e-4 < apart && apart < NEAR_OF_INTEGERS, "{model}: {apart}");
+        // A layer has four products in sequence, whose independent errors add in squares.
+        let limit = ERROR_OF_ROTATED * ((4 * encoder.layers()) as f64).sqrt();
+        assert!(1e-3 < apart && apart < limit, "{model}: {apart}, at most {limit}");
         let stored = narrow.checkpoint(Component::TextEncoder).expect("weights");
         let stored = stored.get("language_model.model.layers.0.mlp.down_proj.weight").expect("there").rotated_codes();
         let bytes = stored.expect("readable").expect("int8-convrot").0.read().expect("readable");
