@@ -452,13 +452,13 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
 }
 
 /// Returns the hidden states of a prompt after padding.
-fn hidden_states(client: &Client, model: &Arc<ModelSource>, quantization: Quantization) -> Tensor {
+fn hidden_states(client: &Client, model: &Arc<ModelSource>, build: &Build) -> Tensor {
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), model.clone());
     let ids = Array2::from_shape_fn((1, 16), |(_, i)| if i < 3 { 0 } else { i as i32 * 37 % 400 });
     let inputs = BTreeMap::from([("input_ids".to_string(), ids.into())]);
-    let (configs, build) = (ModelConfigs::from_source(model), looped(DType::F32, quantization));
+    let configs = ModelConfigs::from_source(model);
     let scalars = BTreeMap::from([("output_hidden_states".to_string(), true.into())]);
-    let results = run_component(ProgramKind::TextEncoder, &configs, &mut executor, inputs, &scalars, &build);
+    let results = run_component(ProgramKind::TextEncoder, &configs, &mut executor, inputs, &scalars, build);
     results.expect("runs").remove(0).1
 }
 
@@ -481,7 +481,7 @@ fn uploaded_codes(client: &Client, model: &Arc<ModelSource>) -> Tensor {
 }
 
 /// A text encoder whose file stores int8-convrot weights uses them unchanged; one with other weights is not quantized.
-/// The full test also covers Gemma 3, rounded activations and the codes on the devices.
+/// The full test also covers Gemma 3, unrolled and sharded layers, rounded activations, and the codes on the devices.
 #[needs(cpu)]
 fn rotated_text_encoder_gives_the_results_of_its_values() {
     let client = cpu(1);
@@ -490,8 +490,9 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         let encoder = families::text_encoder(&config).expect("valid");
         let network = encoder.program(None, 1, 8, &Build::new(DType::F32)).expect("builds");
         let [_, narrow, restored] = rotated_models(Component::TextEncoder, &config, &network, folder.path());
-        let exact = hidden_states(&client, &restored, Quantization::None);
-        let apart = relative_l2(&hidden_states(&client, &narrow, ROTATED_WEIGHTS), &exact);
+        let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
+        let wide_activations = looped(DType::F32, ROTATED_WEIGHTS);
+        let apart = relative_l2(&hidden_states(&client, &narrow, &wide_activations), &exact);
         eprintln!("{model}: {apart:.1e}");
         assert!(apart < 1e-5, "{model}: {apart:e}");
         let codes = |model: &Arc<ModelSource>, quantization| {
@@ -506,7 +507,16 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         if !full() {
             continue;
         }
-        let apart = relative_l2(&hidden_states(&client, &narrow, ROTATED), &exact);
+        let mesh = Some(parse_mesh("tensor=2").expect("a mesh"));
+        let layout = Config { layout: "tensor".into(), mesh, ..Config::default() }.placement(2).expect("a layout");
+        for (client, build) in
+            [(&client, build(DType::F32, ROTATED_WEIGHTS)), (&cpu(2), Build { layout, ..wide_activations })]
+        {
+            let apart = relative_l2(&hidden_states(client, &narrow, &build), &exact);
+            eprintln!("{model}: {apart:.1e} unrolled or sharded");
+            assert!(apart < 1e-5, "{model}: {apart:e}");
+        }
+        let apart = relative_l2(&hidden_states(&client, &narrow, &looped(DType::F32, ROTATED)), &exact);
         eprintln!("{model}: {apart:.4} with rounded activations");
         // A layer has four products in sequence, whose independent errors add in squares.
         let limit = ERROR_OF_ROTATED * ((4 * encoder.layers()) as f64).sqrt();
