@@ -82,7 +82,7 @@ impl Params {
     /// Rotates the input `x [rows…, in]` of the quantized linear layers under this prefix. Returns the prefix for
     /// layers whose input is already rotated, and the rotated input. Without rotation, returns the prefix and `x`
     /// unchanged.
-    pub fn rotated(&self, x: &Value) -> (Params, Value) {
+    pub(super) fn rotated(&self, x: &Value) -> (Params, Value) {
         let (rows, inner) = (&x.dims()[..x.rank() - 1], x.dim(-1));
         let rotates = self.is_quantized() && inner.is_multiple_of(ROTATED_INPUTS);
         let Some(matrix) = self.rotation.as_ref().filter(|_| rotates) else { return (self.clone(), x.clone()) };

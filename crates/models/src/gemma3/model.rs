@@ -139,9 +139,8 @@ fn attention(p: &Params, c: &Gemma3Config, x: &Value, inputs: &Gemma3LayerInputs
     let (heads, kv) = (c.heads, c.kv_heads());
     let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, RoundingPoints::Default);
     let axes = [Axis::Heads, Axis::HeadDim];
-    let (input, x) = &p.rotated(x);
-    let q = project(&input.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
-    let kv = keys_values(input, kv, x, c.attention_bias);
+    let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
+    let kv = keys_values(p, kv, x, c.attention_bias);
     let q = rotated(&norm(&p.pp("q_norm"), c, &q));
     let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
     let scale = c.query_pre_attn_scalar.powf(-0.5);

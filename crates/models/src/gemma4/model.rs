@@ -104,17 +104,15 @@ fn attention(p: &Params, c: &Gemma4Config, a: &AttentionConfig, x: &Value, input
     let _scope = p.scope();
     let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, RoundingPoints::Default);
     let heads = [a.heads.count, a.heads.dim];
-    let (input, x) = &p.rotated(x);
-    let q = project(&input.pp("q_proj"), x, &heads, c.attention_bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
+    let q = project(&p.pp("q_proj"), x, &heads, c.attention_bias, &[Axis::Heads, Axis::HeadDim], Axis::Embed);
     let [k, v] = match a.k_eq_v {
         true => {
             let heads = [a.kv_heads.count, a.kv_heads.dim];
-            let axes = [Axis::KvHeads, Axis::HeadDim];
-            let k = project(&input.pp("k_proj"), x, &heads, c.attention_bias, &axes, Axis::Embed);
+            let k = project(&p.pp("k_proj"), x, &heads, c.attention_bias, &[Axis::KvHeads, Axis::HeadDim], Axis::Embed);
             [k.clone(), k]
         }
         false => {
-            let kv = keys_values(input, a.kv_heads, x, c.attention_bias);
+            let kv = keys_values(p, a.kv_heads, x, c.attention_bias);
             [kv.at(2, 0), kv.at(2, 1)]
         }
     };
