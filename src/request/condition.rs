@@ -239,9 +239,9 @@ impl Condition {
         Av { video: Condition::kept(video, Placement::First), audio: Condition::kept(audio, heard) }
     }
 
-    /// Returns conditions that keep the first `overlap` frames of the input video, and their sound, at the end of a
-    /// clip of `frames` frames. The first of these frames is regenerated: its latent frame represents a single video
-    /// frame, but the last latent frames of a clip represent eight each.
+    /// Returns conditions that keep frames 1 to `overlap` - 1 of the input video, and their sound, at the end of a clip
+    /// of `frames` frames. Frame 0 is regenerated, because its latent frame represents a single video frame, but the
+    /// last latent frames of a clip represent eight each.
     pub fn suffix(overlap: usize, frames: usize, rate: f64) -> Av<Self> {
         let video = Content::Video(VideoPart { frames: overlap, last: false, skipped: 1 });
         let heard = Placement::Span { start: (frames - overlap + 1) as f64 / rate, end: f64::INFINITY };

@@ -69,7 +69,7 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     }
 }
 
-/// Returns the guidance scales of streams with these roles, and the overrides by noise level.
+/// Returns the guidance scales and the skipped steps of streams with these roles, and the overrides by noise level.
 pub(super) fn guidance(config: &Config, roles: Av<StreamRole>) -> (Av<GuidanceScales>, Av<GuidanceSteps>) {
     let alone = roles.into_iter().any(|role| role == StreamRole::Absent);
     let both =

@@ -78,6 +78,24 @@ fn counted_flops_match_the_analytical_formula() {
     assert!((report.layer.flops / block - 1.0).abs() < 0.01, "a block: {:e} of {block:e}", report.layer.flops);
 }
 
+/// One kernel reads each input of quantized layers and writes what the matmuls read.
+#[needs(cuda)]
+fn int8_convrot_rotates_and_quantizes_each_input_in_one_kernel() {
+    let set = &["runtime.weights=int8-convrot", "runtime.activations=int8"];
+    let one = Case::denoise("replicated", "data=1", "cuda:h200:1x1x1");
+    let made = tpu::compiled(Case { config: "ltx2_5_distilled", layers: Some(BLOCKS), set, ..one });
+    let all: Vec<Instruction> = made.module.instructions().collect();
+    let kernels: Vec<_> = all.iter().filter(|i| i.target == "__gpu$xla.gpu.triton").collect();
+    // Inputs of a block: fused queries, keys and values, and the output, of both streams' self-attention; queries, keys
+    // with values, and output of text attention and of both cross-modal attentions; two of each feed-forward.
+    assert_eq!(kernels.len(), BLOCKS * (2 * 2 + 2 * 3 + 2 * 3 + 2 * 2));
+    let is_kernel = |i: &Instruction| matches!(i.opcode.as_str(), "custom-call" | "get-tuple-element" | "bitcast");
+    let others = all.iter().filter(|i| i.scope.contains("/rotation/") && !is_kernel(i)).map(|i| &*i.name);
+    assert_eq!(others.collect::<Vec<_>>(), Vec::<&str>::new(), "rotation by other operations");
+    let moves = |i: &&Instruction| matches!(i.opcode.as_str(), "copy" | "transpose") && i.elements >= 1 << 22;
+    assert_eq!(all.iter().filter(moves).map(|i| &*i.name).collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
 #[needs(cuda)]
 fn rope_is_one_fusion_with_the_specified_roundings() {
     // Official numerics round three values: the product with the cosine and both tables. (Rounding a table inside the

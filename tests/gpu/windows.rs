@@ -33,7 +33,7 @@ const IN_PARTS: [[usize; 4]; 2] = [[1, 3, 14, 14], [2, 4, 18, 13]];
 const FUSED: Kernel = Kernel::Cudnn { required: false };
 
 /// A client with all GPUs of this machine: the plugin keeps the devices of a process's first client.
-fn gpus() -> Client {
+pub(crate) fn gpus() -> Client {
     let search = discover::find(Platform::Cuda, None);
     let plugin = Plugin::load(&search.found.first().expect("a plugin").path).expect("loads");
     let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };

@@ -131,7 +131,7 @@ fn repeated_idempotent_request_creates_one_job() {
 }
 
 #[needs(nothing)]
-fn full_queue_returns_retry_after_and_keeps_nothing() {
+fn request_to_full_queue_gets_retry_after_and_leaves_no_files() {
     let site = Site::new(&["queue=2"]);
     let running = site.create("steps=10000 ms=10");
     crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));

@@ -136,7 +136,7 @@ pub(super) fn as_file(path: &Path) -> OsString {
     name
 }
 
-/// Names of video decoders. ffmpeg opens them even if it decodes only the sound of a video.
+/// Video decoders whose messages do not concern audio. ffmpeg opens them even if it decodes only the audio of a video.
 const VIDEO_DECODERS: [&str; 16] = [
     "av1",
     "dvvideo",

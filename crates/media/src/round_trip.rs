@@ -93,7 +93,7 @@ impl RoundTrip {
         }
     }
 
-    /// Sets the number of libx264 threads. The default is one per core, as in the reference.
+    /// Sets the number of libx264 threads. The default is one per core, as in the reference implementation.
     #[must_use]
     pub fn with_threads(self, threads: usize) -> Self {
         RoundTrip { threads: Some(threads), ..self }

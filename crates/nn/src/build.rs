@@ -136,6 +136,9 @@ with_defaults! {
         /// Minimum number of tokens, over all batch entries, for which activations are quantized to 8-bit integers. A
         /// dot with fewer tokens is bound by reading its weights, not by arithmetic.
         pub min_integer_rows: usize = 0,
+        /// Whether a Triton kernel rotates and quantizes the activations of int8-convrot layers, if it supports them and
+        /// the program has one device. If not, a matmul rotates them.
+        pub rotates_by_kernel: bool = false,
         /// How RoPE obtains, for each feature, the other feature of its pair.
         pub rope: RopeForm = RopeForm::Halves,
         /// How attention excludes keys outside a window if no fused window kernel is used.
@@ -203,6 +206,7 @@ impl Lowering {
             text_stacks: StackOrder::TokensHeads,
             fuse_epilogues: true,
             integer_sums: true,
+            rotates_by_kernel: true,
             rope: RopeForm::Reversal,
             pads_by_index: true,
             unroll_layers: true,

@@ -56,7 +56,6 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
 /// Multiplies `x [rows…, in]` by a weight `[out…, in]` and adds a bias `[out…]`. Returns `[rows…, out…]` in the element
 /// type of `x`.
 pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
-    let (p, x) = &p.rotated(x);
     // XLA fuses only a 1D bias into a dot's epilogue, so flatten the output, unless an inner output axis is sharded.
     let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
     let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else { return map(p, x, weight, bias) };
@@ -69,11 +68,11 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
         (Weight::Plain(weight), None) => linear_nd(p, x, weight),
         (Weight::Plain(weight), Some(bias)) => linear_nd(p, x, weight) + bias,
         (Weight::Scaled(weight, channels), _) if has_wide_activations(p, x) => {
-            let y = linear_nd(p, x, &weight.to(x.dtype()));
+            let y = linear_nd(p, &p.rotated(x).1, &weight.to(x.dtype()));
             quantized::unscaled(&y, None, channels, bias).to(x.dtype())
         }
         (Weight::Scaled(weight, channels), _) => {
-            let (narrow, rows) = quantized::scaled(x, weight.dtype());
+            let (narrow, rows) = p.quantized_rows(x, weight.dtype());
             let is_integer = weight.dtype() == DType::I8 && p.lowering().integer_sums;
             // FP8 sums are at most 448² times the input width, well within the range of bf16; I8 sums are at most 127²
             // times the input width, within the range of i32.

@@ -3,6 +3,7 @@
 //! product unchanged but spreads outliers over 256 inputs.
 
 use super::build::{Quantization, ROTATED_INPUTS};
+use super::kernels::RowRotation;
 use super::layout::Axis;
 use super::linear::linear_by_batch;
 use super::param::{Init, Source};
@@ -40,7 +41,7 @@ fn largest(dtype: DType) -> f32 {
 
 /// Quantizes `x [rows…, in]` to an 8-bit type and returns it with f32 scales `[rows…, 1]`. The largest magnitude of
 /// each row is scaled to the largest value of the type.
-pub(super) fn scaled(x: &Value, dtype: DType) -> (Value, Value) {
+fn scaled(x: &Value, dtype: DType) -> (Value, Value) {
     let x = x.to(DType::F32);
     // The lower bound keeps rows of zeros at 0 instead of NaN.
     let rows = x.abs().max_keep(&[-1]).maximum(&x.builder().scalar(1e-30, DType::F32)) / f64::from(largest(dtype));
@@ -83,13 +84,29 @@ impl Params {
     /// layers whose input is already rotated, and the rotated input. Without rotation, returns the prefix and `x`
     /// unchanged.
     pub(super) fn rotated(&self, x: &Value) -> (Params, Value) {
+        let Some(matrix) = self.rotation_of(x) else { return (self.clone(), x.clone()) };
         let (rows, inner) = (&x.dims()[..x.rank() - 1], x.dim(-1));
-        let rotates = self.is_quantized() && inner.is_multiple_of(ROTATED_INPUTS);
-        let Some(matrix) = self.rotation.as_ref().filter(|_| rotates) else { return (self.clone(), x.clone()) };
         let groups = x.reshape([rows, &[inner / ROTATED_INPUTS, ROTATED_INPUTS]].concat());
         let _scope = self.builder().scope("rotation");
         let y = linear_by_batch(self, &groups, matrix, x.dtype()).reshape(x.dims().to_vec());
         (self.with_rotation(None), y)
+    }
+
+    /// Returns the matrix by which the groups of `x [rows…, in]` must be multiplied.
+    fn rotation_of(&self, x: &Value) -> Option<&Value> {
+        self.rotation.as_ref().filter(|_| self.is_quantized() && x.dim(-1).is_multiple_of(ROTATED_INPUTS))
+    }
+
+    /// Quantizes the input `x [rows…, in]` of the quantized linear layers under this prefix to `dtype` and returns it
+    /// with f32 scales `[rows…, 1]`. Rotates it first, unless it is rotated already.
+    pub fn quantized_rows(&self, x: &Value, dtype: DType) -> (Value, Value) {
+        let by_kernel = self.lowering().rotates_by_kernel && self.layout().is_single();
+        let matrix = self.rotation_of(x).filter(|_| by_kernel);
+        if let Some(kernel) = matrix.and_then(|matrix| RowRotation::new(x, matrix)) {
+            let _scope = self.builder().scope("rotation");
+            return kernel.quantized();
+        }
+        scaled(&self.rotated(x).1, dtype)
     }
 
     /// Returns the 8-bit type of weights under this prefix; `None` if they are not quantized.

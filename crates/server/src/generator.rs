@@ -27,10 +27,11 @@ pub trait Generator: Send + Sync {
     /// Returns whether a form field with this name, which may end with brackets, can contain a file.
     fn takes_file(&self, name: &str) -> bool;
 
-    /// Returns the id of the finished job whose video an edit or extension uses; `None` if the request uploads a video.
+    /// Returns the id of the job whose video an edit or extension uses; `None` if the form names no job, for example
+    /// because it uploads a video. The caller checks that the job exists and is finished.
     ///
     /// # Errors
-    /// Returns `video_not_found` if the field contains an invalid id.
+    /// Returns `video_not_found` if the form contains an invalid id.
     fn source_video(&self, form: &Form) -> Result<Option<VideoId>, ApiError>;
 
     /// Converts a request into a job with a new id from `ids`. Reads and writes files, which blocks: do not call it

@@ -93,7 +93,7 @@ impl InputStore {
     /// and returns the name of the stored file.
     ///
     /// # Errors
-    /// Returns `invalid_audio` for `field`.
+    /// Returns `invalid_audio` for `field`, or a storage error if the file cannot be stored.
     pub fn keep_audio(&self, field: &str, file: &Path, start: f64) -> Result<String, ApiError> {
         let fault = |why: &str| ApiError::field("invalid_audio", field, format!("{field}: {}", one_line(why)));
         let length = self.decoded_audio_seconds(file, start).map_err(|why| fault(&why))?.unwrap_or(0.0);

@@ -127,7 +127,7 @@ impl LoraFile {
         self.updates.get(&key).or_else(|| self.resolved.get()?.get(&key))
     }
 
-    /// Returns a warning if the model is LTX-2.5 and the file does not state the model version that it was trained on.
+    /// Returns a warning if the model is LTX-2.5 and the file does not state the model version that the LoRA was trained on.
     pub fn unverified(&self, model: &ModelSource) -> Option<String> {
         let transformer = model.transformer().filter(|_| self.version.is_none())?;
         transformer.unverified(&self.path, "a LoRA", unsupported::VERSION)

@@ -120,7 +120,7 @@ impl Module {
         Purpose { category, scope: if scope.is_empty() { reader() } else { scope } }
     }
 
-    fn category(&self, i: &InstructionProto) -> OpCategory {
+    pub(super) fn category(&self, i: &InstructionProto) -> OpCategory {
         if let Some(kind) = CollectiveKind::of_any(&i.opcode) {
             return OpCategory::Collective(kind);
         }
@@ -186,12 +186,20 @@ fn single(i: &InstructionProto, in_attention: bool) -> OpCategory {
             _ if in_attention => OpCategory::Attention,
             target if target.starts_with("__cublas") || target.starts_with("__cudnn$conv") => OpCategory::Matmul,
             target if target.starts_with("__") && target.to_lowercase().contains("dot") => OpCategory::Matmul,
+            "__gpu$xla.gpu.triton" => of_triton_kernel(&i.backend_config),
             _ => OpCategory::Other,
         },
         _ if in_attention => OpCategory::Attention,
         "dot" | "convolution" | "scaled-dot" => OpCategory::Matmul,
         _ => OpCategory::Elementwise,
     }
+}
+
+/// Returns the category of a Triton kernel from the MLIR attributes of its call: `name = "neighborhood"`.
+fn of_triton_kernel(attributes: &[u8]) -> OpCategory {
+    let text = String::from_utf8_lossy(attributes);
+    let name = text.split_once("name = \"").and_then(|(_, rest)| rest.split_once('"'));
+    name.map_or(OpCategory::Other, |(name, _)| of_name(name))
 }
 
 /// Returns whether an instruction is arithmetic on a single integer or boolean, such as a slice index.
@@ -223,7 +231,7 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
         return OpCategory::Copy;
     }
     let moves = ["concatenate", "slice", "pad", "broadcast", "reshape", "bitcast"];
-    if has(&["fusion", "wrapped_", "reduce", "triton"]) {
+    if has(&["fusion", "wrapped_", "reduce", "triton", "quantize"]) {
         // `loop_concatenate_fusion` only moves data; `loop_add_slice_fusion` also does arithmetic.
         let words = name.split(['_', '.', '-']).filter(|w| !w.is_empty() && w.parse::<u64>().is_err());
         let mut rest = words.filter(|w| !["loop", "fusion", "wrapped", "input", "kernel"].contains(w)).peekable();
@@ -288,6 +296,10 @@ mod tests {
             custom_call_target: target.into(),
             ..instruction(id, name, "custom-call", scope)
         };
+        let triton = |id, kernel: &str| InstructionProto {
+            backend_config: format!("{{flops = 12 : i64, ir = \"module {{}}\", name = \"{kernel}\"}}").into(),
+            ..call(id, kernel, "", "__gpu$xla.gpu.triton")
+        };
         let single = |id, element_type| InstructionProto {
             shape: Some(shape(element_type, &[])),
             ..instruction(id, "i", "add", "")
@@ -310,6 +322,8 @@ mod tests {
                     instruction(21, "while.5", "while", ""),
                     fusion(24, "mean_fusion", "", 7),
                     fusion(25, "loop_counter", "", 8),
+                    triton(26, "rotate_quantize"),
+                    triton(27, "neighborhood"),
                 ],
             ),
             computation(2, vec![instruction(30, "a", "add", ""), instruction(31, "r", "reduce", "")]),
@@ -324,6 +338,8 @@ mod tests {
         assert_eq!(of("custom-call.2"), OpCategory::Matmul);
         assert_eq!(of("custom-call.3"), OpCategory::Attention);
         assert_eq!(of("flash"), OpCategory::Attention);
+        assert_eq!(of("rotate_quantize"), OpCategory::Elementwise);
+        assert_eq!(of("neighborhood"), OpCategory::Attention);
         assert_eq!(of("loop_add_fusion"), OpCategory::Elementwise);
         assert_eq!(of("slice_fusion"), OpCategory::Copy, "arithmetic on an index is ignored");
         assert_eq!(of("mean_fusion"), OpCategory::Elementwise, "arithmetic on a single float counts");
@@ -390,6 +406,8 @@ mod tests {
             ("loop_convert_fusion_3", OpCategory::Elementwise),
             ("input_reduce_fusion", OpCategory::Elementwise),
             ("loop_broadcast_add_fusion", OpCategory::Elementwise),
+            ("rotate_quantize", OpCategory::Elementwise),
+            ("neighborhood", OpCategory::Attention),
             ("some_kernel", OpCategory::Other),
         ];
         for (name, category) in named {

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
+use super::category::OpCategory;
 use super::collective::{CollectiveKind, is_async_marker};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto, WindowDimensionProto};
@@ -286,7 +287,8 @@ impl<'a> Counter<'a> {
             return of(self.convolution_flops(i).unwrap_or(0.0));
         }
         if i.custom_call_target == "__gpu$xla.gpu.triton" {
-            return attention(stated_flops(&i.backend_config).unwrap_or(0.0));
+            let flops = stated_flops(&i.backend_config).unwrap_or(0.0);
+            return if self.module.category(i) == OpCategory::Attention { attention(flops) } else { of(flops) };
         }
         let Ok(config) = serde_json::from_slice::<Value>(&i.backend_config) else { return plain };
         if let Some(stated) = config.pointer("/custom_call_config/cost_estimate") {

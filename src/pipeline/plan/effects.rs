@@ -367,7 +367,7 @@ fn differs(before: &Result<String, String>, after: &Result<String, String>, key:
     }
 }
 
-/// Tests a key in a pipeline. Returns a message if the key is neither rejected nor has an effect.
+/// Tests a key in a pipeline. Returns a message if the key is accepted but has no effect.
 fn fault(case: &PipelineCase, key: &str, options: &[&'static Value], known: &mut Baselines) -> Option<String> {
     let folder = case.folder.path();
     let is_elsewhere = ELSEWHERE
@@ -428,7 +428,7 @@ fn fault(case: &PipelineCase, key: &str, options: &[&'static Value], known: &mut
         }
         silent.push(set);
     }
-    (!silent.is_empty()).then(|| format!("neither rejected nor has an effect: {}", silent.join(", ")))
+    (!silent.is_empty()).then(|| format!("these settings are accepted but have no effect: {}", silent.join(", ")))
 }
 
 /// Returns whether an error mentions a key by another name, or mentions the pipeline, which does not support the key.

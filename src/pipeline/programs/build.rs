@@ -238,13 +238,14 @@ impl Programs {
         self.second.as_ref().unwrap_or(&self.first)
     }
 
-    /// Returns the request of the second pass. If the run has only one pass, the error names what a run with two needs.
+    /// Returns the request of the second pass. If the run has only one pass, returns `Err` with the unmet requirement,
+    /// for the message "program '…' needs …".
     pub(super) fn second_pass(&self) -> std::result::Result<&Request, &'static str> {
         self.second.as_ref().ok_or("a two-stage pipeline")
     }
 
-    /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, the error names
-    /// what a run with rounds needs.
+    /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, returns
+    /// `Err` like [`Self::second_pass`].
     pub(super) fn largest_tile(&self) -> std::result::Result<&Request, &'static str> {
         let rounds = self.rounds.as_ref().ok_or("the pipeline dfr with dfr.temporal_rounds of 1 or 2")?;
         Ok(&rounds.tile)

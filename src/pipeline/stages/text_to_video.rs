@@ -39,7 +39,7 @@ pub struct Generated {
     pub frames: Frames,
     /// Whether the frames are those of the input video, unchanged.
     pub(crate) are_given: bool,
-    /// Encoder that has received the frames. `None`: encoding did not start while the frames were decoded.
+    /// Encoder that received the frames during decoding. `None`: no encoder has received them.
     pub(crate) stream: Option<VideoStream>,
     /// Audio samples `[channels, samples]`.
     pub audio: Array2<f32>,

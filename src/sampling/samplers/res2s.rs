@@ -17,7 +17,7 @@ use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamS
 const COEFFICIENTS: usize = 9;
 /// Noise tensors per call of the loop: one for each of the two evaluations of a step.
 const NOISES: usize = 2;
-/// Replacement of a final noise level of 0, whose logarithm is not finite.
+/// Replaces a final noise level of 0, whose logarithm is not finite.
 const LAST: f64 = 0.0011;
 /// Position of the midpoint as a fraction of the step.
 const C2: f64 = 0.5;

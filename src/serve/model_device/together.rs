@@ -31,7 +31,7 @@ pub(super) struct SentBatch {
     jobs: Vec<AcceptedJob>,
     /// Number of denoising steps per device call.
     chunk: usize,
-    /// Contents of the input files in base64, by file name. They are sent because only process 0 has the store.
+    /// Contents of the input files in base64, by file name. They are sent because only process 0 has the files.
     files: BTreeMap<String, String>,
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use ltx2_stablehlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
+pub(crate) use triton::RowRotation;
 pub use triton::{GridAxis, WindowAttention, window_reach};
 
 /// Maximum number of elements of a materialized score matrix. If all queries together have more scores, they are

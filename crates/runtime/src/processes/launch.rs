@@ -238,8 +238,9 @@ fn tpu(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     Ok(Some(LauncherValues { how: "TPU_WORKER_ID", id, count, coordinator }))
 }
 
-/// Returns the variable that lists the processes of a slice, and the list, separated by commas or line breaks. The
-/// order of precedence is the same as in JAX: a file of addresses, addresses, host names.
+/// Returns the name of the environment variable that lists the processes of a slice, and the list, separated by commas
+/// or line breaks. The order of precedence is the same as in JAX: a file of addresses, addresses, host names. `None`:
+/// no variable is set.
 fn tpu_processes(variable: EnvLookup) -> Result<Option<(&'static str, String)>, LaunchError> {
     const FILE: &str = "TPU_PROCESS_ADDRESSES_PATH";
     if let Some(path) = variable(FILE) {

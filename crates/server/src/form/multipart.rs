@@ -74,7 +74,7 @@ impl Form {
     }
 }
 
-/// Returns whether a form part is a file: it has a file name or a media type.
+/// Returns whether a form part is a file: it has a file name, or the content type of a file.
 fn is_file(field: &Field) -> bool {
     let types = ["image/", "video/", "audio/", "application/octet-stream"];
     field.file_name().is_some()

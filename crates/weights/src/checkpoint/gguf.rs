@@ -123,7 +123,7 @@ impl Reader<'_> {
         }))
     }
 
-    /// Reads an array; returns a short array of numbers as a JSON list.
+    /// Reads an array. Returns a short array of numbers as a JSON list; `None` for other arrays.
     fn values(&mut self) -> Result<Option<String>, WeightsError> {
         let (kind, count) = (self.u32()?, self.u64()?);
         let size = match kind {

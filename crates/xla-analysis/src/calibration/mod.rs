@@ -102,8 +102,9 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Returns for how many seconds both run until the first of them finishes, and how many of the seconds `work` and
-    /// `collective` are then completed. `work` and `collective` are the seconds that each takes alone.
+    /// Predicts the overlap of `work` and `collective`, the seconds that each would take alone. Returns the seconds until
+    /// the first of the two finishes, and how much of `work` and of `collective` is complete by then, both in seconds of
+    /// the time alone.
     pub(crate) fn together(self, work: f64, collective: f64) -> (f64, f64, f64) {
         let rates = [1.0 - self.work, 1.0 - self.collective];
         let both = (work / rates[0]).min(collective / rates[1]);

@@ -33,8 +33,10 @@ const HIDDEN: f64 = 0.5;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StepTime {
     pub(crate) matmuls: f64,
+    /// Passes of activations through device memory by operations other than matmuls.
     pub(crate) passes: f64,
     pub(crate) copies: f64,
+    /// Collectives.
     pub(crate) links: f64,
     /// Part of `links` that overlaps with compute.
     pub(crate) hidden: f64,

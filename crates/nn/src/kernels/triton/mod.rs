@@ -1,15 +1,61 @@
-//! Fused window attention for CUDA: a Triton kernel, written as MLIR text in a custom call that XLA's CUDA plugin
-//! compiles. The call operates on local shards, because the SPMD partitioner does not split it.
+//! Triton kernels for CUDA, written as MLIR text in custom calls that XLA's CUDA plugin compiles: window attention, and
+//! the rotation of int8-convrot. The calls operate on local shards, because the SPMD partitioner does not split them.
 
 mod neighborhood;
+mod rotation;
 #[cfg(test)]
 mod tests;
 mod text;
 
-use ltx2_stablehlo::{Attribute, CustomCall, DType, Value};
+pub(crate) use rotation::RowRotation;
 
-/// Name of the kernel in profiles.
+use ltx2_stablehlo::{Attribute, CustomCall, DType, Type, Value};
+
+/// Name of the window attention kernel in profiles.
 const NAME: &str = "neighborhood";
+
+/// A Triton kernel and its launch parameters.
+struct TritonKernel {
+    /// Name of the function, also in profiles.
+    name: &'static str,
+    /// Module with the function, as MLIR text.
+    text: String,
+    grid: [usize; 3],
+    warps: usize,
+    stages: usize,
+    /// Floating-point operations of the kernel's matmuls.
+    flops: usize,
+}
+
+impl TritonKernel {
+    /// Calls the kernel and returns its results, whose types are `results`.
+    fn call(self, operands: &[&Value], results: &[Type]) -> Vec<Value> {
+        let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
+        let [x, y, z] = self.grid;
+        let attributes = [
+            ("name", Attribute::Text(self.name.into())),
+            ("ir", Attribute::Text(self.text)),
+            ("num_stages", int(self.stages)),
+            ("num_warps", int(self.warps)),
+            ("grid_x", int(x)),
+            ("grid_y", int(y)),
+            ("grid_z", int(z)),
+            ("debug", Attribute::Bool(false)),
+            // The plugin ignores this attribute; the cost analysis reads it.
+            ("flops", Attribute::I64(i64::try_from(self.flops).unwrap_or(i64::MAX))),
+        ];
+        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
+        let call = CustomCall {
+            target: "__gpu$xla.gpu.triton".into(),
+            api_version: 4,
+            attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
+            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
+            result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
+            ..CustomCall::default()
+        };
+        operands[0].builder().custom_call(&call, operands, results)
+    }
+}
 
 /// Supported head dimensions: powers of two, up to the largest whose tiles fit in shared memory.
 const DIMS: [usize; 4] = [16, 32, 64, 128];
@@ -123,34 +169,17 @@ impl WindowAttention<'_> {
     pub fn fused(&self) -> Value {
         let WindowAttention { q, k, v, axes, firsts, scale } = *self;
         let grid = KernelGrid::new(q, axes);
-        let [x, y, z] = grid.programs();
-        let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
-        // Floating-point operations of the matmuls, without those for masked keys: each query attends only to its own
-        // window.
+        // Without the operations for masked keys: each query attends only to its own window.
         let window: usize = axes.iter().map(|axis| axis.window).product();
-        let flops = 4 * q.ty().elements() * window;
-        let attributes = [
-            ("name", Attribute::Text(NAME.into())),
-            ("ir", Attribute::Text(grid.text(scale))),
-            ("num_stages", Attribute::I32(neighborhood::STAGES)),
-            ("num_warps", Attribute::I32(neighborhood::WARPS)),
-            ("grid_x", int(x)),
-            ("grid_y", int(y)),
-            ("grid_z", int(z)),
-            ("debug", Attribute::Bool(false)),
-            // The plugin ignores this attribute; the cost analysis reads it.
-            ("flops", Attribute::I64(i64::try_from(flops).unwrap_or(i64::MAX))),
-        ];
         let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
-        let natural = |rank: usize| (0..rank).rev().collect::<Vec<_>>();
-        let call = CustomCall {
-            target: "__gpu$xla.gpu.triton".into(),
-            api_version: 4,
-            attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
-            operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
-            result_layouts: vec![natural(q.rank())],
-            ..CustomCall::default()
+        let kernel = TritonKernel {
+            name: NAME,
+            text: grid.text(scale),
+            grid: grid.programs(),
+            warps: neighborhood::WARPS,
+            stages: neighborhood::STAGES,
+            flops: 4 * q.ty().elements() * window,
         };
-        q.builder().custom_call(&call, &operands, &[q.ty().clone()]).remove(0)
+        kernel.call(&operands, &[q.ty().clone()]).remove(0)
     }
 }

@@ -16,8 +16,8 @@ use ltx2_stablehlo::DType;
 const KEYS: usize = 64;
 
 /// Numbers of warps per program and of pipeline stages: the fastest of the tested values on an H100.
-pub(super) const WARPS: i32 = 4;
-pub(super) const STAGES: i32 = 3;
+pub(super) const WARPS: usize = 4;
+pub(super) const STAGES: usize = 3;
 
 /// Largest edge of a block, in cells.
 pub(super) const LONGEST: usize = 8;

@@ -1,7 +1,8 @@
-//! Tests of the geometry and the limits of the window attention kernel. GPU tests check its results.
+//! Tests of the text and the limits of the kernels. GPU tests check their results.
 
 use super::*;
-use ltx2_stablehlo::{Builder, Type};
+use crate::{Axis, Build, Layout, Lowering, Params, Quantization, linear};
+use ltx2_stablehlo::{Builder, DeviceMesh};
 
 /// The slab of a block contains the windows of all its cells and lies within the local cells, including the halo.
 #[test]
@@ -50,4 +51,55 @@ fn unsupported_operands_have_a_reason() {
         reason(DType::BF16, 2720, 64),
         "frames of 2720 x 480 cells with 256 channels, which exceed 32-bit offsets"
     );
+}
+
+#[test]
+fn rotation_kernel_matches_snapshot() {
+    let b = Builder::new("rotation");
+    let argument = |name: &str, dims| b.argument(name, Type::new(DType::BF16, dims));
+    let (x, matrix) = (argument("x", [3, 768]), argument("matrix", [256, 256]));
+    insta::assert_snapshot!(RowRotation::new(&x, &matrix).expect("supported").text());
+}
+
+#[test]
+fn rotation_supports_whole_groups_that_fit_in_registers() {
+    let b = Builder::new("rotation");
+    let is_supported = |dtype: DType, rows: usize, inputs: usize| {
+        let [x, matrix] = [[rows, inputs], [256, 256]].map(|dims| b.argument("x", Type::new(dtype, dims)));
+        RowRotation::new(&x, &matrix).is_some()
+    };
+    assert!(is_supported(DType::BF16, 1, 256) && is_supported(DType::F16, 6144, 3840));
+    assert!(is_supported(DType::BF16, 126, 32768) && !is_supported(DType::BF16, 126, 33024));
+    assert!(!is_supported(DType::F32, 126, 4096), "element type");
+    assert!(!is_supported(DType::BF16, 126, 4000), "inputs");
+    assert!(!is_supported(DType::BF16, 0, 4096), "no rows");
+}
+
+/// Returns the number of rotation kernels and of rotation matmuls of a linear layer.
+fn rotations(build: Build, activations: bool) -> [usize; 2] {
+    let quantization = Quantization::Int8 { activations, rotated: true };
+    let p = Params::new("layer", "transformer", &Build { quantization, ..build });
+    let x = p.input("x", Type::new(p.dtype(), [1, 24, 512]), &[Axis::CfgBatch, Axis::VideoSequence, Axis::Embed]);
+    let axes = [Axis::Embed, Axis::Replicated];
+    let y = p.each_layer_quantized(
+        "blocks",
+        1,
+        |_| true,
+        &[x],
+        |p, _, x| vec![linear(&p.pp("to_out"), &x[0], 512, true, axes)],
+    );
+    let text = p.builder().finish(&[("y", &y[0])]).expect("builds").text;
+    ["__gpu$xla.gpu.triton", "rotation/dot_general"].map(|part| text.matches(part).count())
+}
+
+#[test]
+fn rotation_kernel_is_used_for_int8_activations_on_one_cuda_device() {
+    let cuda = |dtype| Build { lowering: Lowering::cuda(), ..Build::new(dtype) };
+    assert_eq!(rotations(cuda(DType::BF16), true), [1, 0]);
+    assert_eq!(rotations(cuda(DType::BF16), false), [0, 1], "bf16 activations");
+    assert_eq!(rotations(cuda(DType::F32), true), [0, 1], "unsupported element type");
+    assert_eq!(rotations(Build::new(DType::BF16), true), [0, 1], "other platforms");
+    let mesh = DeviceMesh::new(&[("context", 2)]);
+    let layout = Layout::new(mesh, vec![], vec![], vec![], crate::ContextParallelPolicy::default()).expect("valid");
+    assert_eq!(rotations(Build { layout, ..cuda(DType::BF16) }, true), [0, 1], "several devices");
 }

@@ -206,7 +206,7 @@ impl TritonTile {
         self.code.define(&text, self.element, &dims)
     }
 
-    fn broadcast(&self, dims: &[usize]) -> TritonTile {
+    pub(crate) fn broadcast(&self, dims: &[usize]) -> TritonTile {
         if dims == self.dims {
             return self.clone();
         }
@@ -274,6 +274,15 @@ impl TritonTile {
         self.binary("maxnumf", other)
     }
 
+    /// Like [`Self::larger`], but the result is NaN if an operand is.
+    pub(crate) fn maximum(&self, other: impl Into<Operand>) -> TritonTile {
+        self.binary("maximumf", other)
+    }
+
+    pub(crate) fn absolute(&self) -> TritonTile {
+        self.same(&format!("math.absf {} : {}", self.name, self.ty()))
+    }
+
     pub(crate) fn and(&self, other: &TritonTile) -> TritonTile {
         self.binary("andi", other)
     }
@@ -306,6 +315,24 @@ impl TritonTile {
         self.code.define(&format!("arith.truncf {} : {} to {to}", self.name, self.ty()), element, &self.dims)
     }
 
+    /// Rounds f32 values between -2^22 and 2^22 to the nearest integers, halves to even, and returns their lowest 8
+    /// bits. Unlike a conversion instruction, the addition runs at the full rate of arithmetic.
+    pub(crate) fn rounded_to_i8(&self) -> TritonTile {
+        // Between 2^23 and 2^24, consecutive f32 values differ by 1 and their lowest bits are those of the integer.
+        let shifted = self.plus(1.5 * f64::from(1 << 23));
+        let [wide, narrow] = [TileElement::I32, TileElement::Stored(DType::I8)].map(|element| ty(element, &self.dims));
+        let bits = format!("tt.bitcast {} : {} -> {wide}", shifted.name, shifted.ty());
+        let bits = self.code.define(&bits, TileElement::I32, &self.dims);
+        let text = format!("arith.trunci {} : {wide} to {narrow}", bits.name);
+        self.code.define(&text, TileElement::Stored(DType::I8), &self.dims)
+    }
+
+    /// Returns the same elements in row-major order with the shape `dims`.
+    pub(crate) fn reshaped(&self, dims: &[usize]) -> TritonTile {
+        let text = format!("tt.reshape {} : {} -> {}", self.name, self.ty(), ty(self.element, dims));
+        self.code.define(&text, self.element, dims)
+    }
+
     pub(crate) fn transposed(&self) -> TritonTile {
         let dims = [self.dims[1], self.dims[0]];
         let to = ty(self.element, &dims);
@@ -334,6 +361,11 @@ impl TritonTile {
     /// Returns the maximum of each row.
     pub(crate) fn row_max(&self) -> TritonTile {
         self.reduced("maxnumf")
+    }
+
+    /// Like [`Self::row_max`], but the maximum of a row with a NaN is NaN.
+    pub(crate) fn row_maximum(&self) -> TritonTile {
+        self.reduced("maximumf")
     }
 
     /// Returns the sum of each row.
