@@ -1009,7 +1009,7 @@ pub enum WeightType {
     /// 8-bit integers; `runtime.activations` selects the type of the activations that are multiplied with them.
     Int8,
     /// 8-bit integers of rotated weights, as ComfyUI's int8-convrot files store them, in all blocks of the transformer
-    /// and of the connectors; activations are rotated too.
+    /// and of the connectors, and in the text encoder if its file stores them; activations are rotated too.
     #[serde(rename = "int8-convrot")]
     Int8Convrot,
 }

@@ -1,27 +1,31 @@
 //! Whole runs from quantized files give the bits of runs from the dequantized models, for all generations. What these
 //! runs cover is listed in docs/reference/formats.md.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::newer_layouts::sharded_latents;
-use crate::support::single_file::{self, TensorData, combined_parts, header, header_2_3, header_2_5, read};
-use crate::support::{Case, cases, cpu, dumped, dumping, generate, link_parts, needs, plain, quick, request};
+use crate::support::passes::scattered;
+use crate::support::single_file::{TensorData, combined_parts, header, header_2_3, header_2_5, read};
+use crate::support::{Case, cases, cpu, dumped, dumping, generate, link_parts, ltx2, needs, plain, quick, request};
 use crate::{lora, quantized};
 use half::f16;
+use ltx2::config::{Config, Runtime, WeightType};
 use ltx2::hlo::{DType, F8};
-use ltx2::nn::Quantization;
+use ltx2::models::families;
+use ltx2::nn::{Build, Quantization};
 use ltx2::pipeline::Runner;
 use ltx2::pipeline::model::OpenModel;
+use ltx2::pipeline::plan::setup;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pjrt::Client;
-use ltx2::runtime::{Engine, platforms};
+use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
-use ltx2::weights::quantize::QuantizedForm;
-use ltx2::weights::{Checkpoint, Component, Conversion, LoraFile, ModelSource, Overrides, ScaledLora, VersionFields};
+use ltx2::weights::{Checkpoint, Component, LoraFile, ModelSource, Overrides, ScaledLora, VersionFields};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -229,8 +233,32 @@ fn matrix(name: &str, tensor: &TensorData) -> Option<Matrix> {
     Some(Matrix { name: name.into(), shape: [rows, columns], values: values(tensor) })
 }
 
-/// The components whose matrices are stored in each format, with the generations of the models.
-type Coverage = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
+/// Number of matrices that are stored in each format, by component and generation.
+#[derive(Default)]
+struct Coverage(BTreeMap<Cell, usize>);
+
+/// Format, folder of the component, and generation.
+type Cell = (&'static str, &'static str, &'static str);
+
+impl Coverage {
+    fn count(&self, format: &'static str, part: Component, generation: &'static str) -> usize {
+        self.0.get(&(format, part.folder(), generation)).copied().unwrap_or_default()
+    }
+
+    /// Returns the index of the format that the fewest matrices of a component have, and counts it. Of equally rare
+    /// formats, it is one with the largest blocks. `formats`: index, format, and size of a block of each candidate.
+    fn choose(
+        &mut self,
+        part: Component,
+        generation: &'static str,
+        formats: impl Iterator<Item = (usize, &'static str, usize)>,
+    ) -> Option<usize> {
+        let (chosen, format, _) =
+            formats.min_by_key(|(_, format, block)| (self.count(format, part, generation), Reverse(*block)))?;
+        *self.0.entry((format, part.folder(), generation)).or_default() += 1;
+        Some(chosen)
+    }
+}
 
 const PARTS: [Component; 3] = [Component::Transformer, Component::Connectors, Component::TextEncoder];
 
@@ -263,7 +291,7 @@ fn model_with(model: &str, folder: &Path, mut tensors: impl FnMut(Component) -> 
     }
 }
 
-/// Stores the matrices of a component, each in the least used format that fits.
+/// Stores the matrices of a component, each in the rarest format that fits.
 fn quantized_part(
     model: &str,
     part: Component,
@@ -271,18 +299,16 @@ fn quantized_part(
     formats: &'static [Format],
     coverage: &mut Coverage,
 ) -> Quantized {
-    let (mut file, mut uses) = (Quantized::default(), vec![0; formats.len()]);
+    let mut file = Quantized::default();
     for (name, tensor) in tensors_of(&Path::new(model).join(part.folder())) {
         let Some(matrix) = matrix(&name, &tensor) else {
             file.tensors.insert(name, tensor);
             continue;
         };
-        let fits = |i: &usize| matrix.shape[1].is_multiple_of(formats[*i].columns);
-        let chosen = (0..formats.len()).filter(fits).min_by_key(|i| uses[*i]).expect("a format");
-        uses[chosen] += 1;
-        let format = &formats[chosen];
-        (format.write)(&mut file, &matrix);
-        coverage.entry((format.label, part.folder())).or_default().insert(generation);
+        let all = formats.iter().enumerate().map(|(i, format)| (i, format.label, format.columns));
+        let fitting = all.filter(|(.., columns)| matrix.shape[1].is_multiple_of(*columns));
+        let chosen = coverage.choose(part, generation, fitting).expect("a format");
+        (formats[chosen].write)(&mut file, &matrix);
     }
     file
 }
@@ -320,16 +346,105 @@ fn both(
     [narrow, wide]
 }
 
-/// Writes two of Lightricks' files to a folder: one that is converted to `form`, and one with the same values in f32.
-fn both_converted(model: &str, config: &Value, form: QuantizedForm, folder: &Path) -> [PathBuf; 2] {
-    let [original, narrow, wide] =
-        ["original", "converted", "f32"].map(|name| folder.join(format!("{} {name}.safetensors", form.name())));
-    single_file::write(&original, &single_file::combined_of(model), Some(config));
-    let conversion = Conversion::plan(&original, Some(form)).expect("layers");
-    conversion.write(fs::File::create(&narrow).expect("a file"), &narrow, &|_| {}).expect("written");
-    assert!(conversion.quantized > 0);
-    single_file::write(&wide, &dequantized(&narrow), Some(config));
-    [narrow, wide]
+/// Returns the values of the wide models' tensors: small pseudo-random numbers, and about 1 for scales.
+fn wide_values(name: &str, shape: &[usize]) -> TensorData {
+    let values = scattered(name, shape).to_f32();
+    let values = match shape {
+        [_, columns] => values / (*columns as f32).sqrt(),
+        _ => values * 0.1 + 1.0,
+    };
+    (Dtype::F32, shape.to_vec(), Tensor::F32(values).bytes().into_owned())
+}
+
+/// Writes a copy of a model in which some matrices of the text encoder and the connectors have rows of whole blocks of
+/// every format. The text encoder has only what a GGUF file can state, and LTX-2.5's states its version.
+fn wide_model(model: &str, generation: &str, folder: &Path) -> PathBuf {
+    let config = |part: Component| -> Value {
+        let file = Path::new(model).join(part.folder()).join("config.json");
+        serde_json::from_slice(&fs::read(file).expect("a file")).expect("JSON")
+    };
+    let [transformer, mut connectors, mut encoder] = PARTS.map(config);
+    let text = encoder["text_config"].as_object_mut().expect("an object");
+    text.insert("intermediate_size".into(), 256.into());
+    let layers = if generation == "2.5" {
+        let pattern = ["sliding_attention", "sliding_attention", "full_attention"];
+        text.insert("layer_types".into(), pattern.repeat(5).into());
+        let full = &text["per_layer_config"]["1"];
+        let full = json!({"2": full, "5": full, "8": full, "11": full, "14": full});
+        text.insert("per_layer_config".into(), full);
+        15
+    } else {
+        text.remove("layer_types");
+        text.insert("query_pre_attn_scalar".into(), text["head_dim"].clone());
+        31
+    };
+    text.insert("num_hidden_layers".into(), layers.into());
+    let columns = text["hidden_size"].as_u64().expect("a size") as usize * (layers + 1);
+    connectors["text_proj_in_factor"] = (layers + 1).into();
+    if let Some(version) = VersionFields::for_transformer(&transformer) {
+        encoder[VersionFields::GEMMA] = version.gemma_version.into();
+    }
+    let network = families::text_encoder(&encoder).expect("valid").program(None, 1, 8, &Build::new(DType::F32));
+    let params = network.expect("builds").params;
+    let wide = folder.join(generation);
+    model_with(model, &wide, |part| {
+        let mut tensors = tensors_of(&Path::new(model).join(part.folder()));
+        if part == Component::TextEncoder {
+            let all = params.iter().flat_map(|param| param.source.tensors());
+            tensors = all.map(|(name, shape)| (name.to_string(), wide_values(name, shape))).collect();
+        }
+        for (name, tensor) in tensors.iter_mut().filter(|(name, _)| name.ends_with("text_proj_in.weight")) {
+            *tensor = wide_values(name, &[tensor.1[0], columns]);
+        }
+        Quantized { tensors, ..Quantized::default() }
+    });
+    for (part, config) in [(PARTS[1], connectors), (PARTS[2], encoder)] {
+        fs::write(wide.join(part.folder()).join("config.json"), config.to_string()).expect("written");
+    }
+    wide
+}
+
+/// Returns the header's configuration of Lightricks' file of a model.
+fn config(generation: &str) -> Value {
+    let mut config = match generation {
+        "2.0" => header(),
+        "2.3" => header_2_3(),
+        _ => header_2_5(),
+    };
+    if generation == "2.5" {
+        let sizes = json!({"connector_num_layers": 1, "connector_attention_head_dim": 10, "audio_connector_attention_head_dim": 6});
+        let transformer = config["transformer"].as_object_mut().expect("an object");
+        transformer.extend(sizes.as_object().expect("an object").clone());
+    }
+    config
+}
+
+/// Converts two files of a model with `ltx2 convert`: Lightricks' file to `form`, and that of the text encoder to
+/// int8-convrot. Returns the new files, and files with the same values in f32.
+fn both_converted(model: &Path, generation: &str, form: &str, folder: &Path) -> [ModelFiles; 2] {
+    let encoder = model.join("text_encoder");
+    let stated = fs::read_to_string(encoder.join("config.json")).expect("a file");
+    let originals = [
+        (combined_parts(model.to_str().expect("UTF-8"), &PARTS[..2]), ("config", config(generation).to_string()), form),
+        (tensors_of(&encoder), ("gemma_config", stated), "int8-convrot"),
+    ];
+    let [[narrow, wide], [narrow_encoder, wide_encoder]] = originals.map(|(tensors, (key, config), form)| {
+        let metadata = HashMap::from([(key.to_string(), config)]);
+        let [original, narrow, wide] =
+            ["original", "converted", "f32"].map(|name| folder.join(format!("{generation} {key} {name}.safetensors")));
+        Quantized { tensors, metadata: metadata.clone() }.write(&original);
+        let done = ltx2().arg("convert").args([&original, &narrow]).args(["--weights", form]).output().expect("runs");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && !said.contains("(0 layers quantized"), "{said}");
+        Quantized { tensors: dequantized(&narrow), metadata }.write(&wide);
+        [narrow, wide]
+    });
+    let files = |model_file, encoder| ModelFiles {
+        model: model_file,
+        parts: Some(model.to_path_buf()),
+        text_encoder: Some(encoder),
+    };
+    [files(narrow, narrow_encoder), files(wide, wide_encoder)]
 }
 
 /// Returns the bytes of GGUF's string.
@@ -340,11 +455,18 @@ fn text(text: &str) -> Vec<u8> {
 /// A tensor of a GGUF file: type, shape in the model, and bytes.
 type GgufTensor = (u32, Vec<usize>, Vec<u8>);
 
-/// Writes a GGUF file. Tensors that are not whole blocks are stored with another shape, as ComfyUI-GGUF's converter does.
-fn write_gguf(path: &Path, config: &Value, tensors: &BTreeMap<String, GgufTensor>) {
-    let texts = [("general.architecture", "ltxv"), ("config", &config.to_string())];
-    let mut keys: Vec<Vec<u8>> =
-        texts.iter().map(|(key, value)| [text(key), 8u32.to_le_bytes().to_vec(), text(value)].concat()).collect();
+/// Writes a GGUF file with metadata of texts and numbers. Tensors that are not whole blocks are stored with another
+/// shape, as ComfyUI-GGUF's converter does.
+fn write_gguf(path: &Path, metadata: &Value, tensors: &BTreeMap<String, GgufTensor>) {
+    let entry = |(key, value): (&String, &Value)| {
+        let value = match (value.as_str(), value.as_u64()) {
+            (Some(value), _) => [8u32.to_le_bytes().to_vec(), text(value)].concat(),
+            (_, Some(whole)) => [4, whole as u32].map(u32::to_le_bytes).concat(),
+            _ => [6u32.to_le_bytes(), (value.as_f64().expect("a number") as f32).to_le_bytes()].concat(),
+        };
+        [text(key), value].concat()
+    };
+    let mut keys: Vec<Vec<u8>> = metadata.as_object().expect("an object").iter().map(entry).collect();
     let (mut infos, mut data) = (Vec::new(), Vec::new());
     for (name, (kind, shape, bytes)) in tensors {
         let block = GGUF.iter().find(|(_, id, ..)| id == kind).map_or(1, |(_, _, block, ..)| *block);
@@ -367,87 +489,149 @@ fn write_gguf(path: &Path, config: &Value, tensors: &BTreeMap<String, GgufTensor
     fs::write(path, [file, data].concat()).expect("written");
 }
 
-/// Writes GGUF files of the transformer and the connectors: with all types, and with the same values in f32.
-fn both_gguf(model: &str, generation: &'static str, folder: &Path, coverage: &mut Coverage) -> [PathBuf; 2] {
-    let [narrow, wide] = ["types", "f32"].map(|name| folder.join(format!("{generation} {name}.gguf")));
-    let (mut tensors, mut uses) = (BTreeMap::new(), [0; GGUF.len()]);
-    for (name, tensor) in combined_parts(model, &PARTS[..2]) {
-        let name = name.trim_start_matches("model.diffusion_model.").to_string();
-        let plain = || values(&tensor).iter().flat_map(|v| v.to_le_bytes()).collect();
-        let Some(matrix) = matrix(&name, &tensor) else {
-            tensors.insert(name, (0, tensor.1.clone(), plain()));
-            continue;
+/// Writes a GGUF file whose matrices have the types that `choose` returns (`None`: f32), and one with the same values
+/// in f32.
+fn both_types(
+    files: [PathBuf; 2],
+    metadata: &Value,
+    tensors: Tensors,
+    mut choose: impl FnMut(&str, &Matrix) -> Option<usize>,
+) -> [PathBuf; 2] {
+    let types = tensors.into_iter().map(|(name, tensor)| {
+        let matrix = matrix(&name, &tensor);
+        let Some((matrix, chosen)) = matrix.and_then(|matrix| choose(&name, &matrix).map(|chosen| (matrix, chosen)))
+        else {
+            let plain = values(&tensor).iter().flat_map(|v| v.to_le_bytes()).collect();
+            return (name, (0, tensor.1, plain));
         };
-        let fits = |i: &usize| matrix.values.len().is_multiple_of(GGUF[*i].2);
-        let Some(chosen) = (0..GGUF.len()).filter(fits).min_by_key(|i| uses[*i]) else {
-            tensors.insert(name, (0, tensor.1.clone(), plain()));
-            continue;
-        };
-        uses[chosen] += 1;
-        let (label, kind, block, bytes, scales) = GGUF[chosen];
+        let (_, kind, block, bytes, scales) = GGUF[chosen];
         let mut codes = random(matrix.values.len() / block * bytes);
         for block in codes.chunks_exact_mut(bytes) {
             scales.iter().for_each(|at| block[*at..at + 2].copy_from_slice(&f16::from_f32(0.0005).to_le_bytes()));
         }
-        let part = if name.contains("connector") || name.contains("projection.") { PARTS[1] } else { PARTS[0] };
-        coverage.entry((label, part.folder())).or_default().insert(generation);
-        tensors.insert(name, (kind, tensor.1, codes));
-    }
-    // Without a configuration, sizes that do not follow from the tensors would be those of the published models.
-    let mut config = match generation {
-        "2.0" => header(),
-        "2.3" => header_2_3(),
-        _ => header_2_5(),
+        (name, (kind, tensor.1, codes))
+    });
+    write_gguf(&files[0], metadata, &types.collect());
+    let plain = dequantized(&files[0]).into_iter().map(|(name, (_, shape, bytes))| (name, (0, shape, bytes)));
+    write_gguf(&files[1], metadata, &plain.collect());
+    files
+}
+
+/// Returns llama.cpp's name of a tensor of Gemma 3.
+fn llama_cpp(name: &str) -> String {
+    let (module, leaf) = name.strip_prefix("language_model.model.").and_then(|name| name.rsplit_once('.')).expect(name);
+    let layer = module.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
+    let (layer, module) = layer.map_or((String::new(), module), |(layer, module)| (format!("blk.{layer}."), module));
+    let own = match module {
+        "embed_tokens" => "token_embd",
+        "norm" => "output_norm",
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" => "post_attention_norm",
+        "pre_feedforward_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        other => panic!("{other}"),
     };
-    if generation == "2.5" {
-        let sizes = json!({"connector_num_layers": 1, "connector_attention_head_dim": 10, "audio_connector_attention_head_dim": 6});
-        let transformer = config["transformer"].as_object_mut().expect("an object");
-        transformer.extend(sizes.as_object().expect("an object").clone());
-    }
-    write_gguf(&narrow, &config, &tensors);
-    let plain = dequantized(&narrow).into_iter().map(|(name, (_, shape, bytes))| (name, (0, shape, bytes))).collect();
-    write_gguf(&wide, &config, &plain);
-    [narrow, wide]
+    format!("{layer}{own}.{leaf}")
 }
 
-/// Returns a folder with the other components of single files. LTX-2.5's own text encoder states its version.
-fn other_parts(model: &str, generation: &str, folder: &Path) -> PathBuf {
-    let parts = folder.join(format!("{generation} parts"));
-    fs::create_dir(&parts).expect("a folder");
-    link_parts(model, &parts);
-    let read =
-        |path: &str| -> Value { serde_json::from_slice(&fs::read(parts.join(path)).expect("a file")).expect("JSON") };
-    let mut config = read("text_encoder/config.json");
-    if let Some(version) = VersionFields::for_transformer(&read("transformer/config.json")) {
-        config[VersionFields::GEMMA] = version.gemma_version.into();
+/// Returns the metadata of a GGUF file of Gemma 3.
+fn gguf_metadata(encoder: &Value) -> Value {
+    let text = &encoder["text_config"];
+    let mut all =
+        json!({"general.architecture": "gemma3", "gemma3.rope.freq_base": 1e6, "gemma3.rope.scaling.factor": 8.0});
+    for (key, value) in [
+        ("embedding_length", "hidden_size"),
+        ("feed_forward_length", "intermediate_size"),
+        ("block_count", "num_hidden_layers"),
+        ("attention.head_count", "num_attention_heads"),
+        ("attention.head_count_kv", "num_key_value_heads"),
+        ("attention.key_length", "head_dim"),
+        ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+        ("attention.sliding_window", "sliding_window"),
+    ] {
+        all[format!("gemma3.{key}")] = text[value].clone();
     }
-    let encoder = parts.join("text_encoder");
-    fs::remove_file(&encoder).expect("a link");
-    fs::create_dir(&encoder).expect("a folder");
-    fs::write(encoder.join("config.json"), config.to_string()).expect("written");
-    let weights = Path::new(model).join("text_encoder/model.safetensors");
-    fs::copy(weights, encoder.join("model.safetensors")).expect("copied");
-    parts
+    all
 }
 
-/// Runs a generation's request on a model with a LoRA; other components are those of `parts`.
-fn run(
-    client: &Client,
-    generation: &str,
+/// Writes GGUF files of the transformer with the connectors, and of Gemma 3, each with all types and with the same values
+/// in f32. llama.cpp's converter, unlike ComfyUI-GGUF's, stores only rows of whole blocks. `number` distinguishes the
+/// files.
+fn both_gguf(
     model: &Path,
-    parts: Option<&Path>,
-    lora: Option<&Arc<LoraFile>>,
-) -> Vec<Tensor> {
-    let part = |name: &str| parts.map(|parts| parts.join(name).to_str().expect("UTF-8").to_string());
+    generation: &'static str,
+    folder: &Path,
+    number: usize,
+    coverage: &mut Coverage,
+) -> [ModelFiles; 2] {
+    let names =
+        |kind: &str| ["types", "f32"].map(|name| folder.join(format!("{generation} {kind} {number} {name}.gguf")));
+    let fitting = |size: usize| {
+        let all = GGUF.iter().enumerate().map(|(i, (label, _, block, ..))| (i, *label, *block));
+        all.filter(move |(.., block)| size.is_multiple_of(*block))
+    };
+    // Without a configuration, sizes that do not follow from the tensors would be those of the published models.
+    let metadata = json!({"general.architecture": "ltxv", "config": config(generation).to_string()});
+    let tensors = combined_parts(model.to_str().expect("UTF-8"), &PARTS[..2]);
+    let bare = |name: String| name.trim_start_matches("model.diffusion_model.").to_string();
+    let tensors = tensors.into_iter().map(|(name, tensor)| (bare(name), tensor)).collect();
+    let models = both_types(names("model"), &metadata, tensors, |name, matrix| {
+        let part = if name.contains("connector") || name.contains("projection.") { PARTS[1] } else { PARTS[0] };
+        coverage.choose(part, generation, fitting(matrix.values.len()))
+    });
+    let encoder = model.join("text_encoder");
+    let config: Value = serde_json::from_slice(&fs::read(encoder.join("config.json")).expect("a file")).expect("JSON");
+    let encoders = (config["model_type"] == "gemma3").then(|| {
+        let tensors = tensors_of(&encoder).into_iter().map(|(name, tensor)| (llama_cpp(&name), tensor)).collect();
+        both_types(names("encoder"), &gguf_metadata(&config), tensors, |_, matrix| {
+            coverage.choose(PARTS[2], generation, fitting(matrix.shape[1]))
+        })
+    });
+    [0, 1].map(|i| ModelFiles {
+        model: models[i].clone(),
+        parts: Some(model.to_path_buf()),
+        text_encoder: encoders.as_ref().map(|files| files[i].clone()),
+    })
+}
+
+/// The files of a model.
+struct ModelFiles {
+    /// Model that a run opens.
+    model: PathBuf,
+    /// Folder of the components that a single file lacks.
+    parts: Option<PathBuf>,
+    /// Text encoder; `None`: that of `parts`, or of the model.
+    text_encoder: Option<PathBuf>,
+}
+
+impl From<&PathBuf> for ModelFiles {
+    fn from(model: &PathBuf) -> Self {
+        ModelFiles { model: model.clone(), parts: None, text_encoder: None }
+    }
+}
+
+/// Runs a generation's request on a model with a LoRA.
+fn run(client: &Client, generation: &str, files: &ModelFiles, lora: Option<&Arc<LoraFile>>) -> Vec<Tensor> {
+    let path = |path: PathBuf| path.to_str().expect("UTF-8").to_string();
+    let part = |name: &str| files.parts.as_ref().map(|parts| path(parts.join(name)));
     let overrides = Overrides {
-        text_encoder: part("text_encoder"),
+        text_encoder: files.text_encoder.clone().map(path).or_else(|| part("text_encoder")),
         tokenizer: part("tokenizer"),
         vae: part("vae"),
         audio_vae: part("audio_vae"),
         vocoder: part("vocoder"),
         ..Overrides::default()
     };
-    let source = Arc::new(ModelSource::open(model.to_str().expect("UTF-8"), &overrides).expect("a model"));
+    let source = Arc::new(ModelSource::open(files.model.to_str().expect("UTF-8"), &overrides).expect("a model"));
     let mut executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
     let loras: Vec<ScaledLora> =
         lora.map(|file| ScaledLora { file: file.clone(), strength: 0.5 }).into_iter().collect();
@@ -477,23 +661,26 @@ fn is_result(tensors: &[Tensor]) -> bool {
 
 #[needs(cpu)]
 fn runs_from_quantized_files_equal_runs_from_dequantized_files() {
-    let (client, dir, mut coverage) = (cpu(8), tempfile::tempdir().expect("a folder"), Coverage::new());
+    let (client, dir, mut coverage) = (cpu(8), tempfile::tempdir().expect("a folder"), Coverage::default());
     for (generation, model) in MODELS {
-        let parts = other_parts(model, generation, dir.path());
-        let parts = Some(parts.as_path());
+        let model = wide_model(model, generation, dir.path());
+        let path = model.to_str().expect("UTF-8");
+        let form = if generation == "2.0" { "fp8" } else { "int8" };
         let mut pairs = vec![
-            (both(model, generation, &FORMATS, dir.path(), &mut coverage), None),
-            (both_gguf(model, generation, dir.path(), &mut coverage), parts),
+            both(path, generation, &FORMATS, dir.path(), &mut coverage).each_ref().map(ModelFiles::from),
+            both_converted(&model, generation, form, dir.path()),
         ];
-        match generation {
-            "2.0" => pairs.push((both_converted(model, &header(), QuantizedForm::Fp8, dir.path()), parts)),
-            "2.3" => pairs.push((both_converted(model, &header_2_3(), QuantizedForm::Int8, dir.path()), parts)),
-            _ => {}
+        let lacks = |coverage: &Coverage| {
+            let each = GGUF.iter().flat_map(|(label, ..)| PARTS[..2].iter().map(move |part| (*label, *part)));
+            each.into_iter().any(|(label, part)| coverage.count(label, part, generation) == 0)
+        };
+        while lacks(&coverage) {
+            pairs.push(both_gguf(&model, generation, dir.path(), pairs.len(), &mut coverage));
         }
-        for (files, parts) in pairs {
-            let [got, want] = files.each_ref().map(|file| run(&client, generation, file, parts, None));
+        for files in pairs {
+            let [got, want] = files.each_ref().map(|files| run(&client, generation, files, None));
             assert!(is_result(&want), "{generation}");
-            assert!(got == want, "{}", files[0].display());
+            assert!(got == want, "{}", files[0].model.display());
         }
     }
     check_refused(dir.path());
@@ -509,12 +696,13 @@ const IN_F32: std::ops::Range<usize> = 3..7;
 fn lora_on_quantized_model_equals_lora_on_dequantized_model() {
     let (client, dir) = (cpu(8), tempfile::tempdir().expect("a folder"));
     let (generation, model) = MODELS[0];
-    let files = both(model, generation, &FORMATS[IN_F32], dir.path(), &mut Coverage::new());
+    let files = both(model, generation, &FORMATS[IN_F32], dir.path(), &mut Coverage::default());
     let path = dir.path().join("lora.safetensors");
     let lora = lora::of_modules(&path, &lora::model(Path::new(model)), "diffusion_model", &lora::MODULES);
-    let [got, want] = files.each_ref().map(|file| run(&client, generation, file, None, Some(&lora)));
+    let files = files.each_ref().map(ModelFiles::from);
+    let [got, want] = files.each_ref().map(|files| run(&client, generation, files, Some(&lora)));
     assert!(got == want);
-    assert!(got != run(&client, generation, &files[0], None, None), "the LoRA has an effect");
+    assert!(got != run(&client, generation, &files[0], None), "the LoRA has an effect");
 }
 
 /// Each device reads its shard of a quantized weight.
@@ -522,7 +710,7 @@ fn lora_on_quantized_model_equals_lora_on_dequantized_model() {
 fn sharded_pass_from_quantized_files_equals_pass_from_dequantized_files() {
     let (client, dir) = (cpu(8), tempfile::tempdir().expect("a folder"));
     let (generation, model) = MODELS[1];
-    let files = both(model, generation, &FORMATS, dir.path(), &mut Coverage::new());
+    let files = both(model, generation, &FORMATS, dir.path(), &mut Coverage::default());
     let [got, want] = files.map(|file| sharded_latents(&client, file.to_str().expect("UTF-8"), "tensor-sequence"));
     assert!(got.as_ref().into_iter().eq(want.as_ref()));
 }
@@ -535,7 +723,8 @@ fn quantized_files_are_requantized_like_dequantized_files() {
     let int8 = quantized::looped(DType::F32, quantized::INTEGERS);
     for (name, build) in [("tiny_a", fp8), ("tiny_v2_5", int8)] {
         let case = quantized::case(name);
-        let files = both(case.model.to_str().expect("UTF-8"), name, &FORMATS[IN_F32], dir.path(), &mut Coverage::new());
+        let files =
+            both(case.model.to_str().expect("UTF-8"), name, &FORMATS[IN_F32], dir.path(), &mut Coverage::default());
         let [got, want] = files.map(|file| {
             let source = lora::model(&file);
             quantized::run(&client, &case, &source, source.clone().into(), &build)
@@ -574,7 +763,11 @@ fn check_refused(folder: &Path) {
         refused(&safetensors, name);
     }
     for (name, kind) in REFUSED_GGUF {
-        write_gguf(&gguf, &json!({}), &[("a.weight".to_string(), (kind, vec![2, 256], random(512)))].into());
+        write_gguf(
+            &gguf,
+            &json!({"general.architecture": "ltxv"}),
+            &[("a.weight".to_string(), (kind, vec![2, 256], random(512)))].into(),
+        );
         refused(&gguf, &name.to_lowercase());
     }
 }
@@ -584,15 +777,17 @@ fn assert_page_is_current(coverage: &Coverage) {
     let mut page = "# Formats\n\nGenerated by `make reference`; do not edit.\n\nFor each format, `cargo test --test it formats` stores \
                     matrices of a small model in it, and requires each tensor of a run, from prompt to frames and audio, to equal \
                     the run from the dequantized model in every bit. The table lists the generations. The host decodes weights, so the \
-                    platform does not matter; these runs used the CPU. Video and audio autoencoders are read in bf16, f16 and f32.\n\n\
+                    platform does not matter; these runs used the CPU. Runs from files that `ltx2 convert` writes are tested in the same way. \
+                    GGUF files of Gemma 4 are rejected. Video and audio autoencoders are read in bf16, f16 and f32.\n\n\
                     | format | transformer | connectors | text encoder |\n|---|---|---|---|\n"
         .to_string();
     let gguf = GGUF.map(|(label, ..)| label);
     for label in FORMATS.iter().map(|format| format.label).chain(gguf) {
         let kind = if gguf.contains(&label) { "GGUF " } else { "" };
         let cell = |part: Component| {
-            let covered = coverage.get(&(label, part.folder()));
-            covered.map_or(String::new(), |all| all.iter().copied().collect::<Vec<_>>().join(", "))
+            let covered = MODELS.map(|(generation, _)| generation);
+            let covered = covered.into_iter().filter(|generation| coverage.count(label, part, generation) > 0);
+            covered.collect::<Vec<_>>().join(", ")
         };
         let [transformer, connectors, text_encoder] = PARTS.map(cell);
         assert!(!transformer.is_empty(), "no run covers {label}");
@@ -608,17 +803,15 @@ fn assert_page_is_current(coverage: &Coverage) {
         names(&REFUSED_GGUF.map(|(name, _)| name))
     )
     .unwrap();
-    for weights in ["bf16", "fp8", "int8", "int8-convrot"] {
-        let [on_gpu, on_tpu] = match weights {
-            "int8-convrot" => ["timed on a GPU by `scripts/gpu/pipelines.sh`", "compiled by `make test-full`"],
-            _ => ["run on a GPU by `make test-gpu`", "compiled by `make test-tpu`"],
-        };
-        let verified = [("cpu", "run"), ("cuda", on_gpu), ("tpu", on_tpu)];
-        let cells = verified.map(|(platform, how)| {
-            let unrolls = (platforms::spec_by_name(platform).lowering)("").unroll_layers;
-            if weights == "fp8" && !unrolls { "refused" } else { how }
+    for weights in [WeightType::Bf16, WeightType::Fp8, WeightType::Int8, WeightType::Int8Convrot] {
+        let config = Config { runtime: Runtime { weights, ..Runtime::default() }, ..Config::default() };
+        let cells = ["cpu", "cuda", "tpu"].map(|platform| match setup::build(&config, 1, platform, "") {
+            Ok(_) => "supported",
+            Err(error) if error.to_string().contains("runtime.weights: ") => "refused",
+            Err(error) => panic!("{platform}: {error}"),
         });
-        writeln!(page, "| `{weights}` | {} |", cells.join(" | ")).unwrap();
+        let weights = serde_json::to_value(weights).unwrap();
+        writeln!(page, "| `{}` | {} |", weights.as_str().unwrap(), cells.join(" | ")).unwrap();
     }
     let path = Path::new("docs/reference/formats.md");
     if std::env::var_os("LTX2_WRITE_REFERENCE").is_some() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use ndarray::Array2;
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -13,12 +14,12 @@ use ltx2::analysis::{Module, report};
 use ltx2::av::Av;
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::{DType, DeviceMesh, F8, Type};
-use ltx2::models::Network;
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
+use ltx2::models::{Network, families, gemma3};
 use ltx2::nn::{
     Axis, Build, ContextParallelPolicy, Layout, Lowering, Param, Params, Quantization, ROTATED_INPUTS, Rule, Source,
-    linear,
+    Weight, linear,
 };
 use ltx2::pipeline::output::tensors;
 use ltx2::pipeline::plan::origin::Weights;
@@ -328,18 +329,43 @@ fn wide_transformer() -> (serde_json::Value, Case) {
     (config, case)
 }
 
-/// Writes the transformer to three folders of `folder`, and opens them: with outliers in some columns of the blocks'
+/// Relative error of one product of rotated and rounded weights and activations, both with outliers.
+const ERROR_OF_ROTATED: f64 = 0.0135;
+
+/// Returns the configuration of a tiny model's text encoder with whole groups of inputs.
+fn wide_text_encoder(model: &str) -> serde_json::Value {
+    let config = std::fs::read_to_string(format!("tests/fixtures/models/{model}/text_encoder/config.json"));
+    let mut config: serde_json::Value = serde_json::from_str(&config.expect("a file")).expect("JSON");
+    let text = &mut config["text_config"];
+    for key in ["hidden_size", "intermediate_size"] {
+        text[key] = ROTATED_INPUTS.into();
+    }
+    text["head_dim"] = (ROTATED_INPUTS / 4).into();
+    if let Some(full) = text.pointer_mut("/per_layer_config/1/head_dim") {
+        *full = (ROTATED_INPUTS / 2).into();
+    }
+    config
+}
+
+/// Writes a component to three folders of `folder`, and opens them: with outliers in some columns of the layers'
 /// weights, with these weights as int8-convrot, and with the values of the int8-convrot weights.
-fn rotated_models(config: &serde_json::Value, folder: &Path) -> [Arc<ModelSource>; 3] {
-    let c = TransformerConfig::from_json(config).expect("valid");
-    let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
+fn rotated_models(
+    part: Component,
+    config: &serde_json::Value,
+    network: &Network,
+    folder: &Path,
+) -> [Arc<ModelSource>; 3] {
     let (mut wide, mut narrow) = (BTreeMap::new(), BTreeMap::new());
     for (name, shape) in network.params.iter().flat_map(|p| p.source.tensors()) {
         let columns = shape[shape.len() - 1];
         let mut values = scattered(name, shape).to_f32() / (columns as f32).sqrt().min(32.0);
-        let is_gate = name.contains("to_gate_logits");
-        let layer = name.strip_suffix(".weight").filter(|_| name.starts_with("transformer_blocks.") && !is_gate);
-        let layer = layer.filter(|_| shape.len() == 2);
+        if part == Component::TextEncoder && shape.len() == 1 {
+            // Scales of norms and layers. Small ones would hide the layers behind the embeddings.
+            values = values * 0.1 + 1.0;
+        }
+        let is_layer = name.starts_with("transformer_blocks.") || name.contains(".layers.");
+        let is_linear = is_layer && shape.len() == 2 && !name.contains("to_gate_logits");
+        let layer = name.strip_suffix(".weight").filter(|_| is_linear);
         if layer.is_some() {
             values.indexed_iter_mut().filter(|(at, _)| at[1] % 67 == 5).for_each(|(_, v)| *v *= 12.0);
         }
@@ -359,16 +385,17 @@ fn rotated_models(config: &serde_json::Value, folder: &Path) -> [Arc<ModelSource
         wide.insert(name.to_string(), (Dtype::F32, shape.to_vec(), bytes));
     }
     let write = |name: &str, tensors: &BTreeMap<_, _>| {
-        let part = folder.join(name).join("transformer");
-        std::fs::create_dir_all(&part).expect("a folder");
+        let own = folder.join(name).join(part.folder());
+        std::fs::create_dir_all(&own).expect("a folder");
         std::fs::copy("tests/fixtures/models/tiny_2_5/model_index.json", folder.join(name).join("model_index.json"))
             .expect("copied");
-        std::fs::write(part.join("config.json"), config.to_string()).expect("written");
-        single_file::write(&part.join("diffusion_pytorch_model.safetensors"), tensors, None);
+        std::fs::write(own.join("config.json"), config.to_string()).expect("written");
+        let file = format!("{}.safetensors", part.weights_stem().expect("weights"));
+        single_file::write(&own.join(file), tensors, None);
         source(&folder.join(name))
     };
     let [wide, narrow] = [write("wide", &wide), write("narrow", &narrow)];
-    let stored = narrow.checkpoint(Component::Transformer).expect("weights");
+    let stored = narrow.checkpoint(part).expect("weights");
     let restored = stored.names().map(|name| {
         let view = stored.get(name).expect("there");
         (name.to_string(), (Dtype::F32, view.shape().to_vec(), view.read().expect("readable")))
@@ -404,7 +431,9 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     let client = cpu(1);
     let (config, case) = wide_transformer();
     let folder = tempfile::tempdir().expect("a folder");
-    let [wide, narrow, restored] = rotated_models(&config, folder.path());
+    let c = TransformerConfig::from_json(&config).expect("valid");
+    let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
+    let [wide, narrow, restored] = rotated_models(Component::Transformer, &config, &network, folder.path());
     let of = |model: &Arc<ModelSource>, quantization| {
         run(&client, &case, model, model.clone().into(), &looped(DType::F32, quantization))
     };
@@ -419,6 +448,85 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     );
     assert!(1e-4 < rotated_weights && rotated_weights < weights, "{rotated_weights}, without rotation {weights}");
     assert!(rotated_weights < rotated && rotated < integers, "{rotated}, without rotation {integers}");
+    assert!(rotated < ERROR_OF_ROTATED, "{rotated}");
+}
+
+/// Returns the hidden states of a prompt after padding.
+fn hidden_states(client: &Client, model: &Arc<ModelSource>, build: &Build) -> Tensor {
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), model.clone());
+    let ids = Array2::from_shape_fn((1, 16), |(_, i)| if i < 3 { 0 } else { i as i32 * 37 % 400 });
+    let inputs = BTreeMap::from([("input_ids".to_string(), ids.into())]);
+    let configs = ModelConfigs::from_source(model);
+    let scalars = BTreeMap::from([("output_hidden_states".to_string(), true.into())]);
+    let results = run_component(ProgramKind::TextEncoder, &configs, &mut executor, inputs, &scalars, build);
+    results.expect("runs").remove(0).1
+}
+
+/// Returns the first layer's codes of `mlp.down_proj` on the devices.
+fn uploaded_codes(client: &Client, model: &Arc<ModelSource>) -> Tensor {
+    let p = Params::new("codes", gemma3::COMPONENT, &looped(DType::F32, ROTATED_WEIGHTS));
+    let (shape, axes) = ([ROTATED_INPUTS; 2], [Axis::Replicated; 2]);
+    let start = p.builder().full(0.0, Type::new(DType::F32, shape));
+    let codes = |p: &Params| match p.pp("mlp").weight(&["down_proj.weight"], &shape, &axes) {
+        Weight::Scaled(codes, _) => vec![codes.to(DType::F32)],
+        Weight::Plain(_) => panic!("the weight is not quantized"),
+    };
+    let root = p.pp("language_model.model");
+    let codes = root.each_layer_quantized("layers", 1, |_| true, &[start], |p, _, _| codes(p));
+    let network = Network::finish(&p, vec![p.output("codes", &codes[0], &axes, &shape)]).expect("builds");
+    let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::from(model.clone()));
+    let program = executor.prepare("codes", &network).expect("compiles");
+    let outputs = executor.run(&program, &Inputs::default()).expect("runs");
+    outputs.tensor("codes").expect("an output")
+}
+
+/// A text encoder whose file stores int8-convrot weights uses them unchanged; one with other weights is not quantized.
+/// The full test also covers Gemma 3, unrolled and sharded layers, rounded activations, and the codes on the devices.
+#[needs(cpu)]
+fn rotated_text_encoder_gives_the_results_of_its_values() {
+    let client = cpu(1);
+    for model in ["tiny_2_5", "tiny_a"].into_iter().take(if full() { 2 } else { 1 }) {
+        let (config, folder) = (wide_text_encoder(model), tempfile::tempdir().expect("a folder"));
+        let encoder = families::text_encoder(&config).expect("valid");
+        let network = encoder.program(None, 1, 8, &Build::new(DType::F32)).expect("builds");
+        let [_, narrow, restored] = rotated_models(Component::TextEncoder, &config, &network, folder.path());
+        let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
+        let wide_activations = looped(DType::F32, ROTATED_WEIGHTS);
+        let apart = relative_l2(&hidden_states(&client, &narrow, &wide_activations), &exact);
+        eprintln!("{model}: {apart:.1e}");
+        assert!(apart < 1e-5, "{model}: {apart:e}");
+        let codes = |model: &Arc<ModelSource>, quantization| {
+            let build = looped(DType::F32, quantization);
+            let network = ModelConfigs::from_source(model).text_encoder_program(1, 16, false, &build).expect("builds");
+            network.params.iter().filter(|p| p.ty.dtype == DType::I8).count()
+        };
+        // Queries, keys with values, outputs and two of the MLP. In Gemma 4, full-attention layers have their own
+        // stacks of the first three.
+        assert_eq!(codes(&narrow, ROTATED), if model == "tiny_a" { 5 } else { 8 }, "{model}");
+        assert_eq!([codes(&narrow, INTEGERS), codes(&restored, ROTATED)], [0; 2], "{model}");
+        if !full() {
+            continue;
+        }
+        let mesh = Some(parse_mesh("tensor=2").expect("a mesh"));
+        let layout = Config { layout: "tensor".into(), mesh, ..Config::default() }.placement(2).expect("a layout");
+        for (client, build) in
+            [(&client, build(DType::F32, ROTATED_WEIGHTS)), (&cpu(2), Build { layout, ..wide_activations })]
+        {
+            let apart = relative_l2(&hidden_states(client, &narrow, &build), &exact);
+            eprintln!("{model}: {apart:.1e} unrolled or sharded");
+            assert!(apart < 1e-5, "{model}: {apart:e}");
+        }
+        let apart = relative_l2(&hidden_states(&client, &narrow, &looped(DType::F32, ROTATED)), &exact);
+        eprintln!("{model}: {apart:.4} with rounded activations");
+        // A layer has four products in sequence, whose independent errors add in squares.
+        let limit = ERROR_OF_ROTATED * ((4 * encoder.layers()) as f64).sqrt();
+        assert!(1e-3 < apart && apart < limit, "{model}: {apart}, at most {limit}");
+        let stored = narrow.checkpoint(Component::TextEncoder).expect("weights");
+        let stored = stored.get("language_model.model.layers.0.mlp.down_proj.weight").expect("there").rotated_codes();
+        let bytes = stored.expect("readable").expect("int8-convrot").0.read().expect("readable");
+        let uploaded = uploaded_codes(&client, &narrow).to_f32();
+        assert!(uploaded.iter().copied().eq(bytes.iter().map(|code| f32::from(code.cast_signed()))), "{model}");
+    }
 }
 
 #[needs(nothing)]
@@ -427,6 +535,12 @@ fn int8_convrot_error_lists_layers_with_indivisible_inputs() {
     let built = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, ROTATED));
     let said = built.map(drop).expect_err("4096 text channels, but 2176 video channels").to_string();
     let words = ["transformer.transformer_blocks.*.attn", "has 2176 inputs", "a multiple of 256", "use int8 instead"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    let mut config = wide_text_encoder("tiny_2_5");
+    config["text_config"]["intermediate_size"] = 20.into();
+    let encoder = families::text_encoder(&config).expect("valid");
+    let said = encoder.program(None, 1, 8, &looped(DType::BF16, ROTATED)).map(drop).expect_err("20 inputs").to_string();
+    let words = ["text_encoder.language_model.model.layers.*.mlp.down_proj.weight", "has 20 inputs"];
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
 }
 

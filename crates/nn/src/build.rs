@@ -33,7 +33,8 @@ pub enum Quantization {
         /// Whether the activations that are multiplied with the weights are quantized, too.
         activations: bool,
         /// Whether weights and activations are rotated in groups of [`ROTATED_INPUTS`] before they are quantized
-        /// (int8-convrot). If so, all blocks of the transformer and of the connectors are quantized.
+        /// (int8-convrot). If so, all blocks of the transformer and of the connectors, and all layers of the text
+        /// encoder, are quantized.
         rotated: bool,
     },
 }

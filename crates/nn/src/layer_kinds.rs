@@ -57,7 +57,8 @@ fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<LayerRun<K>> {
 
 impl Params {
     /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
-    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number.
+    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number. If the run rotates
+    /// weights, the layers' weights have 8 bits.
     pub fn each_layer_by_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
@@ -65,10 +66,10 @@ impl Params {
         init: &[Value],
         body: impl Fn(&KindLayer<K>, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
-        let b = self.builder();
+        let (b, all) = (self.builder(), self.rotating());
         if self.lowering().unroll_layers {
             return kinds.iter().enumerate().fold(init.to_vec(), |carried, (l, &kind)| {
-                let place = self.numbered(name, Number::Fixed(l));
+                let place = all.numbered(name, Number::Fixed(l)).quantized(|_| false);
                 let index = b.scalar(l as f64, DType::I32);
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
@@ -80,7 +81,7 @@ impl Params {
                 let layer = |at: &Value, carried: &[Value]| {
                     let index = number * length as f64 + run.start as f64 + at;
                     let of_kind = number * run.all as f64 + run.before as f64 + at;
-                    body(&self.of_kind(name, kinds, run.kind, &index, &of_kind), carried)
+                    body(&all.of_kind(name, kinds, run.kind, &index, &of_kind), carried)
                 };
                 match run.length {
                     1 => layer(&b.scalar(0.0, DType::I32), &carried),
@@ -100,7 +101,8 @@ impl Params {
         of_kind: &Value,
     ) -> KindLayer<K> {
         let place = |layers: Rc<[usize]>, label, at: &Value| {
-            self.numbered(name, Number::Counted { layers, label, index: at.clone(), of_all: index.clone() })
+            let number = Number::Counted { layers, label, index: at.clone(), of_all: index.clone() };
+            self.numbered(name, number).quantized(|_| false)
         };
         let alike = (0..kinds.len()).filter(|&l| kinds[l] == kind).collect();
         KindLayer {

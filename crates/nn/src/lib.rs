@@ -44,4 +44,5 @@ pub use norm::{group_norm, layer_norm, pixel_norm, rms};
 pub use param::{Init, Role, Source};
 pub use param::{Param, ValuePlacement};
 pub use params::{Params, PartView};
+pub use quantized::Weight;
 pub use sharded_video::{ShardedOperand, ShardedVideo};

@@ -14,6 +14,7 @@ use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{ModelLocation, SingleFile, check_version, is_diffusers, place};
+use super::quantize::QuantizedForm;
 use super::split::{Choice, SplitFolder};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
 use super::{Component, derived, fingerprint, keys, official, official_diffusion, quantization, unsupported};
@@ -389,6 +390,15 @@ impl ModelSource {
             Some(checkpoint) => Ok(checkpoint.clone()),
             None => self.open_checkpoint(component).map(|c| opened.get_or_init(|| c).clone()),
         }
+    }
+
+    /// Whether the file of the text encoder stores linear layers as int8-convrot. A file that cannot be opened is
+    /// reported elsewhere.
+    pub fn has_rotated_text_encoder(&self) -> bool {
+        let is_layer = |name: &str| name.strip_prefix(keys::GEMMA).is_some_and(|rest| rest.starts_with("layers."));
+        let is_rotated =
+            |(name, form, _): (&str, String, &[usize])| is_layer(name) && form == QuantizedForm::Int8Convrot.name();
+        self.checkpoint(Component::TextEncoder).is_ok_and(|tensors| tensors.headers().any(is_rotated))
     }
 
     fn open_checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::error::{PipelineError, Result};
+use crate::weights::quantize::QuantizedForm;
 use crate::weights::{Component, ModelSource, WeightsError};
 
 /// Where a model's configurations come from.
@@ -64,6 +65,11 @@ impl Origin {
         matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
     }
 
+    /// Whether the file of the text encoder stores linear layers as int8-convrot.
+    pub(crate) fn has_rotated_text_encoder(&self) -> bool {
+        matches!(self, Origin::Files(source) if source.has_rotated_text_encoder())
+    }
+
     /// Returns the path of the model, or the name of the preset.
     pub(crate) fn name(&self) -> String {
         match self {
@@ -80,12 +86,15 @@ impl Origin {
         })
     }
 
-    /// Returns a SHA-256 hash over the components' configurations and the seed. Two models with random weights are
-    /// equal if their hashes are equal.
+    /// Returns a SHA-256 hash over the components' configurations, the form of the text encoder's layers, and the seed.
+    /// Two models with random weights are equal if their hashes are equal.
     pub(crate) fn random_fingerprint(&self, seed: u64, components: &BTreeSet<Component>) -> Result<String> {
         let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
         for part in components.iter().filter(|p| **p != Component::Tokenizer) {
             hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
+        }
+        if self.has_rotated_text_encoder() {
+            hash.update(QuantizedForm::Int8Convrot.name());
         }
         Ok(hex::encode(hash.finalize()))
     }

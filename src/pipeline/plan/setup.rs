@@ -109,8 +109,13 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
     }
 }
 
-/// Logs the number format of the transformer blocks, and that of the checkpoint.
+/// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs whether the text encoder
+/// keeps its int8-convrot weights.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+    let is_rotated = matches!(stored, Weights::Files(source) if source.has_rotated_text_encoder());
+    if is_rotated && weights == WeightType::Int8Convrot {
+        tracing::info!("text encoder: the file's int8-convrot weights are used unchanged");
+    }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
     tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");
     if weights == WeightType::Int8 && stored.contains(weight_name(WeightType::Int8Convrot)) {

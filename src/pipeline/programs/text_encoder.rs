@@ -3,6 +3,7 @@
 use super::{
     Build, Call, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
 };
+use crate::nn::Quantization;
 use crate::pipeline::runner::Runner;
 use crate::tensor::Tensor;
 
@@ -39,7 +40,8 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
 
 impl ModelConfigs {
     /// Returns the program of the text encoder, which maps the token ids of prompts, `[rows, tokens]`, to
-    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers.
+    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. The
+    /// layers have 8 bits if the run rotates weights and the file stores at least one layer as int8-convrot.
     ///
     /// # Errors
     /// Returns an error if a configuration is missing or invalid, or if a size is not supported.
@@ -49,7 +51,9 @@ impl ModelConfigs {
         if let Some(c) = &connectors {
             c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
         }
-        Ok(encoder.program(connectors.as_ref(), rows, tokens, b)?)
+        let is_rotated = b.quantization.is_rotated() && self.origin().has_rotated_text_encoder();
+        let quantization = if is_rotated { b.quantization } else { Quantization::None };
+        Ok(encoder.program(connectors.as_ref(), rows, tokens, &Build { quantization, ..b.clone() })?)
     }
 }
 

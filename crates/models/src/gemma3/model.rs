@@ -47,11 +47,18 @@ pub fn program(
 ) -> Result<Network> {
     let layers = |p: &Params, mask: &Value, state: &[Value], visit: LayerVisitor| {
         let inputs = SharedInputs::new(p, c, mask);
-        p.pp(ROOT).each_layer("layers", c.layers.len(), state, |p, i, state| {
-            let carried = visit(i, &state[0], &state[1..]);
-            let h = layer(p, c, &state[0], &inputs.layer_inputs(i));
-            [vec![h], carried].concat()
-        })
+        // Quantized only if the run rotates weights.
+        p.pp(ROOT).each_layer_quantized(
+            "layers",
+            c.layers.len(),
+            |_| false,
+            state,
+            |p, i, state| {
+                let carried = visit(i, &state[0], &state[1..]);
+                let h = layer(p, c, &state[0], &inputs.layer_inputs(i));
+                [vec![h], carried].concat()
+            },
+        )
     };
     let stack = Stack { vocab_size: c.vocab_size, hidden_size: c.hidden_size, layers: c.layers.len() };
     stack.program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
