@@ -132,7 +132,7 @@ fn out_of_memory_error_uses_planned_figures() {
     standin::link_programs_except("text_encoder", &without);
     let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], &without);
     start(&compiles, "compiling text_encoder: out of device memory: text_encoder needs ");
-    assert!(compiles.1 != runs.1, "what stays loaded does not change what one program needs: {}", compiles.0);
+    assert!(compiles.1 != runs.1, "other residency does not reduce the need of one program: {}", compiles.0);
 
     // Known limits are reported, and another change is proposed.
     let in_turn = ["--set", "runtime.residency=in_turn", "--set", "runtime.memory_limit=1"];

@@ -145,7 +145,7 @@ fn experiment_figures_are_computed_from_stored_modules() {
     let of = |all: &[LogRecord]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
     assert_eq!(of(&last), of(&right));
     experiment.run(&[]);
-    assert_eq!(experiment.records().len(), 4, "what is right is not said again");
+    assert_eq!(experiment.records().len(), 4, "correct results are not logged again");
 
     // Another module under the same key changes the figures immediately.
     let store = ModuleStore::new(&experiment.path("out/modules"));

@@ -150,16 +150,16 @@ fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
         (format!("{} {:?}, {phase:?} after {at}", kept.file, kept.set), denoise_checkpoint::path_of(kept.output));
     let (whole, _) = Run { every: None, ..kept }.run(None);
     let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(!steps.exists(), "{what}: nothing was asked to be kept");
+    assert!(!steps.exists(), "{what}: a checkpoint without --checkpoint-every");
 
     let (ended, _) = kept.run(Some((phase, at)));
     assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
-    assert!(steps.exists(), "{what}: the steps are kept");
+    assert!(steps.exists(), "{what}: no checkpoint was written");
 
     let (same, began) = Run { resume: true, ..kept }.run(None);
     assert_eq!(same.as_ref(), Ok(&whole), "{what}");
     assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
-    assert!(!steps.exists(), "{what}: they are not needed any more");
+    assert!(!steps.exists(), "{what}: the checkpoint is removed after the run");
 }
 
 /// Rewrites a checkpoint as if another release, whose version is part of the key, had written it.
@@ -192,7 +192,7 @@ fn checkpoint_of_another_model_or_release_is_rejected() {
     let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
     let resumed = || Run { resume: true, ..kept }.run(None);
-    let refused = || resumed().0.expect_err("it goes on");
+    let refused = || resumed().0.expect_err("the run resumes");
     let weights = model.join("vae/diffusion_pytorch_model.safetensors");
     let whole = std::fs::read(&weights).expect("weights");
     let mut other = whole.clone();

@@ -40,13 +40,13 @@ fn killed_experiment_resumes_at_the_next_run() {
     first.kill().expect("is killed");
     first.wait().expect("is gone");
     let before = records(&out);
-    assert!(before.len() < 4, "it was killed before its end");
+    assert!(before.len() < 4, "the experiment ended before the kill");
 
     let done = command().output().expect("runs");
     assert!(done.status.success(), "{}", stderr(&done));
     let all = records(&out);
     assert_eq!(all.len(), 4);
-    assert_eq!(all[..before.len()], before[..], "what was done is kept");
+    assert_eq!(all[..before.len()], before[..], "results of the killed run are kept");
     let mut keys: Vec<&str> = all.iter().map(|r| r.key.as_str()).collect();
     keys.sort_unstable();
     keys.dedup();

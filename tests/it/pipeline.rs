@@ -154,7 +154,7 @@ fn non_finite_latents_error_has_stream_and_step() {
         let said = "the video latents after step 4 of 5 hold values that are not finite; run with --dtype f32, or \
                     bisect with --dump";
         assert_eq!(e.map(|e| e.to_string()).as_deref(), Some(said), "chunks of {chunk:?}");
-        assert!(last < 4, "{chunk:?}: it ends there");
+        assert!(last < 4, "{chunk:?}: the run ends at step 4");
     }
 }
 
