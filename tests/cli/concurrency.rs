@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
-use crate::support::{self, cases, cpu, generate, needs, open, plain, request};
+use crate::support::{self, cases, cpu, dumping, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::stages::text_to_video::Generated;
@@ -25,7 +25,7 @@ fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> 
     let one = |_| {
         let mut runner = open(client, case.model.to_str().expect("a path"), plain(DType::F32));
         let request = request(case, &runner.model);
-        bits(&generate(&mut runner, &request, &RunOptions::default()))
+        bits(&generate(&mut runner, &request, &dumping(None)))
     };
     (0..count).map(one).collect()
 }

@@ -147,7 +147,7 @@ fn out_of_memory_error_uses_planned_figures() {
     assert!(next.0.contains(" GiB per device; 1.00 GiB are usable: "), "{}", next.0);
     assert!(next.1 != runs.1, "{}", next.0);
     // The proposed smaller request is valid.
-    for (flags, before) in [(runs.1, &[][..]), (next.1, &[&in_turn[..], &["--dry-run"]].concat())] {
+    for (flags, before) in [(runs.1, &["--force"][..]), (next.1, &[&in_turn[..], &["--force", "--dry-run"]].concat())] {
         let flags: Vec<&str> = flags.split(' ').map(|flag| flag.trim_matches('\'')).collect();
         let ran = command(&out, &[before, &flags].concat()).output().expect("the binary runs");
         assert!(ran.status.success(), "{flags:?}: {}", stderr(&ran));

@@ -51,14 +51,14 @@ fn decode(client: &Client, case: &Case, build: &Build) -> Tensor {
     executor.run(&prepared, &inputs).expect("runs").tensor("video").expect("a result")
 }
 
-/// Covers three configurations, and latents smaller than the attention windows, which are padded as in Lightricks'
+/// Covers two configurations, in the full test three, and latents smaller than the attention windows, which are padded as in Lightricks'
 /// decoder.
 #[needs(cpu)]
 fn decoded_video_matches_reference() {
     let client = cpu(8);
     let all = cases("diffusion-decoder");
     assert_eq!(all.len(), 4);
-    for case in &all {
+    for case in all.iter().filter(|case| full() || !case.name.ends_with("diffusion_c")) {
         let distance = case.distance("video", &decode(&client, case, &plain(DType::F32)));
         eprintln!("{}: {distance:.1e}", case.name);
         assert!(distance <= 1e-4, "{}: {distance:e}", case.name);

@@ -125,8 +125,8 @@ fn sharded_upsampling_matches_unsharded() {
         serde_json::json!({"in_channels": 2, "mid_channels": 64, "num_blocks_per_stage": 1, "dims": dims,
             "rational_spatial_scale": scale})
     };
-    let all = [(2.0, 2, [5, 3]), (1.5, 3, [8, 4]), (2.0, 3, [8, 4]), (1.5, 3, [9, 5])];
-    for (scale, dims, [height, width]) in all.into_iter().take(if full() { 4 } else { 2 }) {
+    let all = [(1.5, 3, [9, 5]), (2.0, 2, [5, 3]), (1.5, 3, [8, 4]), (2.0, 3, [8, 4])];
+    for (scale, dims, [height, width]) in all.into_iter().take(if full() { 4 } else { 1 }) {
         let c = UpsamplerConfig::from_json(&json(scale, dims)).expect("valid");
         let network = |build: &Build| upsampler::program(&c, [1, 2, height, width], build).expect("builds");
         let whole = run(&engine, &network(&one()), "latents");
