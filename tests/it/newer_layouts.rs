@@ -43,7 +43,7 @@ const SUBJECTS: [Subject; 2] = [
         model: "tests/fixtures/models/tiny_2_3",
         case: ["pipeline", "tiny_2_3_guided"],
         slots: &[],
-        layouts: &["fsdp-ulysses", "tensor-sequence"],
+        layouts: &["tensor-sequence"],
     },
     Subject {
         model: "tests/fixtures/models/tiny_2_5",
