@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-use crate::support::{self, QUICK, cpu, full, needs, quick, relative_l2};
+use crate::support::{self, QUICK, cpu, full, needs, optimized, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Config, load};
@@ -49,7 +49,8 @@ fn vocoder() -> Network {
 }
 
 fn drawn(seed: u64, network: &Network, client: &ltx2::pjrt::Client) -> BTreeMap<String, Tensor> {
-    let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::Random(seed));
+    // The programs of `models::init_writes_same_weights_as_device_generates`.
+    let mut executor = Executor::new(Engine::new(client.clone(), optimized()), Weights::Random(seed));
     executor.prepare("vocoder", network).expect("ready");
     let value = |p: &Param| executor.parameter(&p.name).expect("a parameter").download().expect("downloads");
     network.params.iter().map(|p| (p.name.clone(), value(p))).collect()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
-use crate::support::{self, cases, cpu, generate, needs, open, plain, request};
+use crate::support::{self, cases, cpu, dumping, generate, needs, open, plain, request};
 use ltx2::hlo::DType;
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::stages::text_to_video::Generated;
@@ -25,7 +25,7 @@ fn videos(client: &Client, case: usize, count: usize) -> Vec<(String, Vec<u8>)> 
     let one = |_| {
         let mut runner = open(client, case.model.to_str().expect("a path"), plain(DType::F32));
         let request = request(case, &runner.model);
-        bits(&generate(&mut runner, &request, &RunOptions::default()))
+        bits(&generate(&mut runner, &request, &dumping(None)))
     };
     (0..count).map(one).collect()
 }
@@ -64,7 +64,7 @@ fn two_hundred_videos_are_repeatable_and_use_constant_memory() {
         let name = "concurrency::two_hundred_videos_are_repeatable_and_use_constant_memory";
         let own = std::env::current_exe().expect("this file");
         let ran = Command::new(own).args([name, "--exact", "--nocapture"]).env("LTX2_ALONE", "1").output();
-        let ran = ran.expect("it runs");
+        let ran = ran.expect("the process runs");
         let said = String::from_utf8_lossy(&ran.stdout);
         assert!(ran.status.success() && said.contains("1 passed"), "{said}");
         return;
@@ -134,7 +134,7 @@ impl Folder {
 }
 
 fn ended(run: Child) -> (Output, String) {
-    let out = run.wait_with_output().expect("it ends");
+    let out = run.wait_with_output().expect("the process ends");
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
     (out, stderr)
 }
@@ -147,11 +147,7 @@ fn hashes(video: &Path) -> Value {
 impl Folder {
     /// Creates a cache that lacks `denoise`, the program that compiles longest; returns its path.
     fn cache_without_denoise(&self) -> String {
-        let (out, stderr) = ended(self.start("first.mp4", &support::programs().display().to_string()));
-        assert!(out.status.success(), "{stderr}");
-        let sidecar = std::fs::read_to_string(self.path("first.json")).expect("a sidecar");
-        let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
-        support::copy_programs(&self.path("cache"), &sidecar["programs"], &["denoise"]);
+        support::copy_programs(&self.path("cache"), &["denoise"]);
         assert_eq!(self.names("cache").len(), 6);
         self.path("cache").display().to_string()
     }
@@ -199,7 +195,7 @@ fn killed_compilation_does_not_block_other_runs() {
     let mut says =
         std::io::BufReader::new(second.stderr.take().expect("piped")).lines().map(|line| line.expect("text"));
     assert!(says.any(|line| line.contains("waiting for another process to compile denoise")));
-    assert!(second.try_wait().expect("a process").is_none(), "it did not wait");
+    assert!(second.try_wait().expect("a process").is_none(), "the second run did not wait");
     first.kill().expect("killed");
     first.wait().expect("ended");
     let rest: Vec<String> = says.collect();

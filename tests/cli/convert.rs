@@ -85,7 +85,7 @@ fn conversion_needs_less_memory_than_one_tensor() {
         peak = line.and_then(|kilobytes| kilobytes.parse().ok()).unwrap_or(peak);
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(run.wait().expect("it ends").success());
+    assert!(run.wait().expect("the process ends").success());
     eprintln!("peak memory: {peak} kB");
     assert!((10_000..200_000).contains(&peak), "{peak} kB");
 }

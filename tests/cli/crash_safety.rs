@@ -95,9 +95,7 @@ impl Folder {
         let (whole, out, cache) = (self.path("whole.mp4"), self.path("out.mp4"), self.path("cache"));
         assert!(self.run(&whole, &support::programs(), &[]).status().expect("runs").success());
         let bytes = std::fs::read(&whole).expect("a video");
-        let sidecar = std::fs::read_to_string(whole.with_extension("json")).expect("a sidecar");
-        let sidecar: Value = serde_json::from_str(&sidecar).expect("JSON");
-        support::copy_programs(&self.path("cache"), &sidecar["programs"], &[]);
+        support::copy_programs(&self.path("cache"), &[]);
         let more = ["--resume", "--checkpoint-every", "1", "--progress-every", "1"];
 
         for moment in moments {
@@ -237,11 +235,11 @@ fn randomly_killed_experiment_keeps_completed_cases() {
         let before = lines();
         let mut child = run().spawn().expect("starts");
         while n % 2 == 1 && lines().len() == before.len() {
-            assert_eq!(child.try_wait().expect("a process"), None, "kill {n}: it ended with cases to do");
+            assert_eq!(child.try_wait().expect("a process"), None, "kill {n}: the experiment ended with cases to do");
             std::thread::sleep(Duration::from_millis(2));
         }
-        assert!(kill_after(child, Duration::from_millis(500).mul_f64(part)), "kill {n}: it had ended");
-        assert!(lines().starts_with(&before), "what was done is kept");
+        assert!(kill_after(child, Duration::from_millis(500).mul_f64(part)), "kill {n}: the experiment had ended");
+        assert!(lines().starts_with(&before), "results of the killed run are kept");
     }
     assert!(run().status().expect("runs").success());
     let all: Vec<Value> = lines().iter().map(|l| serde_json::from_str(l).expect("a whole line")).collect();

@@ -166,12 +166,12 @@ fn ended(command: &mut Command) -> Result<Ended, String> {
         if started.elapsed() > HANGS {
             process.kill().expect("killed");
             process.wait().expect("ends");
-            return Err(format!("it is still there after {HANGS:?}: {:?}", reader.join()));
+            return Err(format!("the process still runs after {HANGS:?}: {:?}", reader.join()));
         }
         thread::sleep(Duration::from_millis(5));
     };
     ensure!(test_kill_process_group(group).is_err(), "a process of it is left");
-    let said = reader.join().expect("reads").map_err(|error| format!("what it said: {error}"))?;
+    let said = reader.join().expect("reads").map_err(|error| format!("reading its stderr: {error}"))?;
     Ok(Ended { status, said })
 }
 

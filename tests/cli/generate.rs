@@ -403,13 +403,13 @@ fn run_command_reports_unknown_missing_and_misshaped_inputs() {
 }
 
 /// Two videos at a time, each on three devices; heads and widths are not divisible by three.
-pub(super) const TWO_BY_THREE: [&str; 4] = ["--layout", "tensor", "--mesh", "data=2,tensor=3"];
 
 #[needs(cpu)]
 fn videos_are_batched_over_the_data_axis() {
     let dir = tempfile::tempdir().expect("a folder");
     let (out, perf) = (dir.path().join("clips"), dir.path().join("perf.json"));
-    let more = [&TWO_BY_THREE[..], &["--num-videos", "3", "--seed", "5", "--dtype", "f32"]].concat();
+    // The programs of `it batches`, except the loop and the decoder.
+    let more = ["--layout", "cfg", "--mesh", "data=2", "--num-videos", "3", "--seed", "5"];
     let more = [&more[..], &["--perf-json", perf.to_str().expect("UTF-8")]].concat();
     let run = ltx2(&refs(&short(&out, &more)));
     let (stdout, stderr) = (text(&run.stdout), text(&run.stderr));

@@ -70,7 +70,7 @@ impl Run {
     /// Waits for the end; returns the exit code and the remaining lines.
     fn ended(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.by_ref().map_while(Result::ok).collect();
-        (self.process.wait().expect("it ends").code(), rest)
+        (self.process.wait().expect("the process ends").code(), rest)
     }
 }
 

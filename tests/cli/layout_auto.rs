@@ -43,7 +43,7 @@ fn generate_reports_auto_choice_and_faster_layout() {
     assert!(cost > 0.0 && cost <= 1.01 * more, "{line}");
     let sidecar: Value =
         serde_json::from_str(&std::fs::read_to_string(out.with_extension("json")).expect("a sidecar")).expect("JSON");
-    assert_eq!(sidecar["config"]["layout"], layout, "what was said is what ran");
+    assert_eq!(sidecar["config"]["layout"], layout, "the printed layout is the one that ran");
 
     let slow = ["--layout", "tensor", "--mesh", "tensor=4"];
     let said = lines(&generate(&dir.path().join("slow.mp4"), &[&slow[..], &["-v"]].concat()));

@@ -338,7 +338,8 @@ fn init_writes_same_weights_as_device_generates() {
     let made = ltx2(dir.path(), &["init", "--preset", "nano", "--seed", seed, "--dtype", "f32", path(&written)]);
     assert!(made.status.success(), "{}", text(&made.stderr));
     if !full() {
-        let mel = Tensor::F32(ndarray::ArrayD::from_shape_fn(vec![1, 2, 5, 64], |i| (i[3] as f32 * 0.3).sin()));
+        // The programs of `cli bench`.
+        let mel = Tensor::F32(ndarray::ArrayD::from_shape_fn(vec![1, 2, 8, 64], |i| (i[3] as f32 * 0.3).sin()));
         let inputs = dir.path().join("in.safetensors");
         tensors::write(&inputs, &[("mel".into(), mel)]).expect("written");
         let samples = |name: &str, model: &[&str]| {

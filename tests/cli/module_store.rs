@@ -37,21 +37,8 @@ impl Experiment {
 
     /// Starts with the compiled modules of `sequence` and `tensor` in the store.
     fn with_modules(cases: &str) -> Self {
-        static KNOWN: OnceLock<Vec<PathBuf>> = OnceLock::new();
-        let known = KNOWN.get_or_init(|| {
-            let experiment = Experiment::new("layouts: [sequence, tensor]");
-            let shared = support::modules();
-            let ran = experiment.run(&["--modules", shared.to_str().expect("UTF-8")]);
-            assert!(ran.status.success(), "{}", stderr(&ran));
-            let store = ModuleStore::new(&shared);
-            experiment.records().iter().map(|r| store.path(r.identity.as_ref().expect("a program"))).collect()
-        });
         let experiment = Experiment::new(cases);
-        std::fs::create_dir_all(experiment.path("out/modules")).expect("a folder");
-        for path in known {
-            std::fs::copy(path, experiment.path("out/modules").join(path.file_name().expect("a name")))
-                .expect("copied");
-        }
+        copy_modules(&experiment.path("out"));
         experiment
     }
 
@@ -77,7 +64,7 @@ impl Experiment {
 
     /// Returns contents and modification times of the stored modules.
     fn modules(&self) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
-        modules(&self.path("out"))
+        stored(&self.path("out"))
     }
 
     /// Writes a script that replaces the binary.
@@ -89,12 +76,39 @@ impl Experiment {
     }
 }
 
+/// Returns the files of the modules of `sequence` and `tensor` in the shared store, which compiles each once.
+fn known() -> &'static [PathBuf] {
+    static KNOWN: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    KNOWN.get_or_init(|| {
+        let experiment = Experiment::new("layouts: [sequence, tensor]");
+        let shared = support::modules();
+        let ran = experiment.run(&["--modules", shared.to_str().expect("UTF-8")]);
+        assert!(ran.status.success(), "{}", stderr(&ran));
+        let store = ModuleStore::new(&shared);
+        experiment.records().iter().map(|r| store.path(r.identity.as_ref().expect("a program"))).collect()
+    })
+}
+
+/// Returns the shared store with the modules of `sequence` and `tensor` on `cpu:2`.
+pub fn modules() -> PathBuf {
+    known();
+    support::modules()
+}
+
+/// Copies the modules of `sequence` and `tensor` to the store of an experiment in `out`.
+pub fn copy_modules(out: &Path) {
+    std::fs::create_dir_all(out.join("modules")).expect("a folder");
+    for path in known() {
+        std::fs::copy(path, out.join("modules").join(path.file_name().expect("a name"))).expect("copied");
+    }
+}
+
 fn records(folder: &Path) -> Vec<LogRecord> {
     let text = std::fs::read_to_string(folder.join("results.jsonl")).expect("a log");
     text.lines().map(|l| serde_json::from_str(l).expect("a line")).collect()
 }
 
-fn modules(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+fn stored(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let all = std::fs::read_dir(folder.join("modules")).expect("modules").map(|e| e.expect("an entry").path());
     let all = all.filter(|p| p.extension().is_some_and(|e| e == "module"));
     let read = |p: &PathBuf| {
@@ -145,7 +159,7 @@ fn experiment_figures_are_computed_from_stored_modules() {
     let of = |all: &[LogRecord]| -> BTreeMap<_, _> { all.iter().map(|r| (r.key.clone(), r.result.clone())).collect() };
     assert_eq!(of(&last), of(&right));
     experiment.run(&[]);
-    assert_eq!(experiment.records().len(), 4, "what is right is not said again");
+    assert_eq!(experiment.records().len(), 4, "correct results are not logged again");
 
     // Another module under the same key changes the figures immediately.
     let store = ModuleStore::new(&experiment.path("out/modules"));
@@ -325,12 +339,12 @@ fn why_command_computes_figures_from_stored_modules() {
         done
     };
     let first = ask();
-    let stored = modules(&out);
-    assert_eq!((records(&out).len(), stored.len()), (2, 2), "the program and one change of it");
+    let modules = stored(&out);
+    assert_eq!((records(&out).len(), modules.len()), (2, 2), "the program and one change of it");
     tamper(&out);
     let again = ask();
     assert_eq!(String::from_utf8_lossy(&again.stdout), String::from_utf8_lossy(&first.stdout));
-    assert_eq!(modules(&out), stored, "nothing was compiled");
+    assert_eq!(stored(&out), modules, "nothing was compiled");
     // A module folder that was copied from elsewhere.
     let other = dir.path().join("other");
     std::fs::create_dir(&other).expect("a folder");

@@ -68,7 +68,7 @@ fn fifos_and_devices_receive_the_same_bytes() {
     assert_eq!(sound, fs::read(folder.path("file.wav")).expect("a sound"));
     assert!(fs::metadata("/dev/null").expect("a device").file_type().is_char_device());
     for name in ["fifo.mp4", "fifo.wav"] {
-        assert!(fs::metadata(folder.path(name)).expect("it stays").file_type().is_fifo(), "{name}");
+        assert!(fs::metadata(folder.path(name)).expect("the file still exists").file_type().is_fifo(), "{name}");
     }
     assert!(names(&folder.path("tmp")).is_empty(), "{:?}", names(&folder.path("tmp")));
     // No sidecar can be written next to it.
@@ -95,8 +95,8 @@ fn closed_fifo_reader_gives_one_error_and_keeps_results() {
         .flatten()
         .any(|file| file.path().read_link().ok().as_ref() == Some(&fifo))
     {
-        assert_eq!(run.try_wait().expect("a state"), None, "it ends before it opens the FIFO");
-        assert!(since.elapsed() < Duration::from_secs(60), "it does not open the FIFO");
+        assert_eq!(run.try_wait().expect("a state"), None, "the run ended before it opened the FIFO");
+        assert!(since.elapsed() < Duration::from_secs(60), "the run does not open the FIFO");
         std::thread::sleep(Duration::from_millis(10));
     }
     drop(reader);

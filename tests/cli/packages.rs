@@ -12,7 +12,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Runs a command that must succeed; returns its stdout.
 fn output(command: &mut Command) -> String {
-    let done = command.output().expect("it runs");
+    let done = command.output().expect("the process runs");
     assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).expect("text")
 }

@@ -72,19 +72,25 @@ fn concurrent_installs_wait_for_each_other() {
     run.env("NO_PROXY", "127.0.0.1").env_remove("PIP_FIND_LINKS");
     let mut process = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines().map_while(Result::ok);
-    assert!(lines.any(|line| line.starts_with("waiting for another install")), "it says so");
+    assert!(
+        lines.any(|line| line.starts_with("waiting for another install")),
+        "the second install reports that it waits"
+    );
     std::thread::sleep(Duration::from_millis(100));
-    assert!(process.try_wait().expect("a process").is_none() && index.accept().is_err(), "it did not wait");
+    assert!(
+        process.try_wait().expect("a process").is_none() && index.accept().is_err(),
+        "the second install did not wait"
+    );
     assert_eq!(left(dir.path()), [".install-cpu-killed"]);
     lock.unlock().expect("unlocked");
     index.set_nonblocking(false).expect("set");
-    let (mut asked, _) = index.accept().expect("it asks the index");
+    let (mut asked, _) = index.accept().expect("the install asks the index");
     assert!(asked.read(&mut [0; 4096]).expect("a request") > 0);
     asked.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").expect("answered");
     let said: Vec<String> = lines.collect();
     assert_eq!(process.wait().expect("ends").code(), Some(1));
     assert!(said.iter().any(|line| line.contains("404 Not Found")), "{said:?}");
-    assert_eq!(left(dir.path()), [""; 0], "what was left is removed");
+    assert_eq!(left(dir.path()), [""; 0], "leftover files are removed");
 }
 
 /// An install that is killed at any time leaves a complete plugin or none; the next install succeeds.
@@ -333,7 +339,7 @@ fn doctor_lists_plugin_under_its_platform() {
     fs::write(&broken, "no code").expect("written");
     let platforms = report("LTX2_PJRT_PLUGIN", &broken, None);
     assert_eq!(listed(&platforms, &broken), ["unknown"], "{platforms:?}");
-    let why = platforms.last().expect("it is listed")["missing"][0].as_str().expect("a reason").to_string();
+    let why = platforms.last().expect("the platform is listed")["missing"][0].as_str().expect("a reason").to_string();
     assert!(why.contains("broken.so: cannot load the plugin: dlopen failed: "), "{why}");
     for platform in &platforms[..3] {
         let missing = platform["missing"].to_string();
@@ -360,7 +366,7 @@ fn aborting_or_hanging_plugin_gives_an_error() {
         let said = error(&ran);
         let start = format!("{}: cannot load the plugin: {}", file.display(), words[0]);
         assert!(said.starts_with(&format!("error: {start}")) && said.contains(words[1]), "{load:?}: {said}");
-        assert!(said.contains("`ltx2 plugin install cpu|cuda|tpu`"), "{load:?}: what to do: {said}");
+        assert!(said.contains("`ltx2 plugin install cpu|cuda|tpu`"), "{load:?}: no advice: {said}");
         assert!(!results.exists() && !out.exists(), "{load:?}: nothing is kept of a failure");
     };
     refused(Load::Abort, ["a trial process ended with signal: 6 (SIGABRT)", " while loading the plugin"]);

@@ -71,7 +71,7 @@ impl Run<'_> {
 fn settings(pipeline: &str, more: &[&str]) -> Vec<String> {
     let cache = format!("runtime.compile_cache={}", support::programs().display());
     let pipeline = format!("pipeline={pipeline}");
-    let base = [&cache, &pipeline, "request.height=64", "sampler.steps=4"];
+    let base = [&cache, &pipeline, "sampler.steps=4"];
     base.iter().chain(more).map(|s| (*s).to_string()).collect()
 }
 
@@ -97,7 +97,14 @@ fn interrupted_run_resumes_to_identical_bytes() {
     for (pipeline, sampler, phase, at, every, from) in cases.into_iter().take(tried) {
         let run = Run {
             file: support::tiny(),
-            set: &settings(pipeline, &[&format!("sampler.kind={sampler}")]),
+            // Half the height of two passes is a whole number of latents.
+            set: &settings(
+                pipeline,
+                &[
+                    &format!("sampler.kind={sampler}"),
+                    if pipeline == "text_to_video" { "request.height=96" } else { "request.height=64" },
+                ],
+            ),
             output: &output,
             every: Some(every),
             resume: false,
@@ -112,12 +119,13 @@ fn interrupted_run_resumes_to_identical_bytes() {
 fn interrupted_chain_resumes_within_its_clip() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
-    let chain = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33", "request.width=96"];
+    let chain =
+        ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33", "request.height=64", "request.width=96"];
     let run = |set| Run { file: "tests/fixtures/tiny_video.yml", set, output: &output, every: Some(1), resume: false };
     // Three clips with two steps each. Half the width is a whole number of latents. In the second pass, the checkpoint
     // holds the clip's own end of the first pass, too, with which the next clip starts.
     let upsampler = "model.upsampler=tests/fixtures/models/upsampler_rational";
-    let two = settings("two_stage", &[&chain[..2], &["request.width=128", "sampler.steps=2", upsampler]].concat());
+    let two = settings("two_stage", &[&chain[..3], &["request.width=128", "sampler.steps=2", upsampler]].concat());
     goes_on(run(&two), Phase::Refine, 4, 4);
     if full() {
         goes_on(run(&two), Phase::Denoise, 3, 3);
@@ -150,16 +158,16 @@ fn goes_on(kept: Run, phase: Phase, at: usize, from: usize) {
         (format!("{} {:?}, {phase:?} after {at}", kept.file, kept.set), denoise_checkpoint::path_of(kept.output));
     let (whole, _) = Run { every: None, ..kept }.run(None);
     let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(!steps.exists(), "{what}: nothing was asked to be kept");
+    assert!(!steps.exists(), "{what}: a checkpoint without --checkpoint-every");
 
     let (ended, _) = kept.run(Some((phase, at)));
     assert!(ended.is_err_and(|e| e.starts_with("interrupted after")), "{what}");
-    assert!(steps.exists(), "{what}: the steps are kept");
+    assert!(steps.exists(), "{what}: no checkpoint was written");
 
     let (same, began) = Run { resume: true, ..kept }.run(None);
     assert_eq!(same.as_ref(), Ok(&whole), "{what}");
     assert_eq!(began.first(), Some(&(phase, from)), "{what}: earlier steps were run again");
-    assert!(!steps.exists(), "{what}: they are not needed any more");
+    assert!(!steps.exists(), "{what}: the checkpoint is removed after the run");
 }
 
 /// Rewrites a checkpoint as if another release, whose version is part of the key, had written it.
@@ -192,7 +200,7 @@ fn checkpoint_of_another_model_or_release_is_rejected() {
     let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
     let resumed = || Run { resume: true, ..kept }.run(None);
-    let refused = || resumed().0.expect_err("it goes on");
+    let refused = || resumed().0.expect_err("the run resumes");
     let weights = model.join("vae/diffusion_pytorch_model.safetensors");
     let whole = std::fs::read(&weights).expect("weights");
     let mut other = whole.clone();
@@ -222,11 +230,10 @@ fn checkpoint_of_another_request_is_rejected() {
     std::fs::write(&image_file, [&drawn[..], b"a"].concat()).expect("written");
     let image = format!("request.images=[{{path: {}, frame: 0, strength: 1.0, crf: 0}}]", image_file.display());
     // The programs of `serve::nano`.
-    let height = "request.height=96";
-    let set = settings("image_to_video", &[&image, height]);
+    let set = settings("image_to_video", &[&image]);
     let kept = Run { file: support::tiny(), set: &set, output: &output, every: Some(1), resume: false };
     assert!(kept.run(Some((Phase::Denoise, 2))).0.is_err());
-    let other = settings("image_to_video", &[&image, height, "request.seed=11"]);
+    let other = settings("image_to_video", &[&image, "request.seed=11"]);
     let message = |set: &[String]| {
         let made = Run { set, resume: true, ..kept }.run(None).0;
         assert!(made.is_err(), "the run resumes: {made:?}");
@@ -393,7 +400,7 @@ fn unwritable_video_is_kept_as_tensors() {
     let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
     assert!(error.contains("videos"), "{error}");
     let tensors = ltx2::pipeline::output::tensors::read(Path::new(kept)).expect("tensors");
-    assert_eq!(tensors["frames"].shape(), [9, 64, 64, 3]);
+    assert_eq!(tensors["frames"].shape(), [9, 96, 64, 3]);
     assert_eq!(tensors["audio"].shape()[0], 2);
     assert!(tensors.contains_key("latents.video") && tensors.contains_key("latents.audio"));
     std::fs::remove_file(kept).expect("removed");

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::module_store::{copy_modules, modules};
 use crate::support::{self, needs};
 use ltx2::tune::{DiagnosisReport, LogRecord};
 use serde_json::Value;
@@ -26,6 +27,7 @@ fn killed_experiment_resumes_at_the_next_run() {
     let (yaml, out) = (dir.path().join("x.yml"), dir.path().join("out"));
     let cases = "layouts: [sequence, ulysses, tensor]\ntargets: ['cpu:2']\ninclude: [{layout: cfg, mesh: cfg=16}]\n";
     std::fs::write(&yaml, format!("{SMALL}{cases}")).expect("writes");
+    copy_modules(&out);
     let command = || {
         let mut c = support::ltx2();
         c.arg("experiment").arg(&yaml).arg("-o").arg(&out).args(["--jobs", "2"]);
@@ -40,13 +42,13 @@ fn killed_experiment_resumes_at_the_next_run() {
     first.kill().expect("is killed");
     first.wait().expect("is gone");
     let before = records(&out);
-    assert!(before.len() < 4, "it was killed before its end");
+    assert!(before.len() < 4, "the experiment ended before the kill");
 
     let done = command().output().expect("runs");
     assert!(done.status.success(), "{}", stderr(&done));
     let all = records(&out);
     assert_eq!(all.len(), 4);
-    assert_eq!(all[..before.len()], before[..], "what was done is kept");
+    assert_eq!(all[..before.len()], before[..], "results of the killed run are kept");
     let mut keys: Vec<&str> = all.iter().map(|r| r.key.as_str()).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -144,7 +146,7 @@ fn experiment_predicts_with_chip_file() {
     std::fs::write(&yaml, format!("{SMALL}layouts: [sequence]\ntargets: ['cpu:2']\n")).expect("writes");
     let run = |more: &[&str]| {
         let mut command = support::ltx2();
-        command.arg("experiment").arg(&yaml).arg("--modules").arg(support::modules()).arg("-o").arg(&out);
+        command.arg("experiment").arg(&yaml).arg("--modules").arg(modules()).arg("-o").arg(&out);
         command.args(more).output().expect("runs")
     };
     let done = run(&["--chip", "examples/chips/a100.toml"]);
@@ -189,7 +191,7 @@ fn experiment_case_is_measured_on_its_devices() {
     std::fs::write(&yaml, &text).expect("writes");
     let run = |more: &[&str]| {
         let mut command = support::ltx2();
-        command.arg("experiment").arg(&yaml).arg("--modules").arg(support::modules()).arg("-o").arg(&out);
+        command.arg("experiment").arg(&yaml).arg("--modules").arg(modules()).arg("-o").arg(&out);
         command.args(more).output().expect("runs")
     };
     let done = run(&["--measure"]);

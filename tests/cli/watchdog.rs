@@ -61,7 +61,7 @@ impl Run {
             }
             if started.elapsed() > HANGS {
                 self.process.kill().expect("killed");
-                panic!("it is still there after {HANGS:?}: {}", self.said.join().expect("read"));
+                panic!("the process still runs after {HANGS:?}: {}", self.said.join().expect("read"));
             }
             thread::sleep(Duration::from_millis(10));
         };
@@ -197,7 +197,7 @@ fn delay_below_the_limit_is_tolerated() {
         let started = Instant::now();
         let ended = Run::start(Some(&slow), &folder.path("out.mp4"), &["--force", "--set", &set], &[]).ended();
         assert!(ended.status.success(), "{limit}: {}", ended.said);
-        assert!(started.elapsed() > Duration::from_millis(1500), "{limit}: it was slow");
+        assert!(started.elapsed() > Duration::from_millis(1500), "{limit}: the execution was not slow");
         assert_eq!(fs::read_to_string(&log).expect("a log").lines().count(), 3, "{limit}");
         assert!(fs::read(folder.path("out.mp4")).expect("a video") == whole, "{limit}");
         fs::remove_file(&log).expect("removed");

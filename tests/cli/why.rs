@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::module_store::modules;
 use crate::support::{self, needs};
 use serde_json::Value;
 
@@ -138,7 +139,7 @@ fn layout_chosen_by_auto_is_diagnosed() {
     command.args(["why", "--target", "cpu:2", "-c", "nano_2_0", "--model", "nano", "--layers", "1", "--chip", "h200"]);
     command.args(["--set", "request.width=64", "--set", "request.height=96", "--set", "request.num_frames=9"]);
     command.args(["--set", support::QUICK, "--json", "-", "--budget", "1", "-o"]).arg(folder.path());
-    let out = command.arg("--modules").arg(support::modules()).output().expect("runs");
+    let out = command.arg("--modules").arg(modules()).output().expect("runs");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let answer: Value = serde_json::from_slice(&out.stdout).expect("JSON");
     assert!(answer["layout"].as_str().is_some_and(|layout| layout != "auto"), "{}", answer["layout"]);

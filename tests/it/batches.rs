@@ -7,6 +7,7 @@ use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, plain, 
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::nn::Build;
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::stages::batch::videos_at_once;
 use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::sampling::guidance::RescaleExtent;
@@ -21,7 +22,7 @@ fn build(layout: &str, mesh: &str, devices: usize) -> Build {
     Build { layout, ..plain(DType::F32) }
 }
 
-/// Returns three requests of one case that differ in prompt and seed. Guided ones are rescaled, with statistics over
+/// Returns three requests that differ in prompt and seed. Guided ones are rescaled, with statistics over
 /// the batch as requested.
 fn three(base: &Request) -> [Request; 3] {
     let mut base = Request { rescale: RescaleExtent::Batch, ..base.clone() };
@@ -44,14 +45,12 @@ fn agree(what: &str, got: &Generated, want: &Generated) {
     assert_eq!((got.frames.data().dim(), got.audio.dim()), (want.frames.data().dim(), want.audio.dim()), "{what}");
 }
 
-/// Compares three videos of a case, two at a time on `mesh`, with one at a time on `single`.
-fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
+/// Compares three videos like a request of a model, two at a time on `together`, with one at a time on one device.
+fn two_at_a_time(name: &str, base: impl Fn(&OpenModel) -> Request, together: (&str, &str)) {
     let client = cpu(8);
-    let all = cases("pipeline");
-    let case = all.iter().find(|c| c.name.ends_with(name)).expect("the case");
-    let model = case.model.to_str().expect("a path");
-    let mut alone = open(&client, model, build(single.0, single.1, 8));
-    let jobs = three(&request(case, &alone.model));
+    let model = &format!("tests/fixtures/models/{name}");
+    let mut alone = open(&client, model, build("replicated", "data=1", 8));
+    let jobs = three(&base(&alone.model));
     let want: Vec<Generated> = jobs.iter().map(|job| generate(&mut alone, job, &dumping(None))).collect();
 
     let mut runner = open(&client, model, build(together.0, together.1, 8));
@@ -81,12 +80,16 @@ fn two_at_a_time(name: &str, single: (&str, &str), together: (&str, &str)) {
 /// The guidance rescale statistics of a video, even those requested over the batch, must not include other videos.
 #[needs(cpu)]
 fn batched_guided_videos_match_single_videos() {
-    two_at_a_time("tiny_a_cfg", ("replicated", "data=1"), ("cfg", "data=2"));
+    // Most programs are those of `cli generate`.
+    let config = Config::load("tests/fixtures/tiny.yml", [""; 0]).expect("a configuration");
+    let job = config.jobs().expect("a job").remove(0);
+    two_at_a_time("tiny_a", |model| model.request(&config, &job).expect("a request"), ("cfg", "data=2"));
 }
 
 #[needs(cpu, full)]
 fn batched_videos_on_sharded_meshes_match_single_videos() {
-    two_at_a_time("tiny_b_cfg", ("replicated", "data=1"), ("cfg-ulysses", "data=2,cfg=2,context=2"));
+    let case = cases("pipeline").into_iter().find(|c| c.name.ends_with("tiny_b_cfg")).expect("the case");
+    two_at_a_time("tiny_b", |model| request(&case, model), ("cfg-ulysses", "data=2,cfg=2,context=2"));
 }
 
 #[needs(cpu)]

@@ -63,7 +63,7 @@ fn motion_speed_is_rejected_by_pipelines_that_ignore_it() {
     assert!(load("text_to_audio", "1").is_ok());
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn partial_strength_reference_video_matches_diffusers() {
     conditions_agree("tiny_2_3", &["reference"]);
 }

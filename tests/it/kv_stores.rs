@@ -109,7 +109,7 @@ fn serves_many_threads(store: &Arc<dyn KvStore>) {
                 store.put(&format!("of/{i}"), &[i; 1000]).expect("put");
                 let next = (i + 1) % 16;
                 let neighbours = store.get(&format!("of/{next}"), Duration::from_secs(60));
-                assert_eq!(neighbours.expect("it comes"), [next; 1000]);
+                assert_eq!(neighbours.expect("the neighbour's value"), [next; 1000]);
                 store.put("first", &[i]).is_ok()
             })
         })

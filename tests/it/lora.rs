@@ -1,16 +1,13 @@
 //! Models with LoRAs: merged only into the listed weights, for the selected stages, and removed again.
 
-use ltx2::request::{RefinePass, Request};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::support::official;
 use crate::support::single_file::{TensorData, read, write};
 use crate::support::{self, Case, cases, cpu, dumped, full, needs, quick, relative_l2};
-use ltx2::config;
+use ltx2::config::{self, Config};
 use ltx2::hlo::DType;
-use ltx2::models::upsampler::Upsampling;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
 use ltx2::pipeline::model::{Component, OpenModel};
 use ltx2::pipeline::plan::loras::Loras;
@@ -22,7 +19,6 @@ use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::programs::parameters::parameters;
 use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
-use ltx2::sampling::Euler;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{LoraFile, MergeOrder, ModelSource, Overrides, ScaledLora};
 use ndarray::{Array2, Ix2};
@@ -173,7 +169,8 @@ fn merged_and_loaded_alone(case: &Case) {
 fn eight_bit_weights_are_quantized_after_merging() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    let case = case("tiny_b");
+    // The programs of `quantized`.
+    let case = case("tiny_v2_5");
     let source = model(&case.model);
     let modules = [("transformer_blocks.0.ff.net.0.proj", "transformer_blocks.0.ff.net.0.proj")];
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &modules);
@@ -279,19 +276,16 @@ fn loras_are_rejected_with_random_weights() {
     assert!(error.contains("a.safetensors") && error.contains("model.weights is random"), "{error}");
 }
 
-/// The result equals that of a model with merged weights. Takes seven runs of two stages, whose programs are compiled
-/// twice.
+/// The result equals that of a model with merged weights. Takes seven runs of two stages.
 #[needs(cpu)]
 fn each_stage_uses_its_own_loras() {
     let client = cpu(8);
     let dir = tempfile::tempdir().expect("a folder");
-    // Sizes and guidance of this case, so that its programs are reused.
-    let all = cases("official");
-    let case = all.iter().find(|c| c.name.ends_with("/tiny_a_distilled")).expect("a case");
+    let base = Path::new("tests/fixtures/models/tiny_a");
     let path = dir.path().join("a.safetensors");
-    of_modules(&path, &model(&case.model), "diffusion_model", &MODULES);
+    of_modules(&path, &model(base), "diffusion_model", &MODULES);
     // Stored in f32, so that merging rounds nothing; the weights of the second model are merged.
-    let mut weights = transformer_weights(&case.model);
+    let mut weights = transformer_weights(base);
     let update = read(&path);
     let [plain, merged] = [false, true].map(|merge| {
         for (original, name) in MODULES {
@@ -304,7 +298,7 @@ fn each_stage_uses_its_own_loras() {
             }
             weights.insert(key, stored_tensor(&sum.mapv(|v| v as f32), DType::F32));
         }
-        with_transformer(&dir.path().join(if merge { "merged" } else { "plain" }), &case.model, &weights)
+        with_transformer(&dir.path().join(if merge { "merged" } else { "plain" }), base, &weights)
     });
 
     let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
@@ -315,15 +309,10 @@ fn each_stage_uses_its_own_loras() {
         Runner::new(OpenModel::open(&source).expect("complete"), executor, build(DType::F32))
     };
     let (mut plain, mut merged) = (runner(&plain), runner(&merged));
-    let refine = RefinePass {
-        upsample: vec![Upsampling::SpatialX2],
-        sigmas: vec![0.9, 0.5, 0.0],
-        sampler: Euler.into(),
-        keeps_audio: true,
-        adain: 0.0,
-        tone_map: 0.0,
-    };
-    let request = Request { refine: Some(refine), ..official::request(case, &plain.model) };
+    // The programs of `cli memory` and `cli resume`, except the decoder.
+    let set = ["pipeline=two_stage", "request.height=64", "sampler.steps=2"];
+    let config = Config::load("tests/fixtures/tiny.yml", set).expect("a configuration");
+    let request = plain.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request");
     // Latents of both stages, of a first and a second video.
     let made = |runner: &mut Runner, stages: &[u8], strength: f64| {
         let entry = config::Lora { path: path.display().to_string(), strength, stages: stages.to_vec() };

@@ -306,7 +306,7 @@ fn pjrt_objects_are_send_and_outlive_their_client() {
     let client = client();
     let own = Client::new(client.plugin(), &ClientOptions::Cpu(CpuOptions { devices: Some(1), asynchronous: None }));
     let own = own.unwrap();
-    let exe = own.compile(ADD, &CompileOptions::single()).unwrap();
+    let exe = own.load(&add().serialize().unwrap()).unwrap();
     let x = upload(&own, 0, &[1.; 6], &[2, 3]);
     let foreign = upload(client, 0, &[1.; 6], &[2, 3]);
     assert!(exe.execute(&[vec![&x, &foreign]]).unwrap_err().to_string().contains("another client"));

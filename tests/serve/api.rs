@@ -134,7 +134,7 @@ fn repeated_idempotent_request_creates_one_job() {
 fn request_to_full_queue_gets_retry_after_and_leaves_no_files() {
     let site = Site::new(&["queue=2"]);
     let running = site.create("steps=10000 ms=10");
-    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    crate::scripted::until("the job to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     let waiting = [site.create("n=1"), site.create("n=2")];
     let refused = site.send("POST", "/v1/videos", Some(&body("n=3")));
     assert_eq!((refused.error().0, refused.error().1.as_str()), (429, "queue_full"));
@@ -228,7 +228,7 @@ fn sync_request_returns_the_video() {
     let kind = [("content-type", "application/json")];
     client.head("POST", "/v1/videos/sync", &kind, Some(text.len())).expect("sent");
     std::io::Write::write_all(client.stream(), text.as_bytes()).expect("sent");
-    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] != json!([]));
+    crate::scripted::until("the job to run", || site.get("/v1/queue").json()["running"] != json!([]));
     let id = site.get("/v1/queue").json()["running"][0].as_str().expect("an id").to_string();
     drop(client);
     assert_eq!(site.wait(&id)["error"]["code"], "cancelled");
@@ -301,7 +301,7 @@ fn cancelled_video_is_listed_while_device_works() {
     for (method, end) in [("POST", "/cancel"), ("DELETE", "")] {
         let site = Site::new(&[]);
         let id = site.create("fault=hang");
-        crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([id]));
+        crate::scripted::until("the job to run", || site.get("/v1/queue").json()["running"] == json!([id]));
         assert_eq!(site.get("/v1/queue").json()["stopping"], json!([]));
         assert_eq!(site.send(method, &format!("/v1/videos/{id}{end}"), None).status, 200);
         let queue = site.get("/v1/queue").json();
@@ -371,7 +371,7 @@ fn shutdown_keeps_unfinished_jobs() {
     let folder = crate::scripted::quick_folder();
     let site = Site::at(folder.path().join("state"), &["drain=checkpoint"], Default::default());
     let (running, waiting) = (site.create("steps=2000 ms=5 every=1"), site.create("steps=1"));
-    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    crate::scripted::until("the job to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     site.server.drain();
     let ready = site.get("/ready");
     assert_eq!((ready.status, &ready.json()["status"]), (503, &json!("draining")));
@@ -388,7 +388,7 @@ fn shutdown_keeps_unfinished_jobs() {
                 .contains(&site.get(&format!("/v1/videos/{id}")).json()["status"].as_str().unwrap())
         );
     }
-    crate::scripted::until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    crate::scripted::until("the job to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     // The drain timeout expires before the video is finished.
     assert_eq!(site.end(), 130);
 }

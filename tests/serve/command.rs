@@ -39,7 +39,7 @@ fn command_line_errors_are_reported_before_start() {
         let listen = ["--listen", "127.0.0.1:0"];
         let mut command = serve(arguments);
         command.args(listen.iter().filter(|_| arguments[0] != "--listen")).args(["--state", &state]);
-        let done = command.output().expect("it runs");
+        let done = command.output().expect("the process runs");
         let text = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(2), "{arguments:?}: {text}");
         assert!(text.contains(said) && text.lines().filter(|line| line.starts_with("error: ")).count() == 1, "{text}");
@@ -54,12 +54,12 @@ fn start(state: &str, arguments: &[&str]) -> (Child, String, BufReader<std::proc
 
 fn start_with(mut command: Command, state: &str) -> (Child, String, BufReader<std::process::ChildStderr>) {
     command.args(["--listen", "127.0.0.1:0", "--state", state, "--platform", "cpu", "--min-free", "0B"]);
-    let mut child = command.spawn().expect("it starts");
+    let mut child = command.spawn().expect("the process starts");
     let mut lines = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
     while !line.contains("http://") {
         line.clear();
-        assert!(lines.read_line(&mut line).expect("a line") > 0, "it ended");
+        assert!(lines.read_line(&mut line).expect("a line") > 0, "the server ended");
     }
     let address = line.split("http://").nth(1).and_then(|rest| rest.split(": ").next()).expect("an address");
     (child, address.to_string(), lines)
@@ -90,7 +90,8 @@ fn sighup_reloads_keys_and_sigterm_drains() {
     let address = address.parse().expect("an address");
     let ask = |key: &str| Client::to(address).with("authorization", &format!("Bearer {key}")).get("/v1/videos").status;
     assert_eq!((ask("key-of-anna"), ask("key-of-bert")), (200, 401));
-    let second = serve(&["--listen", "127.0.0.1:0", "--state", &state, "--warm", "none"]).output().expect("it runs");
+    let second =
+        serve(&["--listen", "127.0.0.1:0", "--state", &state, "--warm", "none"]).output().expect("the process runs");
     assert_eq!(second.status.code(), Some(1), "{}", String::from_utf8_lossy(&second.stderr));
     assert!(String::from_utf8_lossy(&second.stderr).contains("another server"));
     write("bert:key-of-bert");
@@ -101,7 +102,7 @@ fn sighup_reloads_keys_and_sigterm_drains() {
     let reloaded = since.elapsed();
     let since = Instant::now();
     signal(&child, Signal::TERM);
-    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert_eq!(child.wait().expect("the process ends").code(), Some(0));
     let ended = since.elapsed();
     assert!(ended < Duration::from_secs(20), "{ended:?}");
     eprintln!("measured: HUP reloads the keys in {reloaded:.2?}; TERM ends the server in {ended:.2?}");
@@ -129,7 +130,7 @@ fn server_ignores_signals_that_request_no_exit() {
     }
     let since = Instant::now();
     signal(&child, Signal::INT);
-    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert_eq!(child.wait().expect("the process ends").code(), Some(0));
     eprintln!("measured: INT ends the server in {:.2?}", since.elapsed());
     assert!(reader.join().expect("read") > 0);
 }
@@ -148,11 +149,11 @@ fn second_signal_stops_server_immediately() {
     let ids: Vec<String> = (0..2)
         .map(|_| client.send("POST", "/v1/videos", Some(&body)).json()["id"].as_str().expect("an id").to_string())
         .collect();
-    crate::scripted::until("it to run", || client.get("/v1/queue").json()["running"] != serde_json::json!([]));
+    crate::scripted::until("the job to run", || client.get("/v1/queue").json()["running"] != serde_json::json!([]));
     signal(&child, Signal::TERM);
     signal(&child, Signal::INT);
     let since = Instant::now();
-    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    assert_eq!(child.wait().expect("the process ends").code(), Some(130));
     let ended = since.elapsed();
     assert!(ended < Duration::from_secs(5), "{ended:?}");
     eprintln!("measured: a second signal ends the server in {ended:.2?}");
@@ -189,7 +190,7 @@ fn signal_during_compilation_stops_server_within_a_second() {
         let since = Instant::now();
         signal(&child, Signal::TERM);
         let rest: Vec<String> = lines.collect();
-        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{point}: {rest:#?}");
+        assert_eq!(child.wait().expect("the process ends").code(), Some(0), "{point}: {rest:#?}");
         let ended = since.elapsed();
         assert!(ended < Duration::from_secs(1), "{point}: {ended:?}");
         eprintln!("measured: TERM {point} ends the server in {ended:.2?}");
@@ -205,13 +206,13 @@ fn signal_during_load_stops_server_within_a_second() {
         let mut command = crate::support::ltx2();
         command.args(["serve", "-c", crate::support::tiny(), "--listen", "127.0.0.1:0", "--min-free", "0B", "--state"]);
         command.arg(folder.path().join("state")).env("LTX2_FAILPOINT", point);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the process starts");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
         assert!(lines.any(|line| line == format!("at {point}")), "{point}");
         let since = Instant::now();
         signal(&child, Signal::TERM);
         let rest: Vec<String> = lines.collect();
-        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{point}: {rest:#?}");
+        assert_eq!(child.wait().expect("the process ends").code(), Some(0), "{point}: {rest:#?}");
         let ended = since.elapsed();
         assert!(ended < Duration::from_secs(1), "{point}: {ended:?}");
         eprintln!("measured: TERM at {point} ends the server in {ended:.2?}");
@@ -229,7 +230,7 @@ fn only_first_process_handles_signals() {
         let mut command =
             serve(&["--listen", "127.0.0.1:0", "--platform", "cpu", "--min-free", "0B", "--warm", "none"]);
         command.args(["--state", &state, "--coordinator", &place, "--num-processes", "2", "--process-id", id]);
-        command.env("LTX2_REHEARSE_PROCESSES", "1").spawn().expect("it starts")
+        command.env("LTX2_REHEARSE_PROCESSES", "1").spawn().expect("the process starts")
     };
     let (mut first, mut second) = (member("0"), member("1"));
     let mut lines = BufReader::new(first.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
@@ -237,13 +238,13 @@ fn only_first_process_handles_signals() {
     let address = address.expect("an address").parse().expect("an address");
     let rest = std::thread::spawn(move || lines.collect::<Vec<_>>());
     // When the server is ready, both processes have loaded the model.
-    crate::scripted::until("it to be ready", || Client::to(address).get("/ready").status == 200);
+    crate::scripted::until("the server to be ready", || Client::to(address).get("/ready").status == 200);
     signal(&second, Signal::TERM);
     signal(&second, Signal::INT);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(second.try_wait().expect("a state"), None);
     assert_eq!(Client::to(address).get("/ready").status, 200);
     signal(&first, Signal::TERM);
-    assert_eq!(first.wait().expect("it ends").code(), Some(0), "{:#?}", rest.join().expect("read"));
-    assert_eq!(second.wait().expect("it ends").code(), Some(0));
+    assert_eq!(first.wait().expect("the process ends").code(), Some(0), "{:#?}", rest.join().expect("read"));
+    assert_eq!(second.wait().expect("the process ends").code(), Some(0));
 }

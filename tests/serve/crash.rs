@@ -84,7 +84,7 @@ fn server_process_obeys_commands_from_stdin() {
                 println!("swept");
             }
             ("drain", _) => break,
-            _ => println!("what is {line}?"),
+            _ => println!("unknown command {line}"),
         }
     }
     server.stop().expect("drained");
@@ -166,7 +166,7 @@ impl Process {
     /// Kills the process and records its remaining output.
     fn kill(&mut self) {
         self.child.kill().expect("is killed");
-        assert_eq!(self.child.wait().expect("is gone").signal(), Some(9), "it had ended before");
+        assert_eq!(self.child.wait().expect("is gone").signal(), Some(9), "the process ended before the kill");
         self.hear(Duration::from_secs(5), |_| false);
     }
 
@@ -243,7 +243,7 @@ fn kill_at_fail_point(moment: &str, deed: CrashAction) {
         assert!(before.hear(Duration::from_secs(60), |line| line.starts_with("sent")));
         let id = before.sent[0].0.clone();
         let record = state.path().join("jobs").join(id.as_str()).join("job.json");
-        crate::scripted::until("it to be made", || {
+        crate::scripted::until("the video to be completed", || {
             std::fs::read_to_string(&record).is_ok_and(|text| text.contains("completed"))
         });
         before.tell("drain");
@@ -332,7 +332,7 @@ fn job_fails_after_two_server_kills() {
         if attempt == 1 {
             process.tell("send n=0 steps=4");
         }
-        crate::scripted::until("it to run", || {
+        crate::scripted::until("the job to run", || {
             let Some(found) = done_id(state.path()) else { return false };
             let record = state.path().join("jobs").join(found.as_str()).join("job.json");
             id = Some(found);
@@ -344,7 +344,7 @@ fn job_fails_after_two_server_kills() {
     }
     let id = id.expect("the job");
     let server = Server::start(state.path(), crash_settings(3600.0));
-    let job = server.jobs.get(&anyone(), &id).expect("it is there");
+    let job = server.jobs.get(&anyone(), &id).expect("the job");
     let code = job.record.failure.as_ref().map(|failure| failure.code.as_str());
     assert_eq!((job.record.state, code), (JobState::Failed, Some("crashed")));
     assert_eq!(server.wait(&server.send("n=1 steps=4")).record.state, JobState::Completed);

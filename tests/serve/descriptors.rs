@@ -64,7 +64,7 @@ impl Process {
 
     fn end(mut self) {
         drop(self.child.stdin.take());
-        assert!(self.child.wait().expect("it ends").success());
+        assert!(self.child.wait().expect("the process ends").success());
     }
 }
 
@@ -214,7 +214,7 @@ fn jobs_wait_while_no_file_can_be_opened() {
     let server = Server::with(store, settings(), pace);
     let state_of = |id| server.jobs.get(&anyone(), id).expect("a job");
     let running = server.send("fault=hang");
-    server.until("it to run", |_| state_of(&running).record.state == JobState::InProgress);
+    server.until("the job to run", |_| state_of(&running).record.state == JobState::InProgress);
     let waiting = server.send("a");
     let nothing = NoFilesGuard::begin();
     // The running video finishes and waits until it can be written. A request to cancel another one must be retried.

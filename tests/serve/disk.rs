@@ -74,7 +74,9 @@ fn full_disk_rejects_requests_and_keeps_states() {
 
     // A request is rejected and leaves no files.
     let running = server.send("fault=hang every=1 steps=20");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &running).expect("the job").record.state == JobState::InProgress
+    });
     let waiting = server.send("a");
     let filler = DiskFiller::new(&disk, 0);
     let before = listed(&disk.join("jobs"));
@@ -95,9 +97,10 @@ fn full_disk_rejects_requests_and_keeps_states() {
     drop(filler);
     let filler = DiskFiller::new(&disk, 0);
     server.log.released.store(true, Ordering::Release);
-    server.until("encoding", |jobs| jobs.get(&anyone(), &running).expect("it").progress.stage == JobPhase::Encoding);
+    server
+        .until("encoding", |jobs| jobs.get(&anyone(), &running).expect("the job").progress.stage == JobPhase::Encoding);
     std::thread::sleep(Duration::from_millis(700));
-    assert_eq!(server.get(&running).record.state, JobState::InProgress, "it waits for room");
+    assert_eq!(server.get(&running).record.state, JobState::InProgress, "the job waits for disk space");
     drop(filler);
     assert_eq!(server.wait(&running).record.state, JobState::Completed);
     let next = server.send("a");
@@ -137,7 +140,9 @@ fn jobs_wait_for_min_free_disk_space() {
     let server = server(&disk, Duration::from_secs(1), 8 << 20);
     let held = server.jobs.admit(&anyone()).expect("a place");
     let running = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &running).expect("the job").record.state == JobState::InProgress
+    });
     let filler = DiskFiller::new(&disk, 2 << 20);
     let refused = server.jobs.admit(&anyone()).err().expect("no room");
     assert_eq!((refused.status, refused.code), (507, "insufficient_storage"));
@@ -147,7 +152,9 @@ fn jobs_wait_for_min_free_disk_space() {
     server.jobs.submit(held, waiting).expect("taken");
     server.log.released.store(true, Ordering::Release);
     assert_eq!(server.wait(&running).record.state, JobState::Completed);
-    server.until("it to wait", |jobs| jobs.get(&anyone(), &id).expect("it").progress.stage == JobPhase::WaitingForDisk);
+    server.until("the job to wait for disk space", |jobs| {
+        jobs.get(&anyone(), &id).expect("the job").progress.stage == JobPhase::WaitingForDisk
+    });
     drop(filler);
     assert_eq!(server.wait(&id).record.state, JobState::Completed);
     assert!(!server.jobs.is_short_of_disk());

@@ -406,7 +406,9 @@ fn start_and_shutdown_times_meet_goals() {
         starts.push(begun.elapsed());
         let mut connection = bench.connection();
         let id = create(&mut connection, &format!("steps=100000 ms=50 {at}"));
-        scripted::until("it to run", || connection.get(&format!("/v1/videos/{id}")).json()["status"] == "in_progress");
+        scripted::until("the job to run", || {
+            connection.get(&format!("/v1/videos/{id}")).json()["status"] == "in_progress"
+        });
         let asked = Instant::now();
         bench.end();
         ends.push(asked.elapsed());
@@ -435,7 +437,7 @@ fn memory_grows_by_less_than_two_percent_in_this_process() {
         for at in 0..count {
             let id = create(&mut connection, &format!("flat {at}"));
             let path = format!("/v1/videos/{id}");
-            scripted::until("it to be made", || connection.get(&path).json()["status"] == "completed");
+            scripted::until("the video to be completed", || connection.get(&path).json()["status"] == "completed");
             // Keeps the number of stored videos constant, because their memory is not measured here.
             connection.send("DELETE", &path, None);
         }

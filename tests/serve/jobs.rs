@@ -72,7 +72,7 @@ fn store_is_private_and_locked_by_one_server() {
     use std::os::unix::fs::PermissionsExt;
     let state = tempfile::tempdir().expect("a folder");
     let server = Server::start(state.path(), settings());
-    let refused = FileStore::open(state.path()).expect_err("it is taken");
+    let refused = FileStore::open(state.path()).expect_err("the folder is in use");
     assert!(refused.to_string().contains("another server"), "{refused}");
     let id = server.send("a");
     server.wait(&id);
@@ -152,7 +152,9 @@ fn full_queue_rejects_and_leaves_nothing() {
     (settings.queue, settings.queue_per_key) = (3, 2);
     let server = Server::start(state.path(), settings);
     let running = server.send("owner=x fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &running).expect("the job").record.state == JobState::InProgress
+    });
     let caller = |name: &str| Caller { name: name.into(), sees_all: false };
     server.send("owner=ann");
     let held = server.jobs.admit(&caller("ann")).expect("the second place of ann");
@@ -210,7 +212,7 @@ fn cancelled_jobs_fail_at_once_and_leave_no_video() {
     let state = quick_folder();
     let server = Server::start(state.path(), settings());
     let (running, waiting) = (server.send("steps=100000 ms=1"), server.send("a"));
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").progress.step > 3);
+    server.until("the job to run", |jobs| jobs.get(&anyone(), &running).expect("the job").progress.step > 3);
     for id in [&waiting, &running] {
         let cancelled = server.jobs.cancel(&anyone(), id).expect("cancelled");
         assert_eq!((cancelled.record.state, code(&cancelled)), (JobState::Failed, "cancelled"));
@@ -234,11 +236,13 @@ fn cancelled_jobs_leave_their_batch_and_the_last_one_stops_it() {
     settings.max_batch = Some(4);
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     let send = |n: usize| server.send(&format!("key=k steps=200 ms=1 seed={n}"));
     let batch: Vec<VideoId> = (0..4).map(send).collect();
     server.log.released.store(true, Ordering::Release);
-    server.until("the batch", |jobs| jobs.get(&anyone(), &batch[0]).expect("it").progress.step > 3);
+    server.until("the batch", |jobs| jobs.get(&anyone(), &batch[0]).expect("the job").progress.step > 3);
     assert_eq!(server.get(&batch[3]).record.batch, 4);
     server.jobs.cancel(&anyone(), &batch[1]).expect("cancelled");
     server.jobs.delete(&anyone(), &batch[2]).expect("deleted");
@@ -251,7 +255,7 @@ fn cancelled_jobs_leave_their_batch_and_the_last_one_stops_it() {
     until("the deleted one's folder to go", || !state.path().join("jobs").join(batch[2].as_str()).exists());
 
     let second: Vec<VideoId> = (0..2).map(|n| server.send(&format!("key=k steps=100000 ms=1 seed={n}"))).collect();
-    server.until("it to run", |jobs| jobs.get(&anyone(), &second[0]).expect("it").progress.step > 3);
+    server.until("the job to run", |jobs| jobs.get(&anyone(), &second[0]).expect("the job").progress.step > 3);
     second.iter().for_each(|id| drop(server.jobs.cancel(&anyone(), id).expect("cancelled")));
     let last = server.send("a");
     assert_eq!(server.wait(&last).record.state, JobState::Completed, "the batch stopped");
@@ -265,7 +269,9 @@ fn fault_fails_only_its_job() {
     settings.max_batch = Some(4);
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     let batch: Vec<VideoId> =
         (0..3).map(|n| server.send(if n == 1 { "key=k fault=not_finite at=2" } else { "key=k" })).collect();
     server.log.released.store(true, Ordering::Release);
@@ -291,7 +297,7 @@ fn device_and_finisher_failures_stop_server_and_keep_job_states() {
         server.until("the device to fail", |jobs| jobs.device_failure().is_some());
         let refused = server.jobs.admit(&anyone()).err().expect("503");
         assert_eq!((refused.status, refused.code), (503, "device_failed"));
-        let error = server.join().expect_err("it failed");
+        let error = server.join().expect_err("the server failed");
         assert!(error.contains(reason), "{error}");
         let again = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
         let found = again.get(&anyone(), &bad).expect("the job");
@@ -308,12 +314,12 @@ fn hang_is_detected_and_drain_completes_in_both_modes() {
         (settings.drain, settings.max_batch) = (drain, Some(2));
         let server = Server::start(state.path(), settings.clone());
         let hangs = server.send("fault=hang");
-        server.until("it to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
+        server.until("the job to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
         let batch = [server.send("key=k steps=200 ms=3"), server.send("key=k steps=200 ms=3")];
         let waits = server.send("a");
         server.log.released.store(true, Ordering::Release);
         server.wait(&hangs);
-        server.until("steps", |jobs| jobs.get(&anyone(), &batch[1]).expect("it").progress.step > 3);
+        server.until("steps", |jobs| jobs.get(&anyone(), &batch[1]).expect("the job").progress.step > 3);
         server.jobs.drain();
         assert_eq!(server.jobs.admit(&anyone()).err().expect("503").code, "draining");
         let log = Arc::clone(&server.log);
@@ -328,7 +334,7 @@ fn hang_is_detected_and_drain_completes_in_both_modes() {
         assert_eq!(server.get(&batch[0]).record.attempts, 1, "a drain is no crash");
         if drain == Drain::Checkpoint {
             assert_eq!(orders[0].0, batch, "the interrupted batch runs first");
-            assert!(orders[0].1 > 3, "it resumes after the saved steps: {orders:?}");
+            assert!(orders[0].1 > 3, "the job resumes after the saved steps: {orders:?}");
         } else {
             assert_eq!(orders.len(), 1, "{orders:?}");
         }
@@ -346,7 +352,9 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let warm = |prompt: &str| JobBatch { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
     let server = Server::with_jobs(jobs, vec![warm("shape=a")]);
     let first = server.send("shape=a fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     // Jobs of the loaded shape `a` overtake those of `b` and `c`, but at most four of them do.
     let sent: Vec<VideoId> =
         ["b", "c", "a", "a", "a", "a", "a"].iter().map(|shape| server.send(&format!("shape={shape}"))).collect();
@@ -384,7 +392,9 @@ fn shape_counts_as_loaded_if_one_job_of_a_batch_fits() {
     (settings.max_shapes, settings.max_batch) = (1, Some(2));
     let server = Server::start(state.path(), settings);
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     let batch = [server.send("key=k shape=a fault=large"), server.send("key=k shape=a")];
     server.log.released.store(true, Ordering::Release);
     let ended: Vec<JobState> = batch.iter().map(|id| server.wait(id).record.state).collect();
@@ -438,7 +448,9 @@ fn job_found_running_at_two_starts_fails() {
     let id = {
         let server = Server::start(state.path(), settings());
         let id = server.send("fault=hang");
-        server.until("it to run", |jobs| jobs.get(&anyone(), &id).expect("it").record.state == JobState::InProgress);
+        server.until("the job to run", |jobs| {
+            jobs.get(&anyone(), &id).expect("the job").record.state == JobState::InProgress
+        });
         server.log.released.store(true, Ordering::Release);
         server.wait(&id);
         server.stop().expect("drained");

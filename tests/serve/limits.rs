@@ -119,7 +119,7 @@ fn long_upload_above_minimum_rate_is_accepted() {
     let (since, spaces, mut sent) = (Instant::now(), vec![b' '; 60_000], head.len());
     while sent < BYTES {
         let part = spaces.len().min(BYTES - sent);
-        client.stream().write_all(&spaces[..part]).expect("it is still read");
+        client.stream().write_all(&spaces[..part]).expect("the server still reads");
         sent += part;
         std::thread::sleep(Duration::from_secs_f64(sent as f64 / 600e3).saturating_sub(since.elapsed()));
     }
@@ -140,7 +140,9 @@ fn client_that_does_not_read_is_disconnected() {
     let mut client = site.client();
     client.head("GET", &format!("/v1/videos/{id}/content?variant=audio"), &[], None).expect("sent");
     std::thread::sleep(Duration::from_millis(2500));
-    crate::scripted::until("it to be cut", || site.get("/metrics").text().contains("ltx2_http_connections 1\n"));
+    crate::scripted::until("the connection to be closed", || {
+        site.get("/metrics").text().contains("ltx2_http_connections 1\n")
+    });
     let slow = site.create("steps=40 ms=50");
     let events: Vec<_> = crate::site::Events::subscribe(&site, &format!("/v1/videos/{slow}/events")).collect();
     assert_eq!(events.last().expect("an event").1["status"], "completed");

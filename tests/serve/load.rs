@@ -57,7 +57,9 @@ fn queued_jobs_use_little_memory_and_leak_nothing() {
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
     let server = Server::with(store, settings.clone(), JobTiming::default());
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     let before = memory();
     let waiting: Vec<VideoId> = (0..1000).map(|n| server.send(&format!("n={n} steps=1"))).collect();
     let each = memory().saturating_sub(before) / waiting.len();
@@ -106,7 +108,9 @@ fn random_creates_cancels_and_deletes_are_consistent() {
     let server = Server::start(state.path(), settings);
     let many = if full() { 1000 } else { 200 };
     let first = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &first).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &first).expect("the job").record.state == JobState::InProgress
+    });
     let send = |n: usize| server.send(&format!("key={} seed={n} steps=4 ms=2", n % 3));
     let ids: Vec<VideoId> = (0..many - 1).map(send).collect();
     server.log.released.store(true, Ordering::Release);

@@ -230,7 +230,7 @@ fn stop_at(server: &mut Server, order: &JobBatch, stage: JobPhase, step: usize, 
     });
     match ended {
         Err(RunError::Stopped(stopped)) => assert_eq!(stopped, why),
-        Ok(_) => panic!("{stage:?} {step}: it went on; {told:?}"),
+        Ok(_) => panic!("{stage:?} {step}: the run continued; {told:?}"),
         Err(other) => panic!("{stage:?} {step}: {other:?}"),
     }
     told

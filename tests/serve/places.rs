@@ -25,7 +25,9 @@ fn default_queue_holds_64_jobs_and_32_per_key() {
     settings.min_free.0 = 0;
     let server = Server::start(state.path(), settings);
     let running = server.send("fault=hang");
-    server.until("it to run", |jobs| jobs.get(&anyone(), &running).expect("it").record.state == JobState::InProgress);
+    server.until("the job to run", |jobs| {
+        jobs.get(&anyone(), &running).expect("the job").record.state == JobState::InProgress
+    });
     (0..32).for_each(|n| drop(server.send(&format!("owner=ann n={n}"))));
     let ann = Caller { name: "ann".into(), sees_all: false };
     assert_eq!(server.jobs.admit(&ann).err().expect("no 33rd of one key").code, "key_queue_full");
@@ -68,7 +70,7 @@ fn slow_bodies_take_no_queue_slot() {
     site.wait(&short);
     // If the queue is full, the server still says so before the body arrives.
     let running = site.create("steps=100000 ms=10");
-    until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    until("the job to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     (0..4).for_each(|n| drop(site.create(&format!("n={n}"))));
     let mut client = site.client();
     let waits = [("content-type", "application/json"), ("expect", "100-continue")];
@@ -106,7 +108,7 @@ fn idempotent_replay_needs_no_queue_slot_but_the_same_endpoint_and_source() {
     assert_eq!(keyed(&site, "c", "/v1/videos/sync", &create).error().1, "idempotency_conflict");
     // Fills the queue. The server then drains.
     let running = site.create("steps=100000 ms=10");
-    until("it to run", || site.get("/v1/queue").json()["running"] == json!([running]));
+    until("the job to run", || site.get("/v1/queue").json()["running"] == json!([running]));
     site.create("waits");
     assert_eq!(keyed(&site, "other", "/v1/videos", &create).error().1, "queue_full");
     assert_eq!(of(&keyed(&site, "c", "/v1/videos", &create)), made);
@@ -140,7 +142,7 @@ fn disconnected_sync_client_can_send_its_request_again() {
     let body = body("steps=300 ms=10");
     let running = || site.get("/v1/queue").json()["running"][0].as_str().map(str::to_string);
     let [first, second] = [(); 2].map(|()| waiting(&site, "k", &body));
-    until("it to run", || running().is_some());
+    until("the job to run", || running().is_some());
     let id = running().expect("an id");
     // Waits until the server has read the second request.
     std::thread::sleep(Duration::from_millis(100));
@@ -181,7 +183,7 @@ fn idempotent_replay_needs_no_loaded_model() {
     assert_eq!(send("other").error().1, "starting");
     let again = send("k");
     assert_eq!((again.status, again.header("x-video-id")), (200, Some(id.as_str())));
-    go.send(()).expect("it waits");
+    go.send(()).expect("the job waits");
     server.wait_ready(Duration::from_secs(30)).expect("ready");
     assert_eq!(server.end(|| false), 0);
 }
@@ -250,7 +252,7 @@ fn video_drained_at_any_stage_completes_after_restart() {
         let id = server.send(&pause);
         let waits = server.send("waits");
         server.until(&format!("{stage:?}"), |jobs| {
-            let job = jobs.get(&anyone(), &id).expect("it");
+            let job = jobs.get(&anyone(), &id).expect("the job");
             job.progress.stage == stage && (stage != JobPhase::Denoise || job.progress.step == 2)
         });
         server.jobs.drain();

@@ -60,7 +60,7 @@ impl Served {
         served.address = address.parse().unwrap_or_else(|_| panic!("an address in {line}"));
         let since = Instant::now();
         while served.get("/ready").0 != 200 {
-            assert!(since.elapsed() < PATIENCE, "it is not ready");
+            assert!(since.elapsed() < PATIENCE, "the server is not ready");
             assert!(
                 served.process.try_wait().expect("waits").is_none(),
                 "{:?}",
@@ -143,7 +143,7 @@ impl Served {
     }
 
     fn code(&mut self) -> Option<i32> {
-        self.process.wait().expect("it ends").code()
+        self.process.wait().expect("the process ends").code()
     }
 }
 
@@ -215,7 +215,7 @@ fn hung_device_stops_server_and_next_start_resumes() {
     let said = served.says("has not finished after");
     assert!(said.contains("denoise") && said.contains("the execution on device 0"), "{said}");
     assert!(said.contains("runtime.watchdog: 2"), "{said}");
-    assert_eq!(served.code(), Some(1), "it does not wait for the device");
+    assert_eq!(served.code(), Some(1), "the server does not wait for the device");
     assert!(served.file(&id, "steps.safetensors").exists() && !served.file(&id, "video.mp4").exists());
     drop(served);
 
@@ -238,7 +238,7 @@ fn file_size_limit_rejects_requests_and_delays_video() {
     let limit = |bytes| prlimit(process, Resource::Fsize, Rlimit { current: bytes, maximum: None }).expect("a limit");
     let id = served.create(&json!({"prompt": "rain", "size": "64x96", "num_frames": 9, "seed": 8, "steps": 40}));
     let path = format!("/v1/videos/{id}");
-    until("it to run", || served.get(&path).1["status"] == "in_progress");
+    until("the job to run", || served.get(&path).1["status"] == "in_progress");
     limit(Some(512));
     let image = large_png(1 << 15);
     let url = format!("data:image/png;base64,{}", base64::engine::general_purpose::STANDARD.encode(&image));
@@ -251,7 +251,7 @@ fn file_size_limit_rejects_requests_and_delays_video() {
     ] {
         assert_eq!((answer.error().0, answer.error().1.as_str()), (507, "insufficient_storage"), "{}", answer.text());
     }
-    until("it to be encoded", || served.get(&path).1["phase"] == "encoding");
+    until("the job to be encoded", || served.get(&path).1["phase"] == "encoding");
     std::thread::sleep(Duration::from_millis(700));
     let (_, video) = served.get(&path);
     assert_eq!((&video["status"], served.file(&id, "video.mp4").exists()), (&json!("in_progress"), false), "{video}");
@@ -285,7 +285,7 @@ fn results_of_failed_video_are_kept_with_its_job() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let since = Instant::now();
         while file.exists() {
-            assert!(since.elapsed() < PATIENCE, "{moment}: it stays");
+            assert!(since.elapsed() < PATIENCE, "{moment}: the file stays");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

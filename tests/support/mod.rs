@@ -72,10 +72,9 @@ pub fn programs() -> PathBuf {
     folder.clone()
 }
 
-/// Copies the cache entries of a run from [`programs`] into another cache, except the programs `but`; the run's sidecar
-/// gives names and hashes.
-pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&str]) {
-    std::fs::create_dir(cache).expect("a folder");
+/// Returns the cache entries of [`tiny`]'s programs in [`programs`] by name, except the programs `but`.
+pub fn tiny_entries(but: &[&str]) -> BTreeMap<String, PathBuf> {
+    let programs_of_run = &tiny_sidecar()["programs"];
     let entries = std::fs::read_dir(programs()).expect("programs").map(|entry| entry.expect("an entry").path());
     let mut by_options: BTreeMap<String, (BTreeMap<String, PathBuf>, usize)> = BTreeMap::new();
     for entry in entries.filter(|path| path.extension().is_some_and(|end| end == "pjrt")) {
@@ -89,8 +88,13 @@ pub fn copy_programs(cache: &Path, programs_of_run: &serde_json::Value, but: &[&
     }
     // Some tests compile the same programs with other options: take the options with the most programs of this run,
     // then with the most entries.
-    let of_run = by_options.into_values().max_by_key(|(of_run, all)| (of_run.len(), *all)).unwrap_or_default().0;
-    for entry in of_run.into_values() {
+    by_options.into_values().max_by_key(|(of_run, all)| (of_run.len(), *all)).unwrap_or_default().0
+}
+
+/// Creates a cache with [`tiny_entries`].
+pub fn copy_programs(cache: &Path, but: &[&str]) {
+    std::fs::create_dir(cache).expect("a folder");
+    for entry in tiny_entries(but).into_values() {
         std::fs::copy(&entry, cache.join(entry.file_name().expect("a name"))).expect("copied");
     }
 }
@@ -121,14 +125,22 @@ pub fn ltx2() -> Command {
 /// Returns the configuration of a short run (one second, half of that of `nano`) on the reference's smallest model.
 /// Compiles its programs on the first call, because otherwise concurrent tests would each compile them.
 pub fn tiny() -> &'static str {
-    static FILE: OnceLock<&str> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
+    tiny_sidecar();
+    TINY
+}
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny.yml");
+
+/// Returns the sidecar of a run of [`tiny`].
+pub fn tiny_sidecar() -> &'static serde_json::Value {
+    static SIDECAR: OnceLock<serde_json::Value> = OnceLock::new();
+    SIDECAR.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a folder");
-        let ran = ltx2().args(["generate", "-c", file, "-o"]).arg(folder.path().join("first.mp4")).output();
+        let ran = ltx2().args(["generate", "-c", TINY, "-o"]).arg(folder.path().join("first.mp4")).output();
         let ran = ran.expect("the binary runs");
         assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        file
+        let sidecar = std::fs::read(folder.path().join("first.json")).expect("a sidecar");
+        serde_json::from_slice(&sidecar).expect("JSON")
     })
 }
 

@@ -3,11 +3,14 @@
 use std::fmt::Write;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use ltx2::pjrt::discover::{self, Platform};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 const SOURCE: &str = include_str!("standin.c");
 /// Source of the crate's C interface, from which function names, table slots and offsets are read.
@@ -131,9 +134,41 @@ impl Standin {
     }
 }
 
-/// Returns the compile cache of all stand-ins, separate from that of the CPU plugin.
+/// Returns the compile cache of all stand-ins, separate from that of the CPU plugin. It starts with the programs of
+/// [`super::tiny`] as the CPU plugin compiled them: the stand-in forwards them to that plugin.
 pub fn programs() -> PathBuf {
-    super::programs().join("standin")
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = super::programs().join("standin");
+        fs::create_dir_all(&folder).expect("a folder");
+        super::tiny_entries(&[]).into_values().for_each(|entry| adopt(&entry, &folder));
+        folder
+    });
+    folder.clone()
+}
+
+/// Writes a cache entry of the CPU plugin to a folder as the entry of the stand-in (`crates/runtime/src/cache.rs`).
+fn adopt(entry: &Path, folder: &Path) {
+    let sha256 =
+        |parts: &[&[u8]]| hex::encode(parts.iter().fold(Sha256::new(), |sum, part| sum.chain_update(part)).finalize());
+    let bytes = fs::read(entry).expect("an entry");
+    let end = bytes.iter().position(|byte| *byte == b'\n').expect("a header");
+    let mut header: Map<String, Value> = serde_json::from_slice(&bytes[..end]).expect("JSON");
+    let payload = &bytes[end + 1..];
+    let library = fs::read(library(false)).expect("the library");
+    let version = header["plugin"].as_str().and_then(|plugin| plugin.split(", ").nth(1)).expect("a version");
+    let name = self::library(false).file_name().expect("a name").to_string_lossy().into_owned();
+    header["plugin"] = format!("{name}, {version}, {} bytes, {}", library.len(), &sha256(&[&library])[..16]).into();
+    let identity = ["program", "options", "plugin", "platform", "device_kind", "devices"];
+    let identity: Map<String, Value> = identity.map(|key| (key.to_string(), header[key].clone())).into_iter().collect();
+    let path = folder.join(format!("{}.pjrt", sha256(&[Value::from(identity).to_string().as_bytes()])));
+    header.shift_remove("sha256");
+    let line = Value::from(header).to_string();
+    let line = line.trim_end_matches('}');
+    let seal = sha256(&[line.as_bytes(), payload]);
+    let mut file = tempfile::NamedTempFile::new_in(folder).expect("a file");
+    file.write_all(&[format!("{line},\"sha256\":\"{seal}\"}}\n").as_bytes(), payload].concat()).expect("written");
+    file.persist(path).expect("renamed");
 }
 
 /// Links the stand-ins' cache entries into a new folder, except those of one program.

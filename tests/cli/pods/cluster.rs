@@ -109,7 +109,7 @@ impl Cluster {
         assert!(folder.is_dir(), "bucket {bucket} not found");
         match text(&pods.container["workingDir"]).strip_prefix(text(&mount["mountPath"])) {
             Some(below) => folder.join(below.trim_start_matches('/')),
-            None => panic!("it does not start in the mounted bucket"),
+            None => panic!("the pod does not start in the mounted bucket"),
         }
     }
 
