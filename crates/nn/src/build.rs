@@ -18,6 +18,18 @@ pub struct Build {
     pub lowering: Lowering,
     /// Quantization of the transformer block weights.
     pub quantization: Quantization,
+    /// Which weights are in host memory. `None`: none.
+    pub streaming: Option<Streaming>,
+}
+
+/// Streaming of weights: the large weights of layer loops are in host memory, and programs copy them to the device
+/// before each use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Streaming {
+    /// Component of which some layers stay in device memory. All layers of other components are streamed.
+    pub component: &'static str,
+    /// Number of layers of `component` whose weights stay in device memory.
+    pub resident: usize,
 }
 
 /// Element type of the transformer block weights.
@@ -79,6 +91,7 @@ impl Build {
             layout: Layout::default(),
             lowering: Lowering::default(),
             quantization: Quantization::None,
+            streaming: None,
         }
     }
 

@@ -68,7 +68,7 @@ impl Params {
         let b = self.builder();
         if self.lowering().unroll_layers {
             return kinds.iter().enumerate().fold(init.to_vec(), |carried, (l, &kind)| {
-                let place = self.numbered(name, Number::Fixed(l));
+                let place = self.unrolled(name, l, kinds.len());
                 let index = b.scalar(l as f64, DType::I32);
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
@@ -100,7 +100,9 @@ impl Params {
         of_kind: &Value,
     ) -> KindLayer<K> {
         let place = |layers: Rc<[usize]>, label, at: &Value| {
-            self.numbered(name, Number::Counted { layers, label, index: at.clone(), of_all: index.clone() })
+            let number = Number::Counted { layers, label, index: at.clone(), of_all: index.clone() };
+            // All layers are in the same loop, so their weights are in the same memory.
+            self.numbered(name, number, self.streaming.is_some())
         };
         let alike = (0..kinds.len()).filter(|&l| kinds[l] == kind).collect();
         KindLayer {
