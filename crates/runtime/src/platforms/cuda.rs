@@ -34,6 +34,7 @@ pub(super) fn spec() -> PlatformSpec {
             let (name, shape) = (Some("gpu".into()), vec![1; 3]);
             topology(&TargetDevices { name, target_config, shape, slices: 1, vm_bounds: None })
         }),
+        streams_weights: true,
         lowering: |_| Lowering::cuda(),
         // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program gives
         // bitwise identical results.
