@@ -204,3 +204,51 @@ impl Params {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Build, Init, Lowering, Streaming};
+    use ltx2_stablehlo::MemorySpace;
+
+    /// Returns which of the weights that a loop over four layers declares are in host memory, by name.
+    fn streamed(component: &'static str, resident: usize, unroll_layers: bool) -> Vec<(String, bool)> {
+        let streaming = Some(Streaming { component: "transformer", resident, min_bytes: 64 });
+        let lowering = Lowering { unroll_layers, ..Lowering::default() };
+        let p = Params::new("layers", component, &Build { lowering, streaming, ..Build::new(DType::F32) });
+        let x = p.builder().argument("x", Type::new(DType::F32, [16]));
+        let y = p.each_layer("blocks", 4, &[x], |p, _, x| {
+            let get = |name, width| p.get(name, &[width], &[Axis::Replicated], Init::normal(1.0));
+            let small = get("small", 8);
+            vec![&x[0] + get("large", 16) + p.builder().concat(&[&small, &small], 0)]
+        });
+        let program = p.builder().finish(&[("y", &y[0])]).expect("builds");
+        let arguments = program.arguments.iter().skip(1);
+        let all = arguments.map(|a| (a.name.clone(), a.memory == MemorySpace::PinnedHost));
+        all.filter(|(name, in_host)| {
+            assert!(!in_host || name.ends_with("large"), "{name}");
+            name.ends_with("large")
+        })
+        .collect()
+    }
+
+    #[test]
+    fn streamed_layers_are_spread_evenly_over_an_unrolled_loop() {
+        let numbers = |component, resident| {
+            let all = streamed(component, resident, true);
+            (0..4).filter(|l| all.contains(&(format!("{component}.blocks.{l}.large"), true))).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("transformer", 0), [0, 1, 2, 3]);
+        assert_eq!(numbers("transformer", 2), [1, 3]);
+        assert_eq!(numbers("transformer", 3), [3]);
+        assert_eq!(numbers("transformer", 9), Vec::<usize>::new());
+        assert_eq!(numbers("text_encoder", 3), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn stacked_layers_in_host_memory_get_a_loop_of_their_own() {
+        let stack = |name: &str, in_host| (format!("transformer.blocks.{name}.large"), in_host);
+        assert_eq!(streamed("transformer", 1, false), [stack("0-0", false), stack("1-3", true)]);
+        assert_eq!(streamed("transformer", 0, false), [stack("*", true)]);
+    }
+}

@@ -15,9 +15,6 @@ use super::layout::{Axis, LayoutError, ResolvedPlacement};
 use super::param::{Init, Param, Role, Source};
 use ltx2_stablehlo::{Argument, MemorySpace, ProgramOutput, Scope, Sharding, Type, Value};
 
-/// Size in bytes of the smallest weight of a layer that is streamed from host memory.
-const STREAMED: usize = 1 << 20;
-
 /// The layer that a prefix belongs to, inside a loop over identical layers. The prefix has `*` instead of the layer
 /// number.
 #[derive(Clone)]
@@ -217,8 +214,8 @@ impl Params {
             }
             _ => rules.clone(),
         };
-        let is_streamed =
-            self.layer.as_ref().is_some_and(|layer| layer.is_streamed) && ty.elements() * ty.dtype.size() >= STREAMED;
+        let is_large = self.streaming.is_some_and(|s| ty.elements() * ty.dtype.size() >= s.min_bytes);
+        let is_streamed = is_large && self.layer.as_ref().is_some_and(|layer| layer.is_streamed);
         let memory = if is_streamed { MemorySpace::PinnedHost } else { MemorySpace::Device };
         let value = self.known(&name).unwrap_or_else(|| {
             let mut param = Param { component: self.component, name, ty, axes: axes.to_vec(), source, init };

@@ -40,10 +40,14 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         streaming: (config.runtime.stream == Stream::On && spec.streams_weights).then(|| Streaming {
             component: Component::Transformer.folder(),
             resident: config.runtime.resident_blocks,
+            min_bytes: STREAMED_BYTES,
         }),
         lowering,
     })
 }
+
+/// Size in bytes of the smallest weight that is streamed. Copies of smaller ones would be bound by their latency.
+const STREAMED_BYTES: usize = 1 << 20;
 
 /// Same as [`build`], for the devices of an opened plugin. An untested libtpu version may reject the attention kernel,
 /// because the kernel's serialized form has no compatibility guarantee. XLA operations then replace the kernel, unless
