@@ -885,6 +885,11 @@ with_defaults! {
         pub tiling: Option<Tiling> = None,
         /// Which weights stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
+        /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
+        /// on CPU.
+        pub stream: Stream = Stream::Off,
+        /// Number of transformer blocks whose weights stay in device memory, if `stream` is `on`.
+        pub resident_blocks: usize = 0,
         /// Memory limit per device in GiB; null uses the free memory that the device reports.
         #[schemars(range(min = 0))]
         pub memory_limit: Option<f64> = None,
@@ -966,6 +971,18 @@ pub enum Residency {
     Resident,
     /// Keeps one component at a time.
     InTurn,
+}
+
+/// Whether weights are streamed from host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// All weights are in device memory.
+    #[default]
+    Off,
+    /// The weights of all blocks except `resident_blocks` are in host memory. Each is copied to the device while earlier
+    /// blocks run.
+    On,
 }
 
 with_defaults! {

@@ -1,7 +1,7 @@
 //! Optimized programs of the CUDA compiler.
 
 use ltx2::analysis::{self, CollectiveKind, Instruction, Module};
-use ltx2::hlo::{DType, DeviceMesh};
+use ltx2::hlo::{DType, DeviceMesh, MemorySpace};
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{self, DiffusionDecoderConfig};
 use ltx2::models::pixels::Pixels;
@@ -54,6 +54,30 @@ fn matmuls_fuse_epilogues_and_read_weights_in_place() {
         (opcode || i.name.starts_with("wrapped_")) && i.elements >= 1 << 22
     };
     assert_eq!(all.iter().filter(moves).map(|i| &*i.name).collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+/// Compiles two of four blocks with weights in host memory. The copies run ahead by less than a block.
+#[needs(cuda)]
+fn streamed_weights_are_copied_while_blocks_compute() {
+    let case = Case::denoise("replicated", "", "cuda:h200:1x1x1");
+    let layers = Some(2 * BLOCKS);
+    let resident = tpu::compiled(Case { layers, ..case });
+    let streamed = tpu::compiled(Case { layers, set: &["runtime.stream=on", "runtime.resident_blocks=2"], ..case });
+    let arguments = streamed.network.program.arguments.iter();
+    let in_host: Vec<_> = arguments.filter(|a| a.memory == MemorySpace::PinnedHost).collect();
+    let all: Vec<Instruction> = streamed.module.instructions().collect();
+    let copies = all.iter().filter(|i| i.opcode == "copy-start" && i.elements >= 1 << 19).count();
+    assert_eq!(copies, in_host.len());
+    let bytes: usize = in_host.iter().map(|a| a.ty.elements() * a.ty.dtype.size()).sum();
+    let block = (bytes / BLOCKS) as i64;
+    assert!(block > 600 << 20, "{block} bytes");
+    let [before, after] = [&resident, &streamed].map(|made| made.memory);
+    assert_eq!(before.arguments - after.arguments, bytes as i64);
+    assert!(after.temporaries - before.temporaries < block, "{after:?} instead of {before:?}, blocks of {block} bytes");
+    // The first block is resident, so its first matmul waits for no copy.
+    let listing = streamed.module.listing();
+    let at = |what: &str| listing.find(what).unwrap_or_else(|| panic!("no {what}"));
+    assert!(at("cublas-lt-matmul") < at(" copy-done("), "copies before the first matmul");
 }
 
 /// The formula computes the FLOPs of two forward passes from the model's sizes. A multiply-add counts as two, and text

@@ -57,6 +57,7 @@ mod samplers;
 mod sound;
 mod spatial_sharding;
 mod spmd;
+mod streaming;
 mod tiles;
 mod track_times;
 mod upsampling;

@@ -184,7 +184,7 @@ fn device_buffers_can_be_filled_in_chunks() {
         TransferShape { ty: BufferType::F32, dims: vec![3, 4], layout: None },
         TransferShape { ty: BufferType::S32, dims: vec![2], layout: None },
     ];
-    let transfer = client.transfer(&client.devices()[2], &shapes).unwrap();
+    let transfer = client.transfer(&client.devices()[2], None, &shapes).unwrap();
     assert_eq!(transfer.sizes(), [48, 8]);
     let (stack, pair) = (transfer.buffer(0).unwrap(), transfer.buffer(1).unwrap());
     let layers: Vec<f32> = (0..12).map(|i| i as f32).collect();

@@ -18,6 +18,20 @@ pub struct Build {
     pub lowering: Lowering,
     /// Quantization of the transformer block weights.
     pub quantization: Quantization,
+    /// Which weights are in host memory. `None`: none.
+    pub streaming: Option<Streaming>,
+}
+
+/// Streaming of weights: the large weights of layer loops are in host memory, and programs copy them to the device
+/// before each use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Streaming {
+    /// Component of which some layers stay in device memory. All layers of other components are streamed.
+    pub component: &'static str,
+    /// Number of layers of `component` whose weights stay in device memory.
+    pub resident: usize,
+    /// Size in bytes of the smallest weight of a layer that is streamed. Smaller ones stay in device memory.
+    pub min_bytes: usize,
 }
 
 /// Element type of the transformer block weights.
@@ -80,6 +94,7 @@ impl Build {
             layout: Layout::default(),
             lowering: Lowering::default(),
             quantization: Quantization::None,
+            streaming: None,
         }
     }
 

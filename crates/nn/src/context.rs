@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use super::build::{Build, Lowering, Quantization, RoundingPoints};
+use super::build::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use super::layout::{Axis, Layout, LayoutError, ResolvedPlacement};
 use super::param::{Param, Role, ValuePlacement};
-use ltx2_stablehlo::{Argument, Builder, DType, Precision, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, Builder, DType, MemorySpace, Precision, Sharding, Type, Value};
 
 /// A program under construction, shared by all its [`Params`](super::Params).
 pub struct Context {
@@ -16,6 +16,7 @@ pub struct Context {
     numerics: RoundingPoints,
     lowering: Lowering,
     pub(super) quantization: Quantization,
+    pub(super) streaming: Option<Streaming>,
     declared: RefCell<Vec<Param>>,
     values: RefCell<HashMap<String, Value>>,
     placements: RefCell<Vec<ValuePlacement>>,
@@ -36,6 +37,7 @@ impl Context {
             // Batch invariance matters only for f32, whose results must be bitwise reproducible.
             lowering: Lowering { batch_invariant: lowering.batch_invariant && build.dtype == DType::F32, ..*lowering },
             quantization: build.quantization,
+            streaming: build.streaming,
             declared: RefCell::default(),
             values: RefCell::default(),
             placements: RefCell::default(),
@@ -96,10 +98,10 @@ impl Context {
         self.values.borrow().get(name).cloned()
     }
 
-    /// Declares a parameter as an argument of the program.
-    pub(super) fn declare(&self, param: Param, sharding: Option<Sharding>) -> Value {
+    /// Declares a parameter as an argument of the program, in the memory `memory`.
+    pub(super) fn declare(&self, param: Param, sharding: Option<Sharding>, memory: MemorySpace) -> Value {
         let memory_layout = self.memory_layout(&param.ty, &param.axes);
-        let argument = Argument { sharding, memory_layout, ..Argument::new(&param.name, param.ty.clone()) };
+        let argument = Argument { sharding, memory_layout, memory, ..Argument::new(&param.name, param.ty.clone()) };
         let value = self.builder.argument_with(argument);
         self.values.borrow_mut().insert(param.name.clone(), value.clone());
         self.declared.borrow_mut().push(param);

@@ -69,7 +69,7 @@ impl Params {
         let (b, all) = (self.builder(), self.rotating());
         if self.lowering().unroll_layers {
             return kinds.iter().enumerate().fold(init.to_vec(), |carried, (l, &kind)| {
-                let place = all.numbered(name, Number::Fixed(l)).quantized(|_| false);
+                let place = all.unrolled(name, l, kinds.len()).quantized(|_| false);
                 let index = b.scalar(l as f64, DType::I32);
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
@@ -102,7 +102,8 @@ impl Params {
     ) -> KindLayer<K> {
         let place = |layers: Rc<[usize]>, label, at: &Value| {
             let number = Number::Counted { layers, label, index: at.clone(), of_all: index.clone() };
-            self.numbered(name, number).quantized(|_| false)
+            // All layers are in the same loop, so their weights are in the same memory.
+            self.numbered(name, number, self.streaming.is_some()).quantized(|_| false)
         };
         let alike = (0..kinds.len()).filter(|&l| kinds[l] == kind).collect();
         KindLayer {

@@ -50,10 +50,28 @@ impl LayerTensor {
 }
 
 impl Params {
-    pub(super) fn numbered(&self, name: &str, number: Number) -> Params {
+    pub(super) fn numbered(&self, name: &str, number: Number, is_streamed: bool) -> Params {
         let mut below = self.pp(name);
-        below.layer = Some(Layer { at: below.prefix.len(), number });
+        below.layer = Some(Layer { at: below.prefix.len(), number, is_streamed });
         below.pp("*")
+    }
+
+    /// Returns the layer `number` of `count` unrolled layers.
+    pub(super) fn unrolled(&self, name: &str, number: usize, count: usize) -> Params {
+        self.numbered(name, Number::Fixed(number), self.is_streamed(number, count))
+    }
+
+    /// Whether the large weights of a layer are in host memory. In an unrolled loop, these layers are spread evenly, so
+    /// that each copy overlaps with the computation of several layers. Otherwise they are the last ones, so that one
+    /// loop runs them.
+    pub(super) fn is_streamed(&self, layer: usize, count: usize) -> bool {
+        let Some(streaming) = self.streaming else { return false };
+        let resident = if self.is_of(streaming.component) { streaming.resident.min(count) } else { 0 };
+        let streamed = |layers: usize| layers * (count - resident) / count;
+        match self.lowering().unroll_layers {
+            true => streamed(layer + 1) > streamed(layer),
+            false => layer >= resident,
+        }
     }
 
     /// Runs `body(layer prefix, layer index, carried)` for `count` identical layers `name.0`, `name.1` … in order.
@@ -64,13 +82,7 @@ impl Params {
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
-        let b = self.builder();
-        if self.lowering().unroll_layers {
-            return (0..count).fold(init.to_vec(), |carried, l| {
-                body(&self.numbered(name, Number::Fixed(l)), &b.scalar(l as f64, DType::I32), &carried)
-            });
-        }
-        self.loop_over_layers(name, 0..count, count, init, body)
+        self.loops_over_layers(name, count, |_| false, init, body)
     }
 
     /// Like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `narrow` returns true have
@@ -87,13 +99,29 @@ impl Params {
         let place = self.rotating();
         let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&narrow), i, carried);
         let is_same = self.quantization == Quantization::None || self.quantization.is_rotated();
-        if self.lowering().unroll_layers || is_same {
-            return place.each_layer(name, count, init, body);
+        place.loops_over_layers(name, count, |l| !is_same && narrow(l), init, body)
+    }
+
+    /// Runs `body` for each layer: unrolled, or in one loop for each range of layers whose weights have the same types
+    /// and memory.
+    fn loops_over_layers(
+        &self,
+        name: &str,
+        count: usize,
+        narrow: impl Fn(usize) -> bool,
+        init: &[Value],
+        body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        if self.lowering().unroll_layers {
+            return (0..count).fold(init.to_vec(), |carried, l| {
+                body(&self.unrolled(name, l, count), &self.builder().scalar(l as f64, DType::I32), &carried)
+            });
         }
-        let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || narrow(l) != narrow(l - 1)).collect();
+        let kind = |l: usize| (narrow(l), self.is_streamed(l, count));
+        let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || kind(l) != kind(l - 1)).collect();
         let ends = starts.iter().skip(1).copied().chain([count]);
         starts.iter().zip(ends).fold(init.to_vec(), |carried, (&start, end)| {
-            self.loop_over_layers(name, start..end, count, &carried, body)
+            self.loop_over_layers(name, start..end, count, &carried, &body)
         })
     }
 
@@ -106,12 +134,13 @@ impl Params {
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
+        let is_streamed = self.is_streamed(layers.start, count);
         let label = (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1).into());
         self.builder().repeat(layers.len(), init, |index, carried| {
             let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
             let layers = layers.clone().collect();
             let number = Number::Counted { layers, label: label.clone(), index: index.clone(), of_all: of_all.clone() };
-            body(&self.numbered(name, number), &of_all, carried)
+            body(&self.numbered(name, number, is_streamed), &of_all, carried)
         })
     }
 
@@ -128,7 +157,7 @@ impl Params {
     ) -> Vec<PerLayer> {
         if self.lowering().unroll_layers {
             let all = self.rotating();
-            let place = |l: usize| all.numbered(name, Number::Fixed(l)).quantized(&narrow);
+            let place = |l: usize| all.unrolled(name, l, count).quantized(&narrow);
             let each: Vec<_> = (0..count).map(|l| body(&place(l))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
@@ -173,5 +202,53 @@ impl Params {
                 all.iter().enumerate().map(|(l, x)| self.output(&t.layer_name(l), x, &t.axes, x.dims())).collect()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Build, Init, Lowering, Streaming};
+    use ltx2_stablehlo::MemorySpace;
+
+    /// Returns which of the weights that a loop over four layers declares are in host memory, by name.
+    fn streamed(component: &'static str, resident: usize, unroll_layers: bool) -> Vec<(String, bool)> {
+        let streaming = Some(Streaming { component: "transformer", resident, min_bytes: 64 });
+        let lowering = Lowering { unroll_layers, ..Lowering::default() };
+        let p = Params::new("layers", component, &Build { lowering, streaming, ..Build::new(DType::F32) });
+        let x = p.builder().argument("x", Type::new(DType::F32, [16]));
+        let y = p.each_layer("blocks", 4, &[x], |p, _, x| {
+            let get = |name, width| p.get(name, &[width], &[Axis::Replicated], Init::normal(1.0));
+            let small = get("small", 8);
+            vec![&x[0] + get("large", 16) + p.builder().concat(&[&small, &small], 0)]
+        });
+        let program = p.builder().finish(&[("y", &y[0])]).expect("builds");
+        let arguments = program.arguments.iter().skip(1);
+        let all = arguments.map(|a| (a.name.clone(), a.memory == MemorySpace::PinnedHost));
+        all.filter(|(name, in_host)| {
+            assert!(!in_host || name.ends_with("large"), "{name}");
+            name.ends_with("large")
+        })
+        .collect()
+    }
+
+    #[test]
+    fn streamed_layers_are_spread_evenly_over_an_unrolled_loop() {
+        let numbers = |component, resident| {
+            let all = streamed(component, resident, true);
+            (0..4).filter(|l| all.contains(&(format!("{component}.blocks.{l}.large"), true))).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("transformer", 0), [0, 1, 2, 3]);
+        assert_eq!(numbers("transformer", 2), [1, 3]);
+        assert_eq!(numbers("transformer", 3), [3]);
+        assert_eq!(numbers("transformer", 9), Vec::<usize>::new());
+        assert_eq!(numbers("text_encoder", 3), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn stacked_layers_in_host_memory_get_a_loop_of_their_own() {
+        let stack = |name: &str, in_host| (format!("transformer.blocks.{name}.large"), in_host);
+        assert_eq!(streamed("transformer", 1, false), [stack("0-0", false), stack("1-3", true)]);
+        assert_eq!(streamed("transformer", 0, false), [stack("*", true)]);
     }
 }

@@ -13,7 +13,7 @@ use super::build::{Build, Quantization};
 use super::context::Context;
 use super::layout::{Axis, LayoutError, ResolvedPlacement};
 use super::param::{Init, Param, Role, Source};
-use ltx2_stablehlo::{Argument, ProgramOutput, Scope, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, MemorySpace, ProgramOutput, Scope, Sharding, Type, Value};
 
 /// The layer that a prefix belongs to, inside a loop over identical layers. The prefix has `*` instead of the layer
 /// number.
@@ -22,6 +22,8 @@ pub(super) struct Layer {
     /// Length of the prefix before the layer number.
     pub at: usize,
     pub number: Number,
+    /// Whether the large weights of the layer are in host memory.
+    pub is_streamed: bool,
 }
 
 #[derive(Clone)]
@@ -111,6 +113,11 @@ impl Params {
         Params { rotation, ..self.clone() }
     }
 
+    /// Whether this prefix is in the parameter tree of a component.
+    pub(super) fn is_of(&self, component: &str) -> bool {
+        self.component == component
+    }
+
     pub(crate) fn is_quantized(&self) -> bool {
         self.is_quantized
     }
@@ -129,10 +136,10 @@ impl Params {
     fn keys(&self, key: &str) -> Vec<String> {
         let layer = |at: usize, number: usize| format!("{}.{number}{}", &key[..at], &key[at + 2..]);
         match &self.layer {
-            Some(Layer { at, number: Number::Counted { layers, .. } }) => {
+            Some(Layer { at, number: Number::Counted { layers, .. }, .. }) => {
                 layers.iter().map(|l| layer(*at, *l)).collect()
             }
-            Some(Layer { at, number: Number::Fixed(l) }) => vec![layer(*at, *l)],
+            Some(Layer { at, number: Number::Fixed(l), .. }) => vec![layer(*at, *l)],
             None => vec![key.to_string()],
         }
     }
@@ -179,7 +186,7 @@ impl Params {
             index: view.index.clone(),
             of_all: view.index.clone(),
         };
-        let layer = Some(Layer { at: 0, number });
+        let layer = Some(Layer { at: 0, number, is_streamed: false });
         Params { layer, ..self.clone() }.declare(key, source, self.of_shape(shape), axes, init)
     }
 
@@ -197,17 +204,20 @@ impl Params {
     }
 
     /// Declares a parameter unless it is already declared. Returns it, or the current layer's slice of it, with its
-    /// stored sharding.
+    /// stored sharding. If the parameter is in host memory, each call copies it to the device.
     fn declare_stored(&self, key: &str, source: Source, ty: Type, axes: &[Axis], init: Init) -> Value {
         // Layout rules match all layers; only the argument name includes the layer number or the label of the stack.
         let rules = format!("{}.{key}", self.component);
         let name = match &self.layer {
             Some(Layer { number: Number::Fixed(_), .. }) => format!("{}.{}", self.component, self.keys(key)[0]),
-            Some(Layer { at, number: Number::Counted { label: Some(label), .. } }) => {
+            Some(Layer { at, number: Number::Counted { label: Some(label), .. }, .. }) => {
                 format!("{}.{}.{label}{}", self.component, &key[..*at], &key[at + 2..])
             }
             _ => rules.clone(),
         };
+        let is_large = self.streaming.is_some_and(|s| ty.elements() * ty.dtype.size() >= s.min_bytes);
+        let is_streamed = is_large && self.layer.as_ref().is_some_and(|layer| layer.is_streamed);
+        let memory = if is_streamed { MemorySpace::PinnedHost } else { MemorySpace::Device };
         let value = self.known(&name).unwrap_or_else(|| {
             let mut param = Param { component: self.component, name, ty, axes: axes.to_vec(), source, init };
             if let Some(Layer { number: Number::Counted { layers, .. }, .. }) = &self.layer {
@@ -220,12 +230,13 @@ impl Params {
                 |p: &Result<Option<ResolvedPlacement>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
             let role = if sharding(&placed) == sharding(&used) { Role::Parameter } else { Role::Stored };
             let sharding = self.placed(&rules, &param.ty, &param.axes, role, placed);
-            self.context.declare(param, sharding)
+            self.context.declare(param, sharding, memory)
         });
-        match &self.layer {
+        let value = match &self.layer {
             Some(Layer { number: Number::Counted { index, .. }, .. }) => value.index(index),
             _ => value,
-        }
+        };
+        if is_streamed { value.copy_to(MemorySpace::Device) } else { value }
     }
 
     /// Returns a weight as it is used in computation: gathers the dimensions that storage rules shard.

@@ -344,6 +344,11 @@ structs! {
         device: *mut c_void = 16,
         is_addressable: bool = 24,
     }
+    DeviceAddressableMemoriesArgs [40] "PJRT_Device_AddressableMemories" device_addressable_memories {
+        device: *mut c_void = 16,
+        memories: *mut c_void = 24,
+        num_memories: usize = 32,
+    }
     DeviceDefaultMemoryArgs [32] "PJRT_Device_DefaultMemory" device_default_memory {
         device: *mut c_void = 16,
         memory: *mut c_void = 24,
@@ -373,6 +378,11 @@ structs! {
         peak_pool_bytes_is_set: bool = 184,
         peak_allocated_bytes: i64 = 192,
         peak_allocated_bytes_is_set: bool = 200,
+    }
+    MemoryKindArgs [40] "PJRT_Memory_Kind" memory_kind {
+        memory: *mut c_void = 16,
+        kind: *mut c_void = 24,
+        kind_size: usize = 32,
     }
     ExecutableDestroyArgs [24] "PJRT_Executable_Destroy" executable_destroy {
         executable: *mut c_void = 16,
@@ -648,10 +658,13 @@ pub struct Api {
     pub skipped_before_device_get_description: [Slot; 1],
     pub device_get_description: ApiFunction<DeviceGetDescriptionArgs>,
     pub device_is_addressable: ApiFunction<DeviceIsAddressableArgs>,
-    pub skipped_before_device_default_memory: [Slot; 2],
+    pub skipped_before_device_addressable_memories: [Slot; 1],
+    pub device_addressable_memories: ApiFunction<DeviceAddressableMemoriesArgs>,
     pub device_default_memory: ApiFunction<DeviceDefaultMemoryArgs>,
     pub device_memory_stats: ApiFunction<DeviceMemoryStatsArgs>,
-    pub skipped_before_executable_destroy: [Slot; 5],
+    pub skipped_before_memory_kind: [Slot; 1],
+    pub memory_kind: ApiFunction<MemoryKindArgs>,
+    pub skipped_before_executable_destroy: [Slot; 3],
     pub executable_destroy: ApiFunction<ExecutableDestroyArgs>,
     pub executable_name: ApiFunction<ExecutableNameArgs>,
     pub executable_num_replicas: ApiFunction<ExecutableNumReplicasArgs>,

@@ -227,6 +227,7 @@ impl Client {
             dims: &host.dims,
             byte_strides: host.byte_strides.as_deref(),
             layout: host.layout.as_ref(),
+            memory: None,
         };
         let (buffer, event) = self.send(device, &view, kind)?;
         event.keep_until_ready(Box::new(host.bytes.clone()))?;
@@ -248,6 +249,7 @@ impl Client {
             num_dims: dims.len(),
             host_buffer_semantics: semantics,
             device: device.raw(),
+            memory: host.memory.map_or(Ok(std::ptr::null_mut()), |kind| device.memory_of_kind(Some(kind)))?,
             device_layout: layout.as_ref().map_or(std::ptr::null_mut(), |l| (&raw const l.raw).cast_mut().cast()),
             ..Struct::new()
         };

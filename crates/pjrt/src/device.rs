@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::abi::{self, Struct};
-use super::attributes::{self, Attributes, text};
+use super::attributes::{self, Attributes, list, text};
 use super::client_handle::ClientHandle;
 use super::error::Result;
 use super::plugin::Plugin;
@@ -131,12 +131,35 @@ impl Device {
         })
     }
 
-    /// Returns the memory space in which the device allocates buffers by default.
-    pub(super) fn default_memory(&self) -> Result<*mut c_void> {
-        // SAFETY: the device lives as long as its client, and so does its memory.
-        let args =
-            unsafe { self.client.plugin.call(abi::DeviceDefaultMemoryArgs { device: self.raw.0, ..Struct::new() })? };
-        Ok(args.memory)
+    /// Returns the device's memory of a kind (`device`, `pinned_host` …). `None`: the memory in which the device
+    /// allocates buffers by default.
+    pub(super) fn memory_of_kind(&self, kind: Option<&str>) -> Result<*mut c_void> {
+        type Memories = abi::DeviceAddressableMemoriesArgs;
+        let (plugin, device) = (&self.client.plugin, self.raw.0);
+        let Some(kind) = kind else {
+            // SAFETY: the device lives as long as its client, and so does its memory.
+            let args = unsafe { plugin.call(abi::DeviceDefaultMemoryArgs { device, ..Struct::new() })? };
+            return Ok(args.memory);
+        };
+        // SAFETY: the device lives as long as its client, and so do its memories and the list of them.
+        let memories: &[*mut c_void] = unsafe {
+            let args = plugin.call(Memories { device, ..Struct::new() })?;
+            list(args.memories.cast(), args.num_memories)
+        };
+        let mut kinds = Vec::new();
+        for &memory in memories {
+            // SAFETY: the memory is alive; the string is copied.
+            let own = unsafe {
+                let args = plugin.call(abi::MemoryKindArgs { memory, ..Struct::new() })?;
+                text(args.kind, args.kind_size)
+            };
+            if own == kind {
+                return Ok(memory);
+            }
+            kinds.push(own);
+        }
+        let kinds = kinds.join(", ");
+        Err(plugin.refuse::<Memories>(format!("device {self} has no memory of kind {kind}, only {kinds}")))
     }
 
     pub(super) fn raw(&self) -> *mut c_void {

@@ -62,12 +62,14 @@ pub struct HostBuffer<'a> {
     pub byte_strides: Option<&'a [i64]>,
     /// Device layout. `None`: the device's default.
     pub layout: Option<&'a DeviceLayout>,
+    /// Kind of the memory that holds the buffer (`device`, `pinned_host` …). `None`: the device's default.
+    pub memory: Option<&'a str>,
 }
 
 impl<'a> HostBuffer<'a> {
-    /// Returns a dense row-major array that gets the device's default layout.
+    /// Returns a dense row-major array that gets the device's default layout and memory.
     pub fn dense(bytes: &'a [u8], ty: BufferType, dims: &'a [usize]) -> HostBuffer<'a> {
-        HostBuffer { bytes, ty, dims, byte_strides: None, layout: None }
+        HostBuffer { bytes, ty, dims, byte_strides: None, layout: None, memory: None }
     }
 
     /// Checks that every element is inside `bytes`. The error message contains the shape.

@@ -51,8 +51,9 @@ pub struct TransferChunk<'a> {
 }
 
 impl Client {
-    /// Creates buffers on `device` to be filled in chunks.
-    pub fn transfer(&self, device: &Device, shapes: &[TransferShape]) -> Result<Transfer> {
+    /// Creates buffers of `device` to be filled in chunks. `memory`: kind of the memory that holds them; `None`: the
+    /// default memory of the device.
+    pub fn transfer(&self, device: &Device, memory: Option<&str>, shapes: &[TransferShape]) -> Result<Transfer> {
         type Create = abi::ClientCreateBuffersForAsyncHostToDeviceArgs;
         self.owns::<Create>(device)?;
         let dims: Vec<Vec<i64>> = shapes.iter().map(|shape| to_i64(&shape.dims)).collect();
@@ -79,7 +80,7 @@ impl Client {
             num_shape_specs: specs.len(),
             device_layouts: if layouts.is_empty() { std::ptr::null_mut() } else { pointer(&layouts) },
             num_device_layouts: layouts.len(),
-            memory: device.default_memory()?,
+            memory: device.memory_of_kind(memory)?,
             ..Struct::new()
         };
         // SAFETY: shapes and layouts outlive the call; the memory space lives as long as the client.

@@ -409,11 +409,11 @@ impl Engine {
                 ty: a.ty.to_string(),
             })?;
             let wanted = shards(&a.ty, &executable.mesh, a.sharding.as_ref());
-            if *tensor.ty() != a.ty || tensor.shards() != wanted {
+            if *tensor.ty() != a.ty || tensor.shards() != wanted || tensor.memory() != a.memory {
                 let size = |all: &[Shard]| all.first().map_or(String::new(), |s| format!(" of {:?}", s.size));
                 let shape = |all: &[Shard]| format!("{} shards{}", all.len(), size(all));
-                let want = format!("{} in {}", a.ty, shape(&wanted));
-                let got = format!("{} in {}", tensor.ty(), shape(tensor.shards()));
+                let want = format!("{} in {} in {} memory", a.ty, shape(&wanted), a.memory.name());
+                let got = format!("{} in {} in {} memory", tensor.ty(), shape(tensor.shards()), tensor.memory().name());
                 return Err(RuntimeError::Mismatch { name: a.name.clone(), want, got });
             }
             for (row, buffer) in arguments.iter_mut().zip(tensor.buffers()) {
@@ -437,7 +437,7 @@ impl Engine {
             let shards = shards(&o.ty, &executable.mesh, o.sharding.as_ref());
             let tensor = ShardedTensor::new(buffers, addressable.clone(), shards, o.ty.clone(), o.logical_dims.clone());
             let replicate = self.has_peers().then(|| self.replicator(&executable.mesh, o.sharding.as_ref()));
-            let tensor = tensor.with_replicator(replicate).with_watch(watch.clone());
+            let tensor = tensor.in_memory(o.memory).with_replicator(replicate).with_watch(watch.clone());
             (o.name.clone(), tensor.of_program(executable.name.clone()))
         });
         Ok(Outputs { named: named.collect() })

@@ -13,8 +13,8 @@ use super::watch::WaitDescription;
 use ltx2_base::failpoint;
 use ltx2_base::threads::{self, MemoryBudget};
 use ltx2_nn::{Param, ROTATED_INPUTS, Source};
-use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
-use ltx2_stablehlo::{DType, Program};
+use ltx2_pjrt::{Buffer, Device, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
+use ltx2_stablehlo::{DType, MemorySpace, Program};
 use ltx2_weights::quantize::{GROUP, QuantizedForm};
 use ltx2_weights::tensor::Tensor;
 
@@ -77,6 +77,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 struct Upload<'a> {
     param: &'a Param,
     shards: Vec<Shard>,
+    /// Memory that receives the parameter.
+    memory: MemorySpace,
     /// This process's devices, each with its index into `shards`.
     devices: Vec<(usize, &'a Device)>,
     way: UploadMode,
@@ -124,6 +126,7 @@ impl<'a> Upload<'a> {
         let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
         let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
         let layout = argument.map(device_layout).transpose()?.flatten();
+        let memory = argument.map(|a| a.memory).unwrap_or_default();
         let devices = engine.addressable(shards.len());
         let (first, size) = (jobs.len(), param.bytes());
         let in_file = |name: &str, shape: &[usize]| {
@@ -172,16 +175,18 @@ impl<'a> Upload<'a> {
         let Some(outer) = outer else {
             jobs.push(LoadJob { upload, key: 0, part: Part::Whole, bytes: size });
             let way = UploadMode::Whole(Mutex::default());
-            return Ok(Upload { param, shards, devices, way, left: AtomicUsize::new(1) });
+            return Ok(Upload { param, shards, memory, devices, way, left: AtomicUsize::new(1) });
         };
         let fill = |&(place, device): &(usize, &Device)| {
             let shard = &shards[place];
             let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
-            DeviceArray::new(engine, param, device, shard, layout.as_ref(), pieces)
+            let shape =
+                TransferShape { ty: buffer_type(param.ty.dtype), dims: shard.size.clone(), layout: layout.clone() };
+            DeviceArray::new(engine, param.component, device, memory, shape, pieces)
         };
         let fills = devices.iter().map(fill).collect::<Result<_, _>>()?;
         let left = AtomicUsize::new(jobs.len() - first);
-        Ok(Upload { param, shards, devices, way: UploadMode::Pieces { outer, fills }, left })
+        Ok(Upload { param, shards, memory, devices, way: UploadMode::Pieces { outer, fills }, left })
     }
 
     fn finish(self) -> Result<ShardedTensor, RuntimeError> {
@@ -191,7 +196,7 @@ impl<'a> Upload<'a> {
         };
         let places = self.devices.into_iter().map(|(place, _)| place).collect();
         let ty = self.param.ty.clone();
-        Ok(ShardedTensor::new(buffers, places, self.shards, ty.clone(), ty.dims))
+        Ok(ShardedTensor::new(buffers, places, self.shards, ty.clone(), ty.dims).in_memory(self.memory))
     }
 }
 
@@ -444,16 +449,15 @@ struct DeviceArray {
 impl DeviceArray {
     fn new(
         engine: &Engine,
-        param: &Param,
+        component: &str,
         device: &Device,
-        shard: &Shard,
-        layout: Option<&DeviceLayout>,
+        memory: MemorySpace,
+        shape: TransferShape,
         pieces: usize,
     ) -> Result<Self, RuntimeError> {
-        let (ty, dims, layout) = (buffer_type(param.ty.dtype), shard.size.clone(), layout.cloned());
-        let watch = WaitDescription::load(engine.watchdog(), param.component, &[(0, device)]);
+        let watch = WaitDescription::load(engine.watchdog(), component, &[(0, device)]);
         let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
-        let transfer = engine.client().transfer(device, &[TransferShape { ty, dims, layout }])?;
+        let transfer = engine.client().transfer(device, memory_kind(memory), &[shape])?;
         Ok(DeviceArray { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
@@ -476,9 +480,14 @@ impl DeviceArray {
     }
 }
 
+/// Returns the kind of PJRT memory that a memory space is; `None`: the device's default memory.
+fn memory_kind(memory: MemorySpace) -> Option<&'static str> {
+    (memory != MemorySpace::Device).then(|| memory.name())
+}
+
 /// Uploads the only stored tensor of a parameter by strided copies; each device of this process gets its shard.
 fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Result<Vec<Buffer>, RuntimeError> {
-    let Upload { param, shards, devices, .. } = upload;
+    let Upload { param, shards, memory, devices, .. } = upload;
     let dtype = param.ty.dtype;
     let strides = match &param.source {
         Source::View { strides, .. } => strides.iter().map(|s| (s * dtype.size()) as i64).collect(),
@@ -491,7 +500,9 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
         let dense =
             HostBuffer::dense(&bytes.bytes()[offset(&shard.start, &strides)..], buffer_type(dtype), &shard.size);
         let _guard = watch.as_ref().map(|watch| watch.guard_upload(i, dense.bytes.len()));
-        Ok(engine.client().upload(device, HostBuffer { byte_strides: Some(&strides), ..dense })?)
+        Ok(engine
+            .client()
+            .upload(device, HostBuffer { byte_strides: Some(&strides), memory: memory_kind(*memory), ..dense })?)
     });
     each.collect()
 }

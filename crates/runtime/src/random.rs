@@ -20,7 +20,7 @@ use super::engine::Engine;
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
 use ltx2_nn::{Init, Param, Source};
-use ltx2_stablehlo::{Argument, Builder, DType, Program, ProgramOutput, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, Builder, DType, MemorySpace, Program, ProgramOutput, Sharding, Type, Value};
 use ltx2_weights::tensor::{Tensor, TensorError};
 
 /// Name of the program's only argument: two words per checkpoint tensor, in the order of the results.
@@ -117,6 +117,7 @@ fn result(program: &Program, param: &Param) -> ProgramOutput {
     ProgramOutput {
         sharding: argument.and_then(|a| a.sharding.clone()),
         memory_layout: argument.and_then(|a| a.memory_layout.clone()),
+        memory: argument.map(|a| a.memory).unwrap_or_default(),
         ..ProgramOutput::new(&param.name, param.ty.clone())
     }
 }
@@ -144,7 +145,9 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
         if outputs.len() > 1 {
             drawn = drawn.optimization_barrier();
         }
-        results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, drawn.at(0, i))));
+        let memory = first.memory;
+        let placed = |value: Value| if memory == MemorySpace::Device { value } else { value.copy_to(memory) };
+        results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, placed(drawn.at(0, i)))));
     }
     Ok(b.finish_with(results)?)
 }
@@ -158,8 +161,7 @@ fn groups(program: &Program, params: &[&Param]) -> Vec<(DrawSpec, Vec<ProgramOut
             let first = &outputs[0];
             (outputs.len() + 1) * param.ty.elements() <= TOGETHER
                 && *known == how
-                && (&first.ty, &first.sharding, &first.memory_layout)
-                    == (&output.ty, &output.sharding, &output.memory_layout)
+                && ProgramOutput { name: output.name.clone(), ..first.clone() } == output
         };
         match groups.iter_mut().find(alike) {
             Some((_, outputs)) => outputs.push(output),

@@ -6,7 +6,7 @@ use super::error::{MemoryPhase, RuntimeError};
 use super::watch::WaitDescription;
 use ltx2_base::threads;
 use ltx2_pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
-use ltx2_stablehlo::{DType, DeviceMesh, Sharding, Type};
+use ltx2_stablehlo::{DType, DeviceMesh, MemorySpace, Sharding, Type};
 use ltx2_weights::tensor::Tensor;
 
 /// The part of a tensor that one device holds.
@@ -43,6 +43,8 @@ pub(super) type Replicate = Box<dyn Fn(&ShardedTensor) -> Result<ShardedTensor, 
 /// A tensor with a buffer on each device of this process that holds a shard. Other processes may hold other shards.
 pub struct ShardedTensor {
     buffers: Vec<Buffer>,
+    /// Memory that holds the buffers.
+    memory: MemorySpace,
     /// Mesh index of each buffer's device.
     addressable: Vec<usize>,
     shards: Vec<Shard>,
@@ -66,7 +68,22 @@ impl ShardedTensor {
         ty: Type,
         logical_dims: Vec<usize>,
     ) -> Self {
-        ShardedTensor { buffers, addressable, shards, ty, logical_dims, replicator: None, watch: None, program: None }
+        ShardedTensor {
+            buffers,
+            memory: MemorySpace::Device,
+            addressable,
+            shards,
+            ty,
+            logical_dims,
+            replicator: None,
+            watch: None,
+            program: None,
+        }
+    }
+
+    /// Sets the memory that holds the buffers; the default is that of the devices.
+    pub(super) fn in_memory(self, memory: MemorySpace) -> Self {
+        ShardedTensor { memory, ..self }
     }
 
     /// Sets the function that replicates the tensor before a download if other processes hold shards.
@@ -112,8 +129,18 @@ impl ShardedTensor {
         &self.buffers
     }
 
-    /// Returns the size of one shard in bytes.
+    /// Returns the memory that holds the buffers.
+    pub(super) fn memory(&self) -> MemorySpace {
+        self.memory
+    }
+
+    /// Returns the bytes of device memory that one shard takes: 0 if it is in host memory.
     pub fn device_bytes(&self) -> usize {
+        if self.memory == MemorySpace::Device { self.shard_bytes() } else { 0 }
+    }
+
+    /// Returns the size of one shard in bytes.
+    fn shard_bytes(&self) -> usize {
         self.shards.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
 
@@ -178,7 +205,7 @@ impl ShardedTensor {
     }
 
     fn copy_to_host(&self) -> Result<Tensor, RuntimeError> {
-        let guard = |place| self.watch.as_ref().map(|watch| watch.guard_download(place, self.device_bytes()));
+        let guard = |place| self.watch.as_ref().map(|watch| watch.guard_download(place, self.shard_bytes()));
         let (dtype, logical_dims) = (self.ty.dtype, &self.logical_dims);
         if self.shards.first().is_some_and(|p| p.size == self.ty.dims) && *logical_dims == self.ty.dims {
             let _guard = guard(0);
@@ -192,7 +219,7 @@ impl ShardedTensor {
         }
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
-            for at_once in different.chunks((IN_FLIGHT / self.device_bytes().max(1)).max(1)) {
+            for at_once in different.chunks((IN_FLIGHT / self.shard_bytes().max(1)).max(1)) {
                 // Each shard is read over its own device's link. This thread creates the watchdog guards, because the
                 // current step is thread-local.
                 let guards: Vec<_> = at_once.iter().map(|(i, _)| guard(*i)).collect();

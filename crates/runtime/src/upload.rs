@@ -10,7 +10,7 @@ use super::sharded_tensor::{ShardedTensor, shards};
 use super::timeline::SpanKind;
 use super::{loader, random};
 use ltx2_nn::{Param, Source};
-use ltx2_stablehlo::Program;
+use ltx2_stablehlo::{MemorySpace, Program};
 
 /// Parameters on the devices, by argument name.
 #[derive(Default)]
@@ -148,9 +148,19 @@ impl LoadedParameters {
     }
 }
 
-/// Returns the bytes of a parameter's shard on one device. The parameter is an argument of `program`.
+/// Returns the bytes of a parameter's shard in the memory of one device: 0 if it is in host memory. The parameter is an
+/// argument of `program`.
 pub fn device_bytes(program: &Program, param: &Param) -> usize {
+    bytes_in(MemorySpace::Device, program, param)
+}
+
+/// Returns the bytes of a parameter's shard for one device in a memory space: 0 if it is in another. The parameter is
+/// an argument of `program`.
+pub fn bytes_in(memory: MemorySpace, program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+    if argument.map(|a| a.memory).unwrap_or_default() != memory {
+        return 0;
+    }
     let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
     shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
 }

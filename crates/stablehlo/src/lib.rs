@@ -18,7 +18,7 @@ pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
 pub use error::{BuildError, Result};
 pub use ops::{Attribute, Comparison, Conv, CustomCall};
-pub use program::{Argument, Program, ProgramOutput};
+pub use program::{Argument, MemorySpace, Program, ProgramOutput};
 pub use sharding::{DeviceMesh, Groups, Sharding};
 pub use types::Type;
 pub use work::{CollectiveTransfer, FusedAttention, Matmul, Pattern, ProgramWork};

@@ -6,6 +6,26 @@ use super::sharding::{DeviceMesh, Sharding};
 use super::types::Type;
 use super::work::ProgramWork;
 
+/// Memory that holds an argument or a result of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum MemorySpace {
+    /// Memory of the device.
+    #[default]
+    Device,
+    /// Memory of the host that the device reads directly.
+    PinnedHost,
+}
+
+impl MemorySpace {
+    /// Returns the name that XLA and PJRT use.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemorySpace::Device => "device",
+            MemorySpace::PinnedHost => "pinned_host",
+        }
+    }
+}
+
 /// An argument of a program's `main` function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
@@ -19,6 +39,8 @@ pub struct Argument {
     pub donated_to: Option<usize>,
     /// Device memory layout in XLA's notation (`{2,1,0:T(16,128)(2,1)}`). `None`: the default.
     pub memory_layout: Option<String>,
+    /// Memory from which the program reads the argument.
+    pub memory: MemorySpace,
     /// Dimensions without padding. Callers fill this leading part; the rest is padded with zeros.
     pub logical_dims: Vec<usize>,
 }
@@ -27,7 +49,15 @@ impl Argument {
     /// Creates an argument that is not padded and not donated. The partitioner chooses its sharding.
     pub fn new(name: &str, ty: Type) -> Self {
         let logical_dims = ty.dims.clone();
-        Argument { name: name.to_string(), ty, sharding: None, donated_to: None, memory_layout: None, logical_dims }
+        Argument {
+            name: name.to_string(),
+            ty,
+            sharding: None,
+            donated_to: None,
+            memory_layout: None,
+            memory: MemorySpace::Device,
+            logical_dims,
+        }
     }
 }
 
@@ -42,6 +72,8 @@ pub struct ProgramOutput {
     pub sharding: Option<Sharding>,
     /// Device memory layout in XLA's notation. `None`: the default.
     pub memory_layout: Option<String>,
+    /// Memory to which the program writes the result.
+    pub memory: MemorySpace,
     /// Dimensions without padding. Callers get only this leading part.
     pub logical_dims: Vec<usize>,
 }
@@ -49,7 +81,14 @@ pub struct ProgramOutput {
 impl ProgramOutput {
     /// Creates a result that is not padded. The partitioner chooses its sharding.
     pub fn new(name: &str, ty: Type) -> Self {
-        ProgramOutput { name: name.to_string(), logical_dims: ty.dims.clone(), ty, sharding: None, memory_layout: None }
+        ProgramOutput {
+            name: name.to_string(),
+            logical_dims: ty.dims.clone(),
+            ty,
+            sharding: None,
+            memory_layout: None,
+            memory: MemorySpace::Device,
+        }
     }
 }
 
@@ -93,19 +132,25 @@ impl Program {
 impl Argument {
     pub(super) fn attributes(&self) -> String {
         let donated = self.donated_to.map(|i| format!("tf.aliasing_output = {i} : i32"));
-        attributes(&self.memory_layout, &self.sharding, donated)
+        attributes(self.memory, &self.memory_layout, &self.sharding, donated)
     }
 }
 
 impl ProgramOutput {
     pub(super) fn attributes(&self) -> String {
-        attributes(&self.memory_layout, &self.sharding, None)
+        attributes(self.memory, &self.memory_layout, &self.sharding, None)
     }
 }
 
-fn attributes(memory_layout: &Option<String>, sharding: &Option<Sharding>, more: Option<String>) -> String {
-    let memory = memory_layout.as_ref().map(|m| format!("mhlo.layout_mode = \"{m}\""));
+fn attributes(
+    memory: MemorySpace,
+    memory_layout: &Option<String>,
+    sharding: &Option<Sharding>,
+    more: Option<String>,
+) -> String {
+    let kind = (memory != MemorySpace::Device).then(|| format!("mhlo.memory_kind = \"{}\"", memory.name()));
+    let layout = memory_layout.as_ref().map(|m| format!("mhlo.layout_mode = \"{m}\""));
     let placed = sharding.as_ref().map(|s| format!("sdy.sharding = {}", s.attribute()));
-    let parts: Vec<String> = [memory, placed, more].into_iter().flatten().collect();
+    let parts: Vec<String> = [kind, layout, placed, more].into_iter().flatten().collect();
     if parts.is_empty() { String::new() } else { format!(" {{{}}}", parts.join(", ")) }
 }

@@ -28,6 +28,20 @@ fn loop_carries_captured_outer_values() {
 }
 
 #[test]
+fn host_argument_is_copied_to_the_device_in_the_loop() {
+    let b = builder();
+    let x = arg(&b, "x", F32, &[4]);
+    let ty = Type::new(F32, vec![4]);
+    let w = b.argument_with(Argument { memory: MemorySpace::PinnedHost, ..Argument::new("w", ty) });
+    let y = b.repeat(2, &[x], |_, carried| vec![&carried[0] + w.copy_to(MemorySpace::Device)]);
+    let text = b.finish(&[("y", &y[0])]).expect("builds").text;
+    assert!(text.contains("%arg1: tensor<4xf32> {mhlo.memory_kind = \"pinned_host\"}"), "{text}");
+    let (before, body) = text.split_once(" do {").expect("a loop");
+    let copy = "@annotate_device_placement";
+    assert!(!before.contains(copy) && body.contains(copy) && body.contains("_xla_buffer_placement = \"device\""));
+}
+
+#[test]
 fn nested_loops_capture_outer_values_once() {
     let b = builder();
     let x = arg(&b, "x", F32, &[]);

@@ -12,12 +12,14 @@ use crate::pipeline::model::OpenModel;
 use crate::weights::fingerprint::SAMPLED;
 
 /// Config keys that do not affect the results of a run.
-const IGNORED_KEYS: [&str; 9] = [
+const IGNORED_KEYS: [&str; 11] = [
     "/output",
     "/sampler/progress_every",
     "/runtime/distributed",
     "/runtime/compile_cache",
     "/runtime/residency",
+    "/runtime/stream",
+    "/runtime/resident_blocks",
     "/runtime/memory_limit",
     "/runtime/visible_devices",
     "/runtime/libtpu_init_args",

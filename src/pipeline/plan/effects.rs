@@ -20,7 +20,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
-const ELSEWHERE: [(&str, &str); 34] = [
+const ELSEWHERE: [(&str, &str); 36] = [
     ("model.path", "weights"),
     ("model.variant", "weights"),
     ("model.text_encoder", "weights"),
@@ -45,6 +45,8 @@ const ELSEWHERE: [(&str, &str); 34] = [
     ("runtime.visible_devices", "devices"),
     ("runtime.libtpu_init_args", "devices"),
     ("runtime.residency", "memory"),
+    ("runtime.stream", "memory"),
+    ("runtime.resident_blocks", "memory"),
     ("runtime.memory_limit", "memory"),
     ("runtime.chip_file", "predictions"),
     ("runtime.compile_cache", "cache"),

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use super::origin::Weights;
 use crate::analysis::Chip;
-use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightType};
+use crate::config::{self, ActivationType, Config, Dtype, FlagValue, Stream, WatchdogWord, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
-use crate::nn::{Build, Lowering, Quantization, RoundingPoints};
+use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::last_words;
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::processes::Group;
 use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform, platforms};
+use crate::weights::Component;
 
 /// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
 /// `kind`: the device kind that the plugin reports.
@@ -20,7 +21,8 @@ use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platfo
 /// # Errors
 /// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
-    let lowering = (platforms::spec_by_name(platform).lowering)(kind);
+    let spec = platforms::spec_by_name(platform);
+    let lowering = (spec.lowering)(kind);
     let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}; use auto");
     let attention = config.runtime.attention.kernel(lowering.attention);
     let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
@@ -35,9 +37,17 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         },
         layout: config.placement(devices)?,
         quantization: quantization(config, &lowering, platform)?,
+        streaming: (config.runtime.stream == Stream::On && spec.streams_weights).then(|| Streaming {
+            component: Component::Transformer.folder(),
+            resident: config.runtime.resident_blocks,
+            min_bytes: STREAMED_BYTES,
+        }),
         lowering,
     })
 }
+
+/// Size in bytes of the smallest weight that is streamed. Copies of smaller ones would be bound by their latency.
+const STREAMED_BYTES: usize = 1 << 20;
 
 /// Same as [`build`], for the devices of an opened plugin. An untested libtpu version may reject the attention kernel,
 /// because the kernel's serialized form has no compatibility guarantee. XLA operations then replace the kernel, unless

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use ltx2_nn::Lowering;
 use ltx2_pjrt::{AttributeValue, Attributes, ClientOptions, OptionValue, with_sources};
-use ltx2_stablehlo::Program;
+use ltx2_stablehlo::{MemorySpace, Program};
 use ltx2_xla_analysis::{Chip, Links};
 
 pub(super) fn spec() -> PlatformSpec {
@@ -34,6 +34,7 @@ pub(super) fn spec() -> PlatformSpec {
             let (name, shape) = (Some("gpu".into()), vec![1; 3]);
             topology(&TargetDevices { name, target_config, shape, slices: 1, vm_bounds: None })
         }),
+        streams_weights: true,
         lowering: |_| Lowering::cuda(),
         // Selects the first applicable kernel instead of measuring which one is fastest, so that a recompiled program
         // gives bitwise identical results.
@@ -57,6 +58,11 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
 /// bench --micro` on H100s measured 37 us (NCCL: 31 us) at 4 MiB, and 58 us (NCCL: 83 us) at 16 MiB.
 const COPY_ENGINE_BYTES: usize = 8 << 20;
 
+/// Number of copies from host memory that the scheduler may have in flight at a time. It assumes that each copy takes as
+/// long as five matmuls, so with its default of two, the copies of a block appear to take longer than the block. It then
+/// schedules most copies of a step before the first matmul, which waits for them.
+const COPIES_IN_FLIGHT: i64 = 64;
+
 fn speed_flags(_: &str, _: &str, program: &Program) -> CompileFlags {
     let on = OptionValue::Bool(true);
     let mut flags = vec![NO_HLO_SHARDING_V3];
@@ -72,6 +78,9 @@ fn speed_flags(_: &str, _: &str, program: &Program) -> CompileFlags {
             ("xla_gpu_enable_latency_hiding_scheduler", on),
             ("xla_gpu_experimental_parallel_collective_overlap_limit", OptionValue::Int(2)),
         ]);
+    }
+    if program.arguments.iter().any(|argument| argument.memory == MemorySpace::PinnedHost) {
+        flags.push(("xla_gpu_experimental_parallel_async_compute_limit", OptionValue::Int(COPIES_IN_FLIGHT)));
     }
     if program.smallest_permute.is_some_and(|bytes| bytes >= COPY_ENGINE_BYTES) {
         // The option applies to all permutes of a program. Those of ring attention are large; those of a decoder's halo

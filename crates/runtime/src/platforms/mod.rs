@@ -85,6 +85,8 @@ with_defaults! {
         /// not checked before the plugin starts.
         pub(crate) probe_topology: Option<fn() -> (String, Attributes)> = None,
 
+        /// Whether programs copy weights from host memory while they compute.
+        pub streams_weights: bool = false,
         /// Returns the lowering for a device kind.
         pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
         /// Returns the part of the pinned plugin's platform version on which compiling depends.

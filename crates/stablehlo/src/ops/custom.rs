@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::builder::{Builder, Value};
+use crate::program::MemorySpace;
 use crate::types::{Type, list};
 
 /// A custom call. Which fields are required depends on its target.
@@ -45,6 +46,21 @@ impl fmt::Display for Attribute {
             Attribute::I64(value) => write!(f, "{value} : i64"),
             Attribute::Bool(value) => write!(f, "{value}"),
         }
+    }
+}
+
+impl Value {
+    /// Returns a copy of the value in another memory space. XLA turns the annotation into an asynchronous copy, and
+    /// removes it if the value is already there.
+    pub fn copy_to(&self, memory: MemorySpace) -> Value {
+        let text = format!(
+            "stablehlo.custom_call @annotate_device_placement({}) {{backend_config = \"\", has_side_effect = true, \
+             mhlo.frontend_attributes = {{_xla_buffer_placement = \"{}\"}}}} : ({ty}) -> {ty}",
+            self.local(),
+            memory.name(),
+            ty = self.ty
+        );
+        self.b.op("copy_to", text, self.ty.clone()).with_sharding(self.sharding.clone())
     }
 }
 

@@ -11,7 +11,7 @@
 //! declared sharding; a compiler that shards a matmul further could be faster than the bound.
 
 use crate::analysis::{Chip, CollectiveKind, Work};
-use crate::hlo::{DeviceMesh, Sharding, Type};
+use crate::hlo::{DeviceMesh, MemorySpace, Sharding, Type};
 use crate::models::Network;
 use crate::nn::{Axis, ContextParallelKind, ContextParallelPolicy, Layout, Quantization, Role, ValuePlacement};
 use crate::runtime::shards;
@@ -83,8 +83,8 @@ pub fn bound(
     }
 }
 
-/// Returns the bytes of arguments and results on the device that holds the most. A result that reuses the buffer of a
-/// donated argument is not counted.
+/// Returns the bytes of arguments and results in the memory of the device that holds the most. A result that reuses the
+/// buffer of a donated argument is not counted.
 pub(crate) fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
@@ -93,7 +93,8 @@ pub(crate) fn needed(network: &Network) -> i64 {
         sizes.max().unwrap_or(0) * ty.dtype.size()
     };
     let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();
-    let arguments: usize = program.arguments.iter().map(|a| local(&a.ty, a.sharding.as_ref())).sum();
+    let on_device = program.arguments.iter().filter(|a| a.memory == MemorySpace::Device);
+    let arguments: usize = on_device.map(|a| local(&a.ty, a.sharding.as_ref())).sum();
     let results = program.results.iter().enumerate().filter(|(n, _)| !donated.contains(n));
     let results: usize = results.map(|(_, r)| local(&r.ty, r.sharding.as_ref())).sum();
     (arguments + results) as i64

@@ -1,0 +1,34 @@
+//! Weights in host memory: the same results as with all weights in device memory.
+
+use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, plain, request};
+use ltx2::hlo::DType;
+use ltx2::nn::{Build, Lowering, Streaming};
+
+/// Runs a case with all weights in device memory, and with those of some transformer blocks in host memory, in layer
+/// loops and unrolled.
+#[needs(cpu)]
+fn streamed_weights_give_the_same_bits() {
+    let client = cpu(1);
+    let all = cases("pipeline");
+    let case = all.iter().find(|c| c.name.ends_with("b_plain")).expect("a case");
+    let run = |lowering: Lowering, resident: Option<usize>| {
+        let streaming = resident.map(|resident| Streaming { component: "transformer", resident, min_bytes: 1 << 10 });
+        let build = Build { lowering, streaming, ..plain(DType::F32) };
+        let mut runner = open(&client, case.model.to_str().expect("a path"), build);
+        let request = request(case, &runner.model);
+        let generated = generate(&mut runner, &request, &dumping(None));
+        (generated, runner.executor.parameter_bytes())
+    };
+    for unroll_layers in [false, true] {
+        let lowering = Lowering { unroll_layers, ..Lowering::cpu() };
+        let (whole, bytes) = run(lowering, None);
+        for resident in [0, 1] {
+            let (got, device_bytes) = run(lowering, Some(resident));
+            assert!(device_bytes < bytes, "{device_bytes} of {bytes} bytes, {resident} blocks resident");
+            for name in ["prompt_embeds", "latents.video", "latents.audio"] {
+                let same = dumped(&got, name).bytes() == dumped(&whole, name).bytes();
+                assert!(same, "{name} differs with {resident} resident blocks, unrolled: {unroll_layers}");
+            }
+        }
+    }
+}
