@@ -9,7 +9,7 @@ use super::layout;
 use super::legal::{FRAME_STEP, InvalidValue, around, fail, remove, remove_one};
 use super::message::{Message, Setting, message};
 use super::pipeline::{PipelineSpec, pipeline_names};
-use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
+use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
@@ -312,19 +312,6 @@ fn schedule_fault(sigmas: &[f64]) -> Option<String> {
 }
 
 impl Config {
-    /// Returns a copy of the configuration that generates `frames` frames.
-    ///
-    /// # Errors
-    /// Returns an error if a conditioning image belongs to a frame after the last one.
-    pub(crate) fn with_frames(&self, frames: usize) -> Result<Config, String> {
-        if let Some(image) = outside(self, frames) {
-            return Err(format!("request.images: frame {image}: the video has {frames} frames, numbered from 0"));
-        }
-        let mut config = self.clone();
-        config.request.num_frames = NumFrames::Count(frames);
-        Ok(config)
-    }
-
     /// Returns the number of frames per denoising pass: the frames of one clip (`request.chain.clip`), or all frames of
     /// a video that is not chained. `None` for `num_frames: auto`.
     pub(crate) fn clip_frames(&self) -> Option<usize> {

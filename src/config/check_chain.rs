@@ -63,7 +63,7 @@ pub(super) fn check_chain(config: &Config) -> Result<(), InvalidValue> {
 }
 
 /// Returns the frame index of the first conditioning image that is outside a video of `frames` frames.
-pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
+pub(crate) fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 

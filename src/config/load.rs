@@ -89,14 +89,35 @@ impl LoadedConfig {
 /// # Errors
 /// Returns an error if a file cannot be read, a key is unknown, or a value is invalid.
 pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
-    let (mut files, mut sidecar) = (Vec::new(), None);
+    let (mut layers, mut sidecar) = (Vec::new(), None);
     for file in given.files.iter().rev() {
-        read_chain(Path::new(file), None, &mut Vec::new(), &mut files, &mut sidecar)?;
+        read_chain(Path::new(file), None, &mut Vec::new(), &mut layers, &mut sidecar)?;
     }
-    files.reverse();
-    files.push(command_line(given)?);
+    layers.reverse();
+    let mut layer = Tree::Map(Vec::new());
+    for pair in &given.set {
+        let (path, value) = set_pair(pair)?;
+        let mut own = YamlNode::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
+        reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
+        layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
+    }
+    let by_set = layer.clone();
+    for flag in &given.flags {
+        let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
+        validate(&YamlNode::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
+        if !(flag.yields && by_set.get(flag.path).is_some()) {
+            layer.merge(tree);
+        }
+    }
+    if let Some(mesh) = &given.mesh {
+        // The flag replaces the complete mesh: axes that it omits have size 1.
+        let mesh: Mesh = layout::parse_mesh(mesh)?;
+        layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
+    }
+    expand_reference(&mut layer);
+    layers.push(layer);
     let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
-    let loaded = combine(files, length, None)?;
+    let loaded = combine(layers, length, None)?;
     if given.allow_changed_inputs && sidecar.is_none() {
         let why = "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag";
         return Err(ConfigError::Flag(why.into()));
@@ -316,32 +337,6 @@ pub(super) fn expand_reference(layer: &mut Tree) {
             layer.set(key, value.clone(), &origin);
         }
     }
-}
-
-/// Returns `--set` pairs and flags as one layer.
-fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
-    let mut layer = Tree::Map(Vec::new());
-    for pair in &given.set {
-        let (path, value) = set_pair(pair)?;
-        let mut own = YamlNode::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
-        reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
-        layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
-    }
-    let by_set = layer.clone();
-    for flag in &given.flags {
-        let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
-        validate(&YamlNode::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
-        if !(flag.yields && by_set.get(flag.path).is_some()) {
-            layer.merge(tree);
-        }
-    }
-    if let Some(mesh) = &given.mesh {
-        // The flag replaces the complete mesh: axes that it omits have size 1.
-        let mesh: Mesh = layout::parse_mesh(mesh)?;
-        layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
-    }
-    expand_reference(&mut layer);
-    Ok(layer)
 }
 
 fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {

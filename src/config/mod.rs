@@ -17,7 +17,6 @@ mod layout;
 mod legal;
 mod load;
 mod message;
-mod naming;
 mod over;
 mod overrides;
 mod paths;
@@ -34,6 +33,7 @@ mod tree;
 mod validate;
 mod yaml;
 
+pub(crate) use check_chain::outside;
 #[cfg(test)]
 pub(crate) use effect::reasons;
 pub use error::{ConfigError, Location, ValueOrigin};
@@ -45,8 +45,6 @@ pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
 pub(crate) use load::BY_REFERENCE;
 pub use load::{LoadedConfig, load};
 pub use message::{Message, Setting};
-pub(crate) use naming::sidecar_path;
-pub use naming::{Job, output_paths};
 pub(crate) use over::RequestLayer;
 pub use overrides::{CliOverrides, Flag};
 pub(crate) use paths::model_paths;

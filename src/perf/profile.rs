@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Module, Trace, TraceComparison, XSpace};
-use crate::config::{Config, Job, Sidecar};
+use crate::config::{Config, Sidecar};
 use crate::media::write_atomically;
-use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
+use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::executor::Executor;
@@ -58,11 +58,11 @@ pub(crate) fn profile(
     folder: &Path,
     group: Option<&Arc<Group>>,
 ) -> Result<Profile> {
+    let videos = RunVideos::unwritten(vec![job.clone()], sidecar);
     if let Some(group) = group {
-        let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
-        processes::compare(group, config, &options)?;
+        processes::compare(group, config, &videos)?;
     }
-    let (plan, model) = RunPlan::new(config, std::slice::from_ref(job), sidecar)?;
+    let (plan, model) = RunPlan::new(config, &videos)?;
     let mut session = Session::start_traceable(plan, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
@@ -79,7 +79,7 @@ pub(crate) fn profile(
         )));
     }
     let file = file(folder, group)?;
-    let synthetic = SyntheticInputs::new(&request, &runner.build.layout)?;
+    let synthetic = SyntheticInputs::new(&request, &runner.build.layout);
     let denoising = synthetic.denoising(runner, &first, ProgramKind::Denoise)?;
     // Warm up, so that one-time work is not in the trace.
     run(&runner.executor, &denoising, steps, || Ok(()))?;

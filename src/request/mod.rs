@@ -28,7 +28,7 @@ pub use error::RequestError;
 pub(crate) use error::key_fault;
 pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
-pub(crate) use resolve::{frame_count, resolve_job, scheduler_mismatch_warning, sigmas};
+pub(crate) use resolve::{frame_count, resolve, scheduler_mismatch_warning, sigmas};
 pub use shapes::Shapes;
 pub use shared::Shared;
 pub use sizes::ModelSizes;

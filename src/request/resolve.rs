@@ -6,7 +6,7 @@ use super::{
     Shapes, TileSizes, conditions,
 };
 use crate::av::Av;
-use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Reference, VideoUse};
+use crate::config::{self, Config, Dtype, ExtendAt, Kept, Reference, VideoUse};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossModalTimestep, TransformerConfig};
 use crate::sampling::denoise::{CleanPrediction, StreamRole};
@@ -96,11 +96,11 @@ pub(crate) fn frame_count(config: &Config) -> Result<usize, RequestError> {
     })
 }
 
-/// Returns the request of a job. Its list of noise levels is empty, because no program depends on them.
+/// Returns the request of a configuration, without prompt, seed and noise levels: no program depends on them.
 ///
 /// # Errors
 /// Returns an error, which says what to change, if the configuration is invalid or the model does not support it.
-pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, RequestError> {
     let r = &config.request;
     let num_frames = frame_count(config)?;
     let chain = ClipChain::from_config(config, num_frames);
@@ -110,7 +110,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
     let (scales, guidance_steps) = guidance(config, roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
-        prompt: job.prompt.clone(),
+        prompt: String::new(),
         negative_prompt: r.negative_prompt.clone(),
         width: r.width,
         height: r.height,
@@ -119,7 +119,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
         motion_speed: r.motion_speed,
         sound_frames: None,
-        seed: job.seed,
+        seed: 0,
         noise: config.sampler.noise,
         noise_order: match config.sampler.noise_order {
             // In the pipeline `dfr`, both reference implementations draw noise in this order.

@@ -99,7 +99,7 @@ pub(crate) fn case_overrides(case: &Case, file: &Experiment) -> Result<CliOverri
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
     let mut given =
         CliOverrides { files: after("-c"), set: after("--set"), mesh: case.mesh.clone(), ..CliOverrides::default() };
-    given.flag("layout", "layout", case.layout.clone());
+    given.flag("layout", "layout", &case.layout);
     Ok(given)
 }
 

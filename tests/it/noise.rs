@@ -30,7 +30,7 @@ fn draw_in(noise: &mut BatchNoise, runner: &mut Runner, request: &Request, order
 }
 
 fn batch_noise(request: &Request) -> BatchNoise {
-    Batch::new(std::slice::from_ref(request), &Layout::default()).expect("a batch").noise()
+    Batch { asked: std::slice::from_ref(request), size: 1 }.noise()
 }
 
 /// Returns the number of leading values that two tensors share.

@@ -6,7 +6,7 @@ use super::errors::request_error;
 use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::span::probed;
-use crate::config::{Config, Job, Reference, Serve, VideoUse, whole_frames};
+use crate::config::{Config, Reference, Serve, VideoUse, whole_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::plan::origin;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -60,10 +60,7 @@ impl Resolver {
         let Some(frames) = config.request.num_frames.count() else {
             return self.check_auto(config, serve, given).map(|()| None);
         };
-        let job =
-            Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
-        let resolved =
-            self.sizes.as_ref().map(|sizes| request::resolve_job(config, sizes, &job)).transpose().map_err(fault)?;
+        let resolved = self.sizes.as_ref().map(|sizes| request::resolve(config, sizes)).transpose().map_err(fault)?;
         let made = resolved.as_ref().map_or(doubled(config, frames), |request| request.output_frames());
         if made > serve.max_frames {
             let name = if given.get("num_frames").is_none() && given.get("seconds").is_some() {

@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use super::error::Failure;
 use super::job::{AcceptedJob, JobPhase};
-use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference, Sidecar};
+use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::generate::sidecar;
@@ -31,7 +31,9 @@ use crate::pipeline::plan::loras::Loras;
 use crate::pipeline::plan::options::{KeepPlace, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::plan::preflight::{check_input_files, give, inputs};
+use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::plan::run_plan::RunPlan;
+use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::programs::configs::bos_rule;
 use crate::pipeline::stages::batch::videos_at_once;
 use crate::pipeline::stages::duration;
@@ -112,7 +114,7 @@ impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
         let together = ServerProcesses::meet(group, &plain)?;
-        let (plan, model) = RunPlan::new(&plain, &[], sidecar)?;
+        let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
         served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
@@ -182,7 +184,11 @@ impl ModelDevice {
             tell(JobPhase::TextEncoder)?;
         }
         let resolved = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?;
-        let mut plan = RunPlan::of_model(resolved.as_ref().unwrap_or(&configs[0]), &self.session.runner.model)?;
+        let resolved = match resolved {
+            Some(frames) => ResolvedConfig::with_frames(&configs[0], frames)?,
+            None => ResolvedConfig::from(&configs[0]),
+        };
+        let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
         plan.choose_encoder(group.as_deref())?;
         let (frames, h264) = (plan.config.request.num_frames, plan.config.conditioning.h264);
         for config in &mut configs {
