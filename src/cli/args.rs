@@ -12,7 +12,7 @@ use crate::models::upsampler::Upsampling;
 use crate::pipeline::plan::videos::Job;
 use crate::tune::{TuneOptions, default_jobs};
 
-/// Options of commands that can run the configuration of a sidecar.
+/// Options of commands that accept a sidecar as configuration.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct RerunArgs {
@@ -101,7 +101,7 @@ impl RunArgs {
 
 const PROMPT: &str = "a red fox in the snow";
 
-/// Returns the video that a command times: the first one if the configuration requests several. An empty prompt is
+/// Returns the video that a command measures: the first one if the configuration requests several. An empty prompt is
 /// replaced by a fixed prompt.
 ///
 /// # Errors
@@ -208,7 +208,7 @@ pub(crate) struct RequestArgs {
     #[arg(long, value_name = "END")]
     pub(crate) extend_at: Option<ExtendAt>,
     /// Input audio that the video is generated to match: a file of any sample rate and channel count, truncated to the
-    /// duration of the video; with --retake and --extend, the sound of an input video that has none
+    /// duration of the video; with --retake and --extend, used as the sound of a silent input video
     #[arg(long, value_name = "PATH")]
     pub(crate) audio: Option<String>,
     /// Time in the --audio file at which the video starts, in seconds [default: 0]

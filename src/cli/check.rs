@@ -62,9 +62,9 @@ struct Ltx25Features {
     /// Whether the decoder selected by `model.decoder: auto` is usable, with `reference: official` and with
     /// `diffusers`.
     usable: [bool; 2],
-    /// Result for `--num-frames auto`.
+    /// Whether the model supports `--num-frames auto`.
     duration: Verdict,
-    /// Result for `--temporal-rounds 1` or more.
+    /// Whether the model supports `--temporal-rounds` of 1 or more.
     rounds: Verdict,
 }
 
@@ -165,7 +165,7 @@ impl CheckArgs {
         Err(UsageError(why))
     }
 
-    /// Loads the configuration with the model of this command.
+    /// Loads the configuration, with the model and components that the command line selects.
     fn loaded(&self) -> anyhow::Result<LoadedConfig> {
         let mut given = self.config.overrides();
         self.placement.add(&mut given);
@@ -181,7 +181,7 @@ impl CheckArgs {
 /// State of all components of a model.
 struct ModelSurvey<'a> {
     source: &'a Arc<ModelSource>,
-    /// Section `model` of a configuration with this model.
+    /// Section `model` of a configuration that selects this model.
     model: Model,
     configs: ModelConfigs,
     findings: Vec<(Component, Finding)>,

@@ -43,8 +43,8 @@ struct PlatformReport {
     devices: Vec<String>,
     /// Problems, each with its fix.
     missing: Vec<String>,
-    /// Plugin that was found for this platform but belongs to an unsupported one; the output lists it as a separate
-    /// platform.
+    /// Report of a plugin that was found for this platform but belongs to an unsupported one. The output lists it as a
+    /// separate platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     foreign: Option<Box<PlatformReport>>,
 }

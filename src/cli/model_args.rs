@@ -37,8 +37,7 @@ pub(crate) struct ComponentArgs {
     /// Duration head of LTX-2.5, for --num-frames auto: folder or single file
     #[arg(long, value_name = "PATH")]
     duration_head: Option<String>,
-    /// Parts of the file names to use if a folder contains several files of a component, such as fp8 or
-    /// distilled,Q4_K_M
+    /// Parts of file names that select one of several files of a component in a folder, such as fp8 or distilled,Q4_K_M
     #[arg(long, value_name = "PARTS")]
     variant: Option<String>,
 }

@@ -29,7 +29,8 @@ pub(crate) struct PlanSummary {
     width: usize,
     height: usize,
     num_frames: NumFrames,
-    /// With a predicted number of frames: the smallest valid prediction, if some are too small.
+    /// Smallest valid prediction of the number of frames; `None` if every prediction is valid or the number is not
+    /// predicted.
     least_frames: Option<usize>,
     frame_rate: f64,
     seconds: Option<f64>,

@@ -49,8 +49,8 @@ fn byte_bar(what: &'static str, total: u64, terminal: bool) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(what)
 }
 
-/// Returns a function that shows the progress of `total` bytes: a bar on a terminal, otherwise a line per tenth. It gets
-/// the number of bytes of each finished part.
+/// Returns a function that shows the progress of `total` bytes: a bar on a terminal, otherwise a line per tenth. The
+/// function takes the number of bytes of each finished part.
 pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sync {
     let is_quiet = !tracing::enabled!(tracing::Level::INFO);
     let terminal = !is_quiet && std::io::stderr().is_terminal();

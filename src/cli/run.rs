@@ -115,7 +115,7 @@ pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
     print(&format!("{}\n", args.output.display()))
 }
 
-/// Removes a configuration key from the scalars and parses its value.
+/// Removes a configuration key from the scalars of `--set` and parses its value.
 fn key<T: DeserializeOwned>(scalars: &mut Scalars, name: &str) -> anyhow::Result<Option<T>> {
     let set = scalars.remove(name).map(serde_json::from_value).transpose();
     Ok(set.map_err(|e| UsageError(format!("--set {name}: {e}")))?)

@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     print_config: bool,
 }
 
-/// Options of the address and of clients.
+/// Options for the listen address and client access.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Server")]
 struct ServerArgs {

@@ -319,8 +319,8 @@ impl Config {
         Some(self.request.chain.as_ref().map_or(all, |chain| chain.clip.min(all)))
     }
 
-    /// Returns the input audio to which the generated video is matched; `None` if there is none, or if the pipeline
-    /// takes an input video. In that case, `request.audio` is the sound of the input video.
+    /// Returns the input audio to which the generated video is matched; `None` if there is no input audio. With an
+    /// input video, also returns `None`, because `request.audio` is then the sound of that video.
     pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
         self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
     }
@@ -333,8 +333,8 @@ impl Config {
         self.runtime.platform.parse()
     }
 
-    /// Returns the samplers of both stages. Options that only some samplers accept apply to the first stage, and to the
-    /// second if it uses the same sampler.
+    /// Returns the samplers of both stages. Options that only some samplers accept apply to the first stage; the second
+    /// stage uses them only if it has the same sampler.
     ///
     /// # Errors
     /// Returns the key and value of an option that the first sampler does not accept.
@@ -356,7 +356,7 @@ impl Config {
     }
 }
 
-/// Guidance scales of one stream after inheritance from the other stream and defaults.
+/// Guidance scales of one stream. A missing value is that of the other stream; if both are missing, it is neutral.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ResolvedScales {
     /// Classifier-free guidance scale; 1 disables it.

@@ -76,7 +76,7 @@ pub(super) fn check_rates(config: &Config) -> Result<(), InvalidValue> {
         return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0");
     }
     if r.motion_speed != 1.0 && !config.pipeline.spec().motion_speed {
-        let why = remove(format!("the pipeline {} does not use it", config.pipeline.name()));
+        let why = remove(format!("the pipeline {} always uses 1", config.pipeline.name()));
         return fail("request.motion_speed", r.motion_speed.to_string(), why);
     }
     Ok(())

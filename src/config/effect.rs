@@ -22,15 +22,14 @@ pub(super) struct EffectRule {
     pub(super) reason: fn(&EffectFacts<'_>, &'static str) -> Option<Message>,
 }
 
-/// Origins of values that a rule checks; a value without effect from any other origin is accepted.
+/// Origins of values that a rule checks. Values of other origins are accepted even if they have no effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RuleScope {
     /// Flags, `--set`, server requests and the user's files.
     Run,
-    /// As `Run`, but not the user's files: a file may set components and texts for other runs.
+    /// The origins of `Run` except the user's files, which may set components and texts for other runs.
     Flags,
-    /// As `Run`, and also a server's configuration: a request can select another pipeline, but it cannot change these
-    /// keys.
+    /// The origins of `Run`, and a server's configuration, because requests cannot change these keys.
     Server,
 }
 
@@ -48,7 +47,7 @@ const fn server(keys: &'static [&'static str], reason: EffectReason) -> EffectRu
     EffectRule { keys, scope: RuleScope::Server, reason }
 }
 
-/// Returns "guidance.video.cfg or guidance.audio.cfg".
+/// Returns the text "guidance.video.cfg or guidance.audio.cfg".
 fn either_cfg() -> Message {
     message![Key("guidance.video.cfg"), " or ", Key("guidance.audio.cfg")]
 }
@@ -257,7 +256,7 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["output.save_frames"], |f, _| f.without_video()),
 ];
 
-/// Returns the reasons for which keys of a configuration have no effect, whether or not the keys are set.
+/// Returns, for each key that has no effect in a configuration, the reason. Includes keys that are not set.
 #[cfg(test)]
 pub(crate) fn reasons(config: &super::Config, version: Version) -> Vec<Message> {
     let facts = EffectFacts { config, version };

@@ -37,7 +37,8 @@ impl GuidanceStream {
 const VIDEO_STG: &str = "guidance.video.stg";
 const AUDIO_STG: &str = "guidance.audio.stg";
 
-/// Returns the reason that `what` is perturbed because both STG scales are 0.
+/// Returns the reason for a key that has no effect because both STG scales are 0. `what` is the subject of "is
+/// perturbed", such as `no block`.
 fn no_stg(what: &'static str) -> Message {
     let why = format!(" are 0, so {what} is perturbed; set one too");
     or_remove(message![Key(VIDEO_STG), " and ", Key(AUDIO_STG), why])
@@ -59,7 +60,7 @@ impl EffectFacts<'_> {
         (!has_effect).then(|| why.into())
     }
 
-    /// Returns the reason "the pipeline NAME `why`; remove this key".
+    /// Returns the text "the pipeline NAME `why`; remove this key".
     pub(super) fn by_pipeline(&self, why: impl Into<Message>) -> Option<Message> {
         Some(remove(message![format!("the pipeline {} ", self.spec().name), why]))
     }
@@ -95,7 +96,7 @@ impl EffectFacts<'_> {
         let platform = &self.config.runtime.platform;
         let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
         is_other.then(|| {
-            let why = format!("only {} reads it, but runtime.platform is {platform}", own.name());
+            let why = format!("has an effect only with {}, but runtime.platform is {platform}", own.name());
             remove_one(why, "runtime.platform")
         })
     }
@@ -155,7 +156,7 @@ impl EffectFacts<'_> {
         })
     }
 
-    /// Returns the reason for an option that the sampler does not accept.
+    /// Returns why a sampler option has no effect; `None` if it has an effect.
     pub(super) fn unused_setting(&self, key: &str) -> Option<Message> {
         match self.config.samplers() {
             Err((refused, _)) if refused == key => Some(remove("this sampler does not have this option")),
@@ -220,7 +221,7 @@ impl EffectFacts<'_> {
         stream == GuidanceStream::Video && !self.spec().has_video()
     }
 
-    /// Returns whether the request decides which streams are kept (`request.retake`).
+    /// Returns whether `request.retake` selects the streams that are kept.
     fn keeps_streams(&self) -> bool {
         self.spec().video == Some(VideoUse::Span)
     }
@@ -272,7 +273,7 @@ impl EffectFacts<'_> {
     }
 
     /// Returns why a scale has no effect: no denoised stream uses it, or `by_sigma` always overrides it. `is_own`
-    /// returns whether a stream sets the scale, and `is_at` whether a `by_sigma` entry does.
+    /// returns whether a stream sets the scale; `is_at` returns whether a `by_sigma` entry sets it.
     pub(super) fn unused_scale(
         &self,
         key: &str,
@@ -302,7 +303,7 @@ impl EffectFacts<'_> {
         replaced.then(|| remove_one(message!["by_sigma overrides ", This, " at every noise level"], "by_sigma"))
     }
 
-    /// Returns why a modality scale in a `by_sigma` entry has no effect: the pipeline has only one stream.
+    /// Returns an error text if `by_sigma` entries set a modality scale but the pipeline has only one stream.
     pub(super) fn unused_level(&self, key: &str) -> Option<Message> {
         let levels = self.own(GuidanceStream::from_key(key)).by_sigma.as_deref().unwrap_or_default();
         let modality = levels.iter().any(|level| level.modality.is_some());
@@ -334,8 +335,8 @@ impl EffectFacts<'_> {
         }
     }
 
-    /// Returns whether STG perturbs a stream because the stream's own STG scale is not 0. In a retake, this can also be
-    /// a stream that is kept.
+    /// Returns whether STG perturbs a stream because the STG scale of this stream is not 0. In a retake, STG can also
+    /// perturb a stream that is kept.
     pub(super) fn perturbs(&self, stream: GuidanceStream) -> bool {
         let runs = self.streams().any(|s| self.is_made(s) && self.has_stg(s));
         let takes_part = self.is_made(stream) || self.keeps_streams();

@@ -31,7 +31,7 @@ pub enum ValueOrigin {
     Lora(String),
     /// Default of the pipeline with this name, which replaces the general default.
     Pipeline(&'static str),
-    /// Set by `reference`, which was written at this origin.
+    /// Set by the key `reference`, which was written at this origin.
     Reference(Box<ValueOrigin>),
 }
 

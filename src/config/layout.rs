@@ -48,7 +48,7 @@ pub struct LayoutSource {
 }
 
 impl LayoutSource {
-    /// Returns the layout for a mesh. Mesh axes that the mesh does not have are removed from the rules.
+    /// Returns the layout for a mesh. Axes that `mesh` does not have are removed from the rules.
     ///
     /// # Errors
     /// Never fails for a file that [`read_layout_source`] accepted.
@@ -98,7 +98,7 @@ impl LayoutSource {
     }
 }
 
-/// Number of virtual devices that a mesh with an axis of -1 expands to.
+/// Number of virtual devices per slice to which an axis of -1 expands the mesh.
 const VIRTUAL_DEVICES: usize = 8;
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];
@@ -201,7 +201,7 @@ fn per_slice_suffix(slices: usize) -> &'static str {
     if slices > 1 { " per slice" } else { "" }
 }
 
-/// Axes that layout files cannot have rules for.
+/// Axes for which layout files cannot have rules.
 const WITHOUT_RULES: [Axis; 3] = [Axis::CfgBatch, Axis::Layers, Axis::Replicated];
 
 /// Reads a layout file, or a shipped layout by its name. `auto` reads `replicated`.
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_without_rules_are_rejected_and_not_listed() {
+    fn rules_for_unsupported_or_unknown_axes_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.yml");
         let error = |axis: &str| {

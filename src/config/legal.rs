@@ -1,4 +1,4 @@
-//! Faults of configuration values, and the valid sizes and frame counts nearest to an invalid one.
+//! Error messages about configuration values, and the valid sizes and frame counts nearest to an invalid one.
 
 use super::message::{Message, Setting, message};
 
@@ -18,17 +18,17 @@ pub(super) fn fail(key: &'static str, value: String, why: impl Into<Message>) ->
     Err((key, value, why.into()))
 }
 
-/// Returns the reason "`why`; remove this key".
+/// Returns the text "`why`; remove this key".
 pub(super) fn remove(why: impl Into<Message>) -> Message {
     message![why, "; remove ", Setting::This]
 }
 
-/// Returns the reason "`why`, or remove this key", where `why` ends with another remedy.
+/// Returns the text "`why`, or remove this key", where `why` ends with another remedy.
 pub(super) fn or_remove(why: impl Into<Message>) -> Message {
     message![why, ", or remove ", Setting::This]
 }
 
-/// Returns the reason "`why`; remove this key or `other`".
+/// Returns the text "`why`; remove this key or `other`".
 pub(super) fn remove_one(why: impl Into<Message>, other: &'static str) -> Message {
     remove(why).then(" or ").then(Setting::Key(other))
 }

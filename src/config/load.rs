@@ -27,7 +27,7 @@ use crate::weights::{ModelSource, Overrides, Version};
 pub struct LoadedConfig {
     pub config: Config,
     pub(super) tree: Tree,
-    /// Values that would apply without those that the user wrote: presets and defaults or, for a server request, the
+    /// Configuration without the values that the user wrote: presets and defaults or, for a server request, the
     /// server's configuration.
     pub(super) below: Tree,
     preset: &'static str,
@@ -223,8 +223,8 @@ fn version(model: &Model) -> Version {
     })
 }
 
-/// Reads a file and the files it extends into `out`, the file itself first. `found` is set to the first sidecar among
-/// them.
+/// Appends a file, then the files it extends, to `out`. Sets `found` to the first sidecar among these files, unless it
+/// is already set.
 fn read_chain(
     path: &Path,
     named_by: Option<String>,
@@ -456,7 +456,7 @@ impl Config {
         node.to_value()
     }
 
-    /// Returns the number that width and height must be a multiple of.
+    /// Returns the number of pixels of which width and height must be multiples.
     pub fn size_multiple(&self) -> usize {
         let rows = self.upsamplings().iter().map(|upsampling| upsampling.rows()[0]);
         let references =

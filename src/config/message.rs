@@ -1,4 +1,4 @@
-//! Error texts in which settings are data, because the command line and the API have different names for them.
+//! Error texts with placeholders for settings, because the command line and the API have different names for a setting.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,9 +15,9 @@ pub enum Setting {
     ReferenceVideos,
     /// Time span of a retake.
     Span,
-    /// Start of this time span.
+    /// Start of the time span of a retake.
     SpanStart,
-    /// End of this time span.
+    /// End of the time span of a retake.
     SpanEnd,
     /// Duration of an extension.
     Extension,
@@ -56,12 +56,12 @@ enum MessagePart {
     Setting(Setting),
 }
 
-/// Text of an error. Its `Display` has the names of the command line.
+/// Text of an error. `Display` writes settings with their names on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message(Vec<MessagePart>);
 
 impl Message {
-    /// Returns the text with the names that `name` returns for its settings.
+    /// Returns the text with each setting replaced by the name that `name` returns.
     pub fn with_names(&self, name: impl Fn(Setting) -> Cow<'static, str>) -> String {
         let text = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_have_the_names_of_the_reader() {
+    fn settings_are_written_with_their_cli_or_api_names() {
         let message = message!["needs an image: ", Setting::Images, "; or remove ".to_string(), Setting::This];
         assert_eq!(
             message.to_string(),

@@ -50,7 +50,7 @@ impl RequestLayer {
         Ok(())
     }
 
-    /// Returns (field, key) for each key of the field `ltx2` that another field sets to a different value.
+    /// Returns `(field, key)` for each key in the request's field `ltx2` that another field sets to a different value.
     pub(crate) fn overruled(&self) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let mut tree = self.tree.clone();

@@ -63,7 +63,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
     }
 }
 
-/// Joins a path to `folder` and removes `.` and `..` components where that cannot change the target.
+/// Joins a path to `folder`. Removes `.` components, and `..` components whose removal cannot change the target.
 pub(crate) fn join(folder: &Path, path: &str) -> String {
     let mut out = PathBuf::new();
     for part in folder.join(path).components() {

@@ -52,7 +52,7 @@ pub struct PipelineSpec {
     /// Whether the pipeline generates video, not only sound.
     pub generates_video: bool,
     pub images: Support,
-    /// Input audio. Pipelines with an input video use its sound instead.
+    /// Whether the pipeline supports input audio. Pipelines with an input video use the sound of the video instead.
     pub audio: Support,
     pub reference_videos: Support,
     /// Use of the required input video. `None`: the pipeline rejects input videos.
@@ -114,7 +114,7 @@ pub enum VideoUse {
 }
 
 const ONE_PASS_PRESETS: [&str; 3] = ["ltx2", "ltx2_3", "ltx2_5"];
-/// Lightricks' code uses every guidance term in pipelines with input streams, for all model generations.
+/// Presets that enable every guidance term, as Lightricks' code does in pipelines with input streams.
 const FULL_GUIDANCE_PRESETS: [&str; 3] = ["ltx2_full_guidance", "ltx2_3", "ltx2_5"];
 const TWO_STAGE_PRESETS: [&str; 3] = ["ltx2_two_stage", "ltx2_3_two_stage", "ltx2_5_two_stage"];
 const DISTILLED_PRESETS: [&str; 3] = ["ltx2_distilled", "ltx2_3_distilled", "ltx2_5_distilled"];
@@ -387,7 +387,7 @@ mod tests {
     use crate::config::{CliOverrides, load};
     use crate::media::{Frames, write_png_frames};
 
-    /// Lightricks' code uses every guidance term in these pipelines, for each model generation.
+    /// Lightricks' code enables every guidance term in these pipelines, for each model generation.
     #[test]
     fn pipelines_with_input_streams_use_full_guidance() {
         let folder = tempfile::tempdir().expect("a folder");

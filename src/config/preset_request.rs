@@ -16,8 +16,8 @@ use crate::weights::Version;
 const PLACEHOLDER_PATH: &str = "input";
 
 impl Config {
-    /// Returns the request of the preset for `pipeline` and `version`. Required inputs are placeholders, not files:
-    /// programs can be compiled for the request, but it cannot run.
+    /// Returns the configuration of the preset for `pipeline` and `version`. Required inputs are placeholder paths, so
+    /// programs can be compiled for the configuration, but it cannot run.
     ///
     /// # Errors
     /// Never fails with the shipped presets.

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn path_item_list_and_null_expand_to_a_list() {
+    fn reference_video_accepts_a_path_an_item_a_list_or_null() {
         let videos =
             |text: &str| expanded(&format!("request: {{reference_video: {text}}}")).map(|all| all["request"].clone());
         assert_eq!(videos("a.mp4"), Ok(json!({"reference_videos": [{"path": "a.mp4"}]})));

@@ -17,7 +17,8 @@ use crate::weights::ReferenceScales;
 const VIDEOS: &str = "request.reference_videos";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
-/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set. Returns whether it did.
+/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set. Returns whether the pipeline
+/// changed.
 pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
     let selects = !config.request.reference_videos.is_empty() && merged.origin("pipeline") == ValueOrigin::Default;
     if selects {
@@ -26,8 +27,8 @@ pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &m
     selects
 }
 
-/// Fills in scales and lengths from LoRA headers and video files. `sidecar_frames` is the number of frames that a
-/// sidecar sets. Returns whether `merged`, whose typed form is `config`, changed.
+/// Sets missing scales from LoRA headers and missing lengths from video files. `config` is the typed form of `merged`;
+/// `sidecar_frames` is the number of frames that a sidecar sets. Returns whether `merged` changed.
 ///
 /// # Errors
 /// Returns an error if a LoRA or a video cannot be read, or if LoRAs have different scales.
@@ -153,7 +154,8 @@ fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize
     fault.map_or(Ok(()), |why| Err(ConfigError::Value { key: VIDEOS, value, origin, why: why.into() }))
 }
 
-/// Returns the number of mask frames per latent frame of the reference; the first latent frame has one mask frame.
+/// Returns the number of mask frames per latent frame of the reference, except the first latent frame, which has one
+/// mask frame.
 ///
 /// # Errors
 /// Returns an error if the mask frames after the first cannot be divided evenly among the later latent frames.
@@ -209,7 +211,8 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     lines
 }
 
-/// Returns the number of frames that are sampled from `frames`: the first, the second, then every `step`-th frame.
+/// Returns the number of frames that are sampled from `frames` frames: the first, the second, and every `step`-th frame
+/// after the second.
 fn taken(frames: usize, step: usize) -> usize {
     1 + (frames.max(1) - 1).div_ceil(step)
 }

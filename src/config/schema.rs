@@ -80,9 +80,10 @@ with_defaults! {
         /// Model: a diffusers folder, a folder of single files, a single file, or `org/name` in the local Hugging Face
         /// cache.
         pub path: String = "Lightricks/LTX-2".into(),
-        /// Parts of a file name, separated by commas or spaces, such as `fp8`, `int8-convrot` or `distilled, Q4_K_M`. In
-        /// a folder of single files, they select the transformer; of the other components, files with most of the parts
-        /// are preferred. In a diffusers folder, they select the variant of the weights. Null prefers unquantized files.
+        /// Parts of a file name, separated by commas or spaces, such as `fp8`, `int8-convrot` or `distilled, Q4_K_M`.
+        /// In a folder of single files, they select the transformer's file; for each other component, the file that
+        /// contains the most parts is preferred. In a diffusers folder, they select the variant of the weights. Null
+        /// prefers unquantized files.
         pub variant: Option<String> = None,
         /// Text encoder to use instead of the model's: a folder, a file or `org/name`. Null uses the model's.
         pub text_encoder: Option<String> = None,
@@ -447,7 +448,7 @@ fn clip() -> usize {
     121
 }
 
-/// At 24 frames per second, clips of the default length start at whole seconds, where an audio latent starts too.
+/// At 24 frames per second, clips of the default length then start at whole seconds and thus at whole audio latents.
 fn overlap() -> usize {
     25
 }
@@ -479,8 +480,8 @@ with_defaults! {
         pub eta: Option<f64> = None,
         /// Seed of the noise that sampling steps add; null derives it from the request's seed.
         pub noise_seed: Option<u64> = None,
-        /// Weight of a step's own velocity relative to the previous step's in `gradient_estimation`; 1 is equivalent to
-        /// `euler`, null uses 2.
+        /// Weight of the current step's velocity in `gradient_estimation`, which mixes it with the velocity of the
+        /// previous step; 1 is equivalent to `euler`, null uses 2.
         #[schemars(range(min = 0, max = 10))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub gamma: Option<f64> = None,
@@ -574,7 +575,7 @@ pub enum Noise {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ProgressEvery {
-    /// One step on a terminal, otherwise all steps.
+    /// One step if stderr is a terminal, otherwise all steps.
     Auto(Auto),
     /// Number of steps.
     Steps(#[schemars(range(min = 1))] usize),
@@ -687,8 +688,8 @@ with_defaults! {
         /// Noise level that modulates the cross-attention between the streams. The variants differ only if the two
         /// streams have tokens at different noise levels (images, input video or audio).
         pub cross_timestep: CrossTimestep = CrossTimestep::Official,
-        /// Duration that the positions of an appended image cover. `official` and `diffusers`: one frame;
-        /// `official_1_0`: eight frames (one latent frame).
+        /// Time span that the positions of a conditioning image cover if its tokens are appended to the video.
+        /// `official` and `diffusers`: one frame; `official_1_0`: eight frames (one latent frame).
         pub keyframe_span: Reference = Reference::Official,
         /// In a pass that starts from latents: the latents to which noise is added to initialize tokens that are
         /// conditioned with a strength below 1. `official`, and `dfr` with any reference: the latents that the pass
@@ -1001,7 +1002,7 @@ pub enum Dtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightType {
-    /// As all other weights: `runtime.dtype`.
+    /// The type of all other weights, `runtime.dtype`.
     Bf16,
     /// 8-bit floats; activations are converted to 8-bit floats too. CUDA only.
     Fp8,

@@ -94,9 +94,9 @@ pub(super) fn frames(layers: &[Tree]) -> Option<usize> {
     found.0.as_u64().and_then(|frames| usize::try_from(frames).ok())
 }
 
-/// Resets values of the sidecar that had an effect in the run that wrote it but have none with the current flags, for
-/// example the span of a retake in another pipeline or an option of another sampler. `without_flags` is `merged` without
-/// the flags, `config` its typed form. Returns whether a value was reset.
+/// Resets values of the sidecar that had an effect in the recorded run but have none with the current flags, such as
+/// the span of a retake in another pipeline, or an option of another sampler. `without_flags` is `merged` without the
+/// flags; `config` is the typed form of `merged`. Returns whether a value was reset.
 pub(super) fn prune(
     merged: &mut Tree,
     below: &Tree,

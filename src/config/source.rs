@@ -17,8 +17,9 @@ use crate::media::{ClipInfo, probe_clip};
 /// duration.
 const TRAINED_SECONDS: f64 = 20.0;
 
-/// Probes the input video and fills in size, frame rate and number of frames. `has_seconds` is whether the command line
-/// sets a duration, `config` the typed form of `merged`. Returns whether `merged` changed.
+/// Probes the input video and sets the size, frame rate and number of frames that the user did not set. `has_seconds`
+/// is whether the command line sets a duration; `config` is the typed form of `merged`. Returns whether `merged`
+/// changed.
 ///
 /// # Errors
 /// Returns an error if the video cannot be read, has fewer frames than requested, or its frame rate is not the
@@ -125,9 +126,10 @@ fn take_frames(
             }
             let added = (nearest_frames(extend.seconds * rate + 1.0, FRAME_STEP) - 1).max(FRAME_STEP);
             let frames = extend.overlap + added;
-            // The number of frames in a sidecar follows from the extension in the same sidecar.
+            // A sidecar has both the extension and the number of frames that follows from it.
             if let Some(written) = written.filter(|written| *written != frames && !sidecar::holds(merged, key)) {
-                let why = message![Setting::Key("request.extend"), format!(" sets {frames} frames; remove it")];
+                let sets = format!(" sets {frames} frames; remove ");
+                let why = message![Setting::Key("request.extend"), sets, Setting::This];
                 return Err(fault(key, written, merged, why));
             }
             merged.set(key, frames.into(), &of_pipeline);
@@ -163,7 +165,7 @@ fn take_frames(
     Ok(())
 }
 
-/// Returns a warning if a clip is longer than the clips the models were trained on.
+/// Returns a warning if a clip is longer than the clips on which the models were trained.
 pub(crate) fn training_length_warning(config: &Config, frames: usize, rate: f64) -> Option<String> {
     let seconds = (frames - 1) as f64 / rate;
     (seconds > TRAINED_SECONDS).then(|| {
@@ -237,7 +239,8 @@ mod tests {
             assert!(error.contains(why), "{error}");
         }
         let error = extend(&["request.extend={seconds: 2}", "request.num_frames=25"]).expect_err("refused");
-        assert!(error.contains("request.num_frames = 25 (--set): request.extend sets 73 frames; remove it"), "{error}");
+        let conflict = "request.num_frames = 25 (--set): request.extend sets 73 frames; remove this key";
+        assert!(error.contains(conflict), "{error}");
     }
 
     #[test]

@@ -29,10 +29,10 @@ pub fn experiment_schema() -> Value {
     json!({"$schema": root["$schema"], "$ref": "#/$defs/Experiment", "$defs": root["$defs"]})
 }
 
-/// Returns the location of a line number of a tree.
+/// Function that returns the location of a line number.
 type Locate<'a> = &'a dyn Fn(u64) -> Location;
 
-/// Returns the locations of the lines of a file.
+/// Returns a function that returns the location of a line number in a file.
 pub(super) fn in_file(file: &str) -> impl Fn(u64) -> Location {
     move |line| Location::File { file: file.into(), line }
 }

@@ -106,13 +106,13 @@ pub(crate) struct BenchResults {
 /// Returns an error if a request cannot be benchmarked.
 fn check_request(request: &Request) -> Result<()> {
     let why = if request.dfr.is_some() {
-        "the pipeline dfr, which uses keyframes in every pass, is not supported;"
+        "the pipeline dfr, which uses keyframes in every pass, is not supported"
     } else if request.chain.is_some() {
-        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip, or"
+        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip"
     } else {
         return Ok(());
     };
-    Err(PipelineError::Usage(format!("bench: {why} use `generate --perf-json` to time the phases of this request")))
+    Err(PipelineError::Usage(format!("bench: {why}; to time the phases of this request, use `generate --perf-json`")))
 }
 
 /// Benchmarks the programs of a configuration's first video. If a target fails after others have succeeded, the
@@ -129,7 +129,7 @@ pub(crate) fn bench(
         processes::compare(group, config, &videos)?;
     }
     let (mut plan, model) = RunPlan::new(config, &videos)?;
-    let no_request = || PipelineError::Bug("no request was created for a job".into());
+    let no_request = || PipelineError::Bug("the run plan contains no request".into());
     let request = plan.requests.pop().ok_or_else(no_request)?;
     check_request(&request)?;
     let mut session = Session::start(plan, model, group)?;
@@ -378,7 +378,7 @@ impl<'a> Bench<'a> {
         self.request.prompts()
     }
 
-    /// Times a program whose inputs are not donated.
+    /// Times a program whose inputs are not donated, so every run can use the same inputs.
     fn call(&mut self, kind: ProgramKind, call: &Call) -> Result<()> {
         let (seconds, outputs) = self.time(
             |_| Ok(()),
@@ -394,8 +394,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Warms up, then times `run` on the inputs that `before` prepares. Returns the seconds of each timed run and the
-    /// last result.
+    /// Warms up, then times `run`. `before` prepares the inputs of each run and is not timed. Returns the seconds of
+    /// each timed run and the last result.
     fn time<T, R>(
         &mut self,
         before: impl Fn(&Runner) -> Result<T>,

@@ -19,7 +19,7 @@ pub(crate) struct BenchReport {
     pub(crate) device: String,
     pub(crate) devices: usize,
     pub(crate) versions: Value,
-    /// Identity of the model, as in the JSON file that is written with each output video.
+    /// Path or preset of the model and fingerprints of its components, as in the sidecar JSON file of a video.
     pub(crate) model: Value,
     pub(crate) config: Value,
     pub(crate) videos: usize,
@@ -82,7 +82,7 @@ pub(crate) struct ProgramInfo {
     pub(crate) memory: Option<CompiledMemory>,
 }
 
-/// Check of one output of the last run.
+/// Shape, hash and plausibility checks of one output of the last run.
 #[derive(Debug, Serialize)]
 pub(crate) struct OutputCheck {
     pub(crate) shape: Vec<usize>,

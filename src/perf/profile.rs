@@ -30,7 +30,7 @@ pub(crate) struct Profile {
     pub(crate) device: String,
     pub(crate) devices: usize,
     pub(crate) versions: Value,
-    /// Identity of the model, as in the JSON file that is written with each output video.
+    /// Path or preset of the model and fingerprints of its components, as in the sidecar JSON file of a video.
     pub(crate) model: Value,
     pub(crate) config: Value,
     /// Hash of the program, as in `ltx2 compile`.
@@ -44,8 +44,8 @@ pub(crate) struct Profile {
 }
 
 /// Traces `steps` denoising steps of a configuration's first video after a warm-up. Writes the trace where TensorBoard
-/// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the chip in the configuration or,
-/// if it names none, for the device's chip.
+/// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the chip that the configuration
+/// sets or, if it sets none, for the device's chip.
 ///
 /// # Errors
 /// Returns an error if the plugin has no profiler (before any weights are loaded), if the configuration has fewer than
@@ -69,7 +69,7 @@ pub(crate) fn profile(
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(PjrtError::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let no_request = || PipelineError::Bug("no request was created for a job".into());
+    let no_request = || PipelineError::Bug("the run plan contains no request".into());
     let request = session.plan.requests.pop().ok_or_else(no_request)?;
     let (first, _) = request.passes();
     let all = first.sigmas.len() - 1;

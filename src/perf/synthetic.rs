@@ -38,8 +38,8 @@ impl<'a> SyntheticInputs<'a> {
         Ok((shapes, shape))
     }
 
-    /// Returns the packed noise of a pass, including the tokens appended for conditions; zeros for a stream that the
-    /// pass lacks.
+    /// Returns the packed noise of a pass, including the tokens appended for conditions. If the pass has no video or no
+    /// audio, that stream is zeros.
     fn start(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
@@ -88,7 +88,7 @@ impl<'a> SyntheticInputs<'a> {
     }
 }
 
-/// A denoising loop that can run any number of times.
+/// A denoising loop with its inputs; it can run any number of times.
 pub(super) struct Denoising {
     prepared: Outputs,
     steps: DenoiseLoop,

@@ -11,7 +11,7 @@ pub enum PipelineError {
     /// The configuration of a model component is invalid.
     #[error("{}: {source}", place.display())]
     Config {
-        /// The configuration file or preset, followed by the component if the file contains several.
+        /// Path of the configuration file or name of the preset, followed by the component if it contains several.
         place: PathBuf,
         source: crate::models::ComponentConfigError,
     },
@@ -22,7 +22,7 @@ pub enum PipelineError {
     Program(#[from] crate::hlo::BuildError),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::RuntimeError),
-    /// The sizes or the noise levels are invalid.
+    /// The sizes or the noise levels of the request are invalid.
     #[error(transparent)]
     Sampling(#[from] crate::sampling::SamplingError),
     #[error(transparent)]
@@ -68,13 +68,13 @@ pub enum PipelineError {
         path: PathBuf,
     },
     /// The module store has no optimized module of the program.
-    #[error("program {} was not compiled for {}", .0.program, .0.target)]
+    #[error("the module store has no module of program {} for {}", .0.program, .0.target)]
     NotCompiled(Box<crate::runtime::CompileKey>),
     /// The program does not fit in device memory.
     #[error("{0}")]
     TooLarge(String),
     /// A result contains values that are NaN or infinite.
-    #[error("{0} hold values that are not finite; run with --dtype f32, or bisect with --dump")]
+    #[error("{0} contain NaN or infinite values; run with --dtype f32")]
     NotFinite(String),
     /// An output file cannot be written.
     #[error("{key}: {source}")]
@@ -87,10 +87,10 @@ pub enum PipelineError {
     #[error("{0}")]
     NoRoom(String),
     /// The run failed after denoising, and its results were saved in a file.
-    #[error("{source}; {what} kept in {}", kept.display())]
+    #[error("{source}; {what} are kept in {}", kept.display())]
     Kept {
         source: Box<PipelineError>,
-        /// Contents of the file, followed by a verb, for the message: "the latents are".
+        /// Contents of the file, as a plural for the message: "the latents".
         what: String,
         kept: PathBuf,
     },
@@ -158,7 +158,7 @@ mod tests {
             (
                 PipelineError::Kept {
                     source: Box::new(wrong()),
-                    what: "the frames and audio samples are".into(),
+                    what: "the frames and audio samples".into(),
                     kept: "kept".into(),
                 },
                 "vae/config.json: dims = 2.0 is not supported, only 3; the frames and audio samples are kept in kept",

@@ -60,8 +60,8 @@ pub trait Observer {
     }
 }
 
-/// Warns if the run repeats a sidecar that was written with another plugin or platform. The plan has already compared the
-/// ltx2 version.
+/// Warns if the run repeats the run of a sidecar that was written with another plugin or platform. The plan has already
+/// compared the ltx2 version.
 fn warn_of_plugin(session: &Session, videos: &RunVideos) {
     if let Some(sidecar) = videos.sidecar.as_ref().filter(|_| session.first) {
         let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
@@ -174,7 +174,7 @@ pub fn generate(
 struct Results {
     finished: Vec<FinishedVideo>,
     perf: Vec<Value>,
-    /// Errors of files other than videos. They are returned after all videos are written.
+    /// Errors of files other than videos; reported after all videos are written.
     late: Failures,
 }
 
@@ -256,7 +256,7 @@ struct VideoBatch<'a> {
     paths: &'a [PathBuf],
 }
 
-/// Combines generated videos with their reports and sidecars, to be written.
+/// Combines generated videos with their reports and sidecars, for the writer.
 fn pending_videos(
     runner: &Runner,
     together: &VideoBatch,

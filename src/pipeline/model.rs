@@ -22,7 +22,7 @@ pub use crate::weights::Component;
 use crate::weights::ModelSource;
 use crate::weights::fingerprint::SAMPLED;
 
-/// Returns statistics with mean 0 and standard deviation 1, which do not change latents.
+/// Returns statistics with mean 0 and standard deviation 1, with which normalisation does not change latents.
 fn plain_statistics(length: usize, scaling_factor: f32) -> LatentStatistics {
     LatentStatistics { mean: vec![0.0; length], std: vec![1.0; length], scaling_factor }
 }

@@ -18,8 +18,8 @@ use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
 
-/// Config keys whose values may differ between processes, besides the [`model_paths`]: paths on their hosts, process ids
-/// and addresses.
+/// Config keys whose values may differ between processes, in addition to the [`model_paths`]: paths on the processes'
+/// hosts, process ids and addresses.
 const OWN: [&str; 5] =
     ["/output", "/runtime/distributed", "/runtime/visible_devices", "/runtime/compile_cache", "/runtime/watchdog"];
 
@@ -115,9 +115,9 @@ pub(crate) fn compare(group: &Group, config: &Config, videos: &RunVideos) -> Res
         match difference(&read(its), &read(first), "") {
             Some((key, its, first)) => {
                 let key = key.strip_prefix("config.").unwrap_or(&key);
-                format!("{name} has {key} = {its}, process 0 has {first}")
+                format!("{name} has {key} = {its}, process 0 has {first}; use the same value in all processes")
             }
-            None => format!("{name} and process 0 have different requests"),
+            None => format!("{name} and process 0 have different requests; use the same request in all processes"),
         }
     };
     Ok(group.ensure_equal(&own.to_string(), differ)?)

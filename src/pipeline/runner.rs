@@ -37,7 +37,7 @@ pub struct Runner {
     /// Last denoising loop of each program. A later request that differs only in prompts and seed reuses the loop.
     pub(super) loops: HashMap<ProgramKind, SharedLoop>,
     pub(super) written: HashMap<NetworkKey, Rc<Network>>,
-    /// Cache of the connectors' tables, by program hash and number of tokens.
+    /// Cache of the connectors' RoPE tables, by program hash and number of tokens.
     pub(super) tables: BTreeMap<(String, usize), Rc<UploadedTables>>,
 }
 
@@ -46,7 +46,7 @@ pub struct Runner {
 pub(super) struct NetworkKey {
     program: ProgramKind,
     build: Build,
-    /// The only setting of the model's configurations on which a program depends.
+    /// Whether the vocoder clamps the output of its first stage, a setting of the model's configurations.
     vocoder_clamp: bool,
     sizes: NetworkSizes,
 }
@@ -71,10 +71,10 @@ impl<const N: usize> From<[usize; N]> for NetworkSizes {
     }
 }
 
-/// Tables that have been uploaded, by argument name.
+/// RoPE tables that have been uploaded, by argument name.
 pub(super) type UploadedTables = Vec<(String, Rc<ShardedTensor>)>;
 
-/// Denoising loop of an earlier request, whose tables and guidance scales are on the devices.
+/// Denoising loop of an earlier request, whose RoPE tables and guidance scales are on the devices.
 pub(super) struct SharedLoop {
     pub request: Request,
     pub shape: DenoiseShape,
@@ -99,7 +99,7 @@ impl Runner {
 
     /// Returns the network of `program` for the devices of this runner. Networks are cached, because building a program
     /// with many blocks takes as long as one or two denoising steps. `sizes`: all values that the program depends on,
-    /// except for the model and the build.
+    /// except for the model and the build options. `write`: builds the network.
     pub(super) fn network(
         &mut self,
         program: ProgramKind,

@@ -27,7 +27,7 @@ use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform};
 
 /// A model on its devices, ready to run the requests of one configuration.
 pub struct Session {
-    /// The plan, whose layout is resolved for the devices.
+    /// The plan of the run, in which `layout: auto` is replaced by the layout chosen for the devices.
     pub plan: RunPlan,
     pub runner: Runner,
     /// Versions, as recorded in sidecars: of ltx2, of the plugin, of the platform and, if there are conditioning
@@ -40,8 +40,8 @@ pub struct Session {
 
 impl Session {
     /// Opens the model of a configuration on the devices of this process, compiles every program of a run, and decides
-    /// which weights stay on the devices. The programs have the sampler, the sizes and the guidance of the
-    /// configuration; a request with other values compiles its programs when it first runs.
+    /// which weights stay on the devices. The programs are compiled for the sampler, the sizes and the guidance of the
+    /// configuration; programs for a request with other values are compiled when it first runs.
     ///
     /// # Errors
     /// Returns an error if the model or the platform does not exist, the layout is not suitable, or the run does not
@@ -82,9 +82,9 @@ impl Session {
         Ok(())
     }
 
-    /// Opens the platform of a plan, alone or as one of several processes. Builds every program of a run once, so that an
-    /// unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for a single
-    /// process.
+    /// Opens the platform of a plan, alone or as one of several processes. Builds every program of a run once, so that
+    /// an unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for a
+    /// single process.
     ///
     /// # Errors
     /// Returns an error if the platform does not exist or the layout is not suitable.
@@ -136,8 +136,8 @@ pub(super) struct SessionDevices {
 }
 
 impl SessionDevices {
-    /// Opens the platform, alone or as one of several processes. Places the plan on the devices, and builds its programs
-    /// once to check the layout.
+    /// Opens the platform, alone or as one of several processes. Chooses the plan's layout for the devices if it is
+    /// `auto`, and builds the programs of the plan once to check the layout.
     pub(super) fn open(plan: &mut RunPlan, group: Option<&Arc<Group>>, engine_options: EngineOptions) -> Result<Self> {
         let config = &plan.config;
         let choice = config.platform().map_err(PipelineError::Input)?;
@@ -170,13 +170,13 @@ impl SessionDevices {
     }
 }
 
-/// Checks that the devices belong to as many processes as were started.
+/// Checks that the number of processes that own the devices is the number of processes of the run.
 fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     let found: BTreeSet<i32> = engine.devices().iter().map(|device| device.description().process_index).collect();
     match group {
         Some(_) if platform::is_rehearsal(engine.platform()) => Ok(()),
         Some(group) if found.len() != group.count() => Err(PipelineError::Input(format!(
-            "the run has {} processes, but the devices that the plugin found belong to {} processes",
+            "the run was started with {} processes, but the devices that the plugin found belong to {} processes",
             group.count(),
             found.len()
         ))),
@@ -198,7 +198,7 @@ fn check_mesh_use(config: &Config, build: &Build, engine: &Engine) -> Result<()>
     if engine.has_peers() && used < all {
         let layout = &config.layout;
         return Err(PipelineError::Usage(format!(
-            "layout {layout} uses {used} of the {all} devices; a multi-process run must use all devices: pass a --mesh that does"
+            "layout {layout} uses {used} of {all} devices; a multi-process run uses all: pass a --mesh of {all} devices"
         )));
     }
     let (slices, named) = (engine.slices(), config.slices()?);

@@ -6,8 +6,8 @@ use std::ops::{Range, RangeInclusive};
 
 use super::RequestError;
 
-/// Possible distances between keyframes, in latent frames. The one with less padding is used, or the larger one on a
-/// tie.
+/// Possible distances between keyframes, in latent frames. The distance that needs less padding is used; on a tie, the
+/// larger one.
 const SEGMENTS: [usize; 2] = [3, 4];
 
 /// Frame range of a video, padded to complete segments. Each segment ends with a keyframe.
@@ -48,7 +48,7 @@ impl Canvas {
         if content < compression {
             let least = compression + 1;
             let why = format!(
-                "the pipeline dfr needs at least {least} frames, and pads videos of at most {} frames",
+                "the pipeline dfr needs at least {least} frames; videos of {least} to {} frames are padded",
                 SEGMENTS[0] * compression
             );
             return Err(RequestError::value("request.num_frames", frames, why));
@@ -73,10 +73,10 @@ impl Canvas {
         (self.frames - 1) / self.compression + 1
     }
 
-    /// Divides the segments evenly among `count` tiles, or among fewer if there are fewer segments; the first tiles get
-    /// the remaining segments. Each tile except the first starts one segment earlier and discards the latent frames
-    /// that the previous tile also contains. The discarded ones include the tile's first latent frame, which represents
-    /// a single video frame, and the next latent frame, which depends on it.
+    /// Divides the segments among `count` tiles, or among one tile per segment if there are fewer segments. If the
+    /// segments cannot be divided evenly, the first tiles get one more. Each tile except the first also contains the
+    /// segment before its own, and discards the latent frames that it shares with the previous tile. These include the
+    /// tile's first latent frame, which represents a single video frame.
     pub fn tiles(&self, count: usize) -> Vec<TemporalTile> {
         let border = |at: usize| if at == 0 { 0 } else { self.keyframes[at - 1] };
         let segments = self.keyframes.len();
@@ -103,8 +103,8 @@ impl Canvas {
     }
 
     /// Returns the canvas after a round with these tiles, and the source of each of its keyframes. The round adds a
-    /// keyframe in the middle of each segment. At the same frame, a generated keyframe takes precedence over an
-    /// existing one, and a keyframe of an earlier tile over one of a later tile.
+    /// keyframe in the middle of each segment. If a frame has several keyframes, a generated one takes precedence over
+    /// one of the previous round, and one of an earlier tile over one of a later tile.
     pub fn carried(&self, tiles: &[TemporalTile]) -> (Self, Vec<KeyframeSource>) {
         let before = self.keyframes.iter().enumerate().map(|(at, frame)| (*frame, KeyframeSource::Before(at)));
         let slots: Vec<usize> = tiles.iter().flat_map(|tile| tile.slots.iter().copied()).collect();
@@ -130,8 +130,8 @@ impl TemporalTile {
         self.frames.end() - self.frames.start() + 1
     }
 
-    /// Returns, for each generated keyframe, the nearest latent frame of the tile, from whose latents the keyframe
-    /// starts.
+    /// Returns, for each generated keyframe, the index of the nearest latent frame of the tile. The keyframe is
+    /// initialized with the latents of this frame.
     pub fn seeds(&self) -> Vec<usize> {
         let last = self.latents.len() - 1;
         let nearest = |frame: &usize| self.local(*frame) as f64 / self.compression as f64;
@@ -176,7 +176,7 @@ mod tests {
         let short = Canvas::from_frames(1, 8).expect_err("no segment").to_string();
         assert_eq!(
             short,
-            "request.num_frames = 1: the pipeline dfr needs at least 9 frames, and pads videos of at most 24 frames"
+            "request.num_frames = 1: the pipeline dfr needs at least 9 frames; videos of 9 to 24 frames are padded"
         );
     }
 

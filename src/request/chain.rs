@@ -1,4 +1,4 @@
-//! Chained clips: number of clips, their seeds and prompts, and their place in the complete video.
+//! Chained clips: number, seeds and prompts of the clips, and their positions in the complete video.
 
 use crate::config::Config;
 use crate::sampling::latents::AudioGrid;

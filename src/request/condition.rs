@@ -27,7 +27,7 @@ pub struct Condition {
 pub enum Content {
     /// Image file.
     Image {
-        /// PNG, JPEG or WebP file.
+        /// File in any supported image format.
         path: PathBuf,
         /// CRF of the H.264 round trip before VAE encoding; 0 skips the round trip.
         crf: u8,
@@ -57,7 +57,7 @@ pub enum Content {
     },
     /// Sound of the input video; has no effect if the video has no sound.
     VideoSound {
-        /// Number of frames before the end of the video at which to start; `None` for the start of the video.
+        /// Number of frames at the end of the video whose sound is used; `None` uses the sound from the start.
         last: Option<usize>,
         /// Frames of silence before the sound.
         delay: usize,
@@ -104,7 +104,7 @@ pub enum Placement {
     Appended {
         /// Frame of the video, from 0.
         frame: usize,
-        /// Duration that the positions cover.
+        /// Time span that the positions cover.
         span: PositionSpan,
     },
     /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
@@ -144,7 +144,7 @@ impl ReferenceGrid {
     }
 }
 
-/// Duration that the positions of an appended frame cover.
+/// Time span that the positions of an appended frame cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionSpan {
     /// One frame.
@@ -155,8 +155,8 @@ pub enum PositionSpan {
 
 impl Condition {
     /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. An image for frame 0
-    /// replaces the first frame unless `between_keyframes` is true; any other image is appended, with positions that
-    /// cover `span`, or one frame if it is for frame 0.
+    /// replaces the first frame, unless `between_keyframes` is true: it is then appended, with positions that cover one
+    /// frame. An image for another frame is appended with positions that cover `span`.
     pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: PositionSpan) -> Self {
         let frame = image.frame;
         let span = if frame == 0 { PositionSpan::Frame } else { span };
@@ -222,7 +222,8 @@ impl Condition {
         Condition { content, placement, strength: 1.0 }
     }
 
-    /// Returns conditions that keep the first `frames` frames of the input video, and its sound, each at its placement.
+    /// Returns conditions that keep the first `frames` frames of the input video, and its sound. `placement` has the
+    /// placement of each stream's condition.
     pub fn keep_input(frames: usize, placement: Av<Placement>) -> Av<Self> {
         let video = Content::Video(VideoPart { frames, last: false, skipped: 0 });
         let audio = Content::VideoSound { last: None, delay: 0 };
@@ -420,7 +421,7 @@ mod tests {
 
     /// The reference computes `round(linspace(0, N - 1, n + 2))[1:-1]`.
     #[test]
-    fn generated_frames_match_the_reference() {
+    fn generated_keyframe_indices_match_the_reference() {
         let of = |count, frames| generated(count, frames).expect("they fit");
         assert_eq!(of(0, 121), [0; 0]);
         assert_eq!((of(1, 121), of(4, 121)), (vec![60], vec![24, 48, 72, 96]));

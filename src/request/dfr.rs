@@ -10,9 +10,9 @@ use crate::sampling::{EulerAncestral, StepDraws};
 const ETA: f64 = 0.5;
 /// Conditioning strength of the keyframes that a round receives from the previous round.
 const ANCHOR_STRENGTH: f32 = 0.95;
-/// Maximum frame rate that positions are computed for.
+/// Maximum frame rate for which positions are computed.
 pub(super) const MAX_POSITION_RATE: f64 = 60.0;
-/// Frame rate above which diffusers computes positions for [`MAX_POSITION_RATE`].
+/// Frame rate above which diffusers computes positions as for [`MAX_POSITION_RATE`].
 const POSITION_RATE_SNAP_THRESHOLD: f64 = 30.0;
 /// Difference between the step-noise seeds of consecutive rounds.
 const ROUND_SEEDS: u64 = 1000;
@@ -51,7 +51,7 @@ pub(crate) struct Round {
 }
 
 impl DfrForm {
-    /// Returns the frame rate that positions of the two passes are computed for.
+    /// Returns the frame rate for which the two passes compute positions.
     pub(crate) fn pass_rate(self, frame_rate: f64) -> f64 {
         match self {
             DfrForm::Diffusers if frame_rate > POSITION_RATE_SNAP_THRESHOLD => MAX_POSITION_RATE,
@@ -59,7 +59,7 @@ impl DfrForm {
         }
     }
 
-    /// Returns the frame rate that positions of a round with output rate `frame_rate` are computed for.
+    /// Returns the frame rate for which a round with output rate `frame_rate` computes positions.
     fn round_rate(self, frame_rate: f64) -> f64 {
         match self {
             DfrForm::Official => frame_rate.min(MAX_POSITION_RATE),
@@ -152,7 +152,7 @@ mod tests {
     use crate::request::PositionSpan;
 
     #[test]
-    fn position_frame_rates_are_limited_to_the_trained_ones() {
+    fn frame_rates_of_positions_follow_the_reference() {
         let rates =
             |form: DfrForm| [24.0, 30.0, 48.0, 60.0, 96.0].map(|rate| (form.pass_rate(rate), form.round_rate(rate)));
         let official = [(24.0, 24.0), (30.0, 30.0), (48.0, 48.0), (60.0, 60.0), (96.0, 60.0)];

@@ -25,8 +25,8 @@ pub(super) fn scales(config: &Config) -> Av<GuidanceScales> {
     }
 }
 
-/// Returns the overrides in `by_sigma` of each stream, and the number of steps that reuse a prediction; input audio has
-/// neither.
+/// Returns, for each stream, the overrides in `by_sigma` and the number of steps that reuse a prediction. Input audio
+/// has no overrides and reuses no predictions.
 fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };
@@ -99,9 +99,10 @@ pub(crate) fn branches(config: &Config) -> Vec<Branch> {
 
 /// Guidance inputs of the denoising loop.
 pub struct GuidanceTables {
-    /// Guidance scales and guider parameters per stream: `[2, k]`, or `[257, 2, k]` with one entry per evaluation.
+    /// Guidance scales and guider parameters of each stream: `[2, k]`, or `[MAX_STEPS + 1, 2, k]` with one entry per
+    /// evaluation.
     pub scales: ArrayD<f32>,
-    /// Index of the branch set of each evaluation, `[257]`; `None` if all use the same set.
+    /// Index of the branch set of each evaluation, `[MAX_STEPS + 1]`; `None` if all evaluations use the same set.
     pub sets: Option<Array1<i32>>,
 }
 

@@ -62,9 +62,9 @@ pub struct Request {
     pub num_frames: usize,
     /// Frames per second.
     pub frame_rate: f64,
-    /// Frame rate that video positions are computed for, before division by `motion_speed`. `None`: `frame_rate`.
+    /// Frame rate for which video positions are computed, before division by `motion_speed`. `None`: `frame_rate`.
     pub position_rate: Option<f64>,
-    /// Divisor of the frame rate that video positions are computed for.
+    /// Divisor of the frame rate for which video positions are computed.
     pub motion_speed: f64,
     /// Number of frames and frame rate that determine the length of the audio. `None`: `num_frames` and `frame_rate`.
     pub sound_frames: Option<(usize, f64)>,
@@ -100,7 +100,7 @@ pub struct Request {
     pub noising: Noising,
     /// Which noise level converts the velocities of conditioned tokens to clean predictions.
     pub clean_prediction: CleanPrediction,
-    /// Type that video positions are rounded to.
+    /// Type to which video positions are rounded.
     pub positions: DType,
     /// Role of each stream.
     pub roles: Av<StreamRole>,
@@ -250,7 +250,7 @@ impl Request {
         self.frame_rate * (1 << rounds) as f64
     }
 
-    /// Returns the frame rate that video positions are computed for.
+    /// Returns the frame rate for which video positions are computed.
     pub(crate) fn position_rate(&self) -> f64 {
         self.position_rate.unwrap_or(self.frame_rate) / self.motion_speed
     }
@@ -258,7 +258,8 @@ impl Request {
     /// Returns, for each stream, whether the initial noise is drawn as a sequence of tokens including appended ones,
     /// instead of in the shape of the latents. `refines` is whether the pass starts from latents. With the order of
     /// diffusers, video noise is drawn as tokens if a condition appends tokens, or if the pass starts from latents and
-    /// has no video conditions; audio noise, if a condition appends video tokens or the pass starts from latents.
+    /// has no video conditions. Audio noise is drawn as tokens if a condition appends video tokens, or if the pass
+    /// starts from latents.
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
         let appends =
@@ -275,7 +276,8 @@ impl Request {
         self.conditions.video.iter().any(|c| matches!(c.content, Content::Image { .. }))
     }
 
-    /// Returns whether a video is decoded: there is a video stream, and its frames are not those of the input video.
+    /// Returns whether video latents are decoded: there is a video stream, and the output does not contain all frames
+    /// of the input video instead.
     pub(crate) fn decodes_video(&self) -> bool {
         self.roles.video != StreamRole::Absent && self.assembly != Assembly::Frames
     }
@@ -293,8 +295,8 @@ impl Request {
         self.conditions.video.iter().filter_map(Condition::reference_grid)
     }
 
-    /// Returns which streams are complete inputs and therefore have no guidance. A stream that a retake keeps does not
-    /// count: it has the guidance of the regenerated stream.
+    /// Returns which streams are complete inputs and therefore have no guidance. Returns false for a stream that a
+    /// retake keeps, because it has the guidance of the regenerated stream.
     pub(crate) fn input_streams(&self) -> Av<bool> {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
         let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));

@@ -202,7 +202,7 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<DfrP
     }))
 }
 
-/// Returns the type that video positions are rounded to. Lightricks' version 1.0.0 rounds them to `runtime.dtype`.
+/// Returns the type to which video positions are rounded. Lightricks' version 1.0.0 rounds them to `runtime.dtype`.
 fn positions(config: &Config) -> DType {
     match (config.runtime.positions, config.runtime.dtype) {
         (Reference::Official1, Dtype::Bf16) => DType::BF16,
@@ -210,8 +210,9 @@ fn positions(config: &Config) -> DType {
     }
 }
 
-/// Returns the guidance scales at all noise levels. They determine the streams that STG perturbs. As in Lightricks' code, a
-/// stream that a retake keeps is also perturbed if its own STG scale is not 0; other input streams are not perturbed.
+/// Returns the guidance scales at all noise levels, which determine the streams that STG perturbs. As in Lightricks'
+/// code, STG also perturbs a stream that a retake keeps if the STG scale of this stream is not 0. It does not perturb
+/// other input streams.
 fn perturbing_scales(config: &Config, roles: Av<StreamRole>) -> Av<Vec<GuidanceScales>> {
     let roles = if config.pipeline.spec().video == Some(VideoUse::Span) { Av::default() } else { roles };
     let (scales, steps) = guidance(config, roles);
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_audio_stage_follows_reference_and_pipeline() {
+    fn stage_of_the_output_audio_follows_reference_and_pipeline() {
         let kept = |set: &[&str]| refine(&config(set)).expect("legal").map(|r| r.keeps_audio);
         assert_eq!(kept(&[]), None);
         for (pipeline, official) in [("two_stage", false), ("hq", false), ("distilled", true)] {

@@ -57,7 +57,7 @@ impl ModelSizes {
     }
 }
 
-/// Returns the grids that token positions are computed from.
+/// Returns the grids from which token positions are computed.
 pub(crate) fn coordinate_grids(c: &TransformerConfig) -> (VideoGrid, AudioGrid) {
     let video = VideoGrid {
         spatial_compression: c.vae_scale_factors[1],

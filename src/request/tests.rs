@@ -68,8 +68,8 @@ fn only_tokens_of_the_first_latent_frame_are_marked() {
     assert!(mask.iter().enumerate().all(|(n, marked)| *marked == f32::from(n < 6)), "{mask}");
 }
 
-/// Generated keyframes are appended, marked tokens of the first pass only; each covers the time of one frame and has no
-/// known clean latents.
+/// Generated keyframes are appended as marked tokens in the first pass only. Each covers the time of one frame and has
+/// no known clean latents.
 #[test]
 fn generated_keyframes_are_tokens_of_first_pass_only() {
     let marks = sizes(&json!({"ff_bias": false, "use_keyframes_abs_pos_embedding": true}));

@@ -41,8 +41,8 @@ fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
     (0..count).map(tile).collect()
 }
 
-/// Returns weights that rise over `left` and fall over `right` elements. The ramps exclude their end points 0 and 1;
-/// with `from_zero` the rise starts at 0.
+/// Returns `length` weights of at most 1, which rise over the first `left` and fall over the last `right` elements. The
+/// ramps exclude their end points 0 and 1; with `from_zero`, the rise starts at 0.
 pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: bool) -> Vec<f32> {
     let rise = |i: usize| match from_zero {
         true => i as f32 / left as f32,
@@ -74,8 +74,9 @@ impl TileSizes {
         cut(length, size, overlap).into_iter().map(part).collect()
     }
 
-    /// Returns the tiles along time: `length` latents of `scale` frames, except for the first, which covers one frame.
-    /// Every tile except the first starts one latent earlier, because its own first latent also decodes to one frame.
+    /// Returns the tiles along time of `length` latents, each of `scale` frames, except for the first latent, which
+    /// represents one frame. Every tile except the first starts one latent earlier, because the first latent of a tile
+    /// decodes to one frame.
     pub fn time(&self, length: usize, scale: usize) -> Vec<Tile> {
         let part = |[start, end, left, right]: [usize; 4]| {
             let (start, left) = if start > 0 { (start - 1, left + 1) } else { (start, left) };

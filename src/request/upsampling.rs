@@ -47,7 +47,7 @@ impl Request {
         })
     }
 
-    /// Returns the request at half the frame rate, with the complete sound.
+    /// Returns the request at half the frame rate, with sound of the same duration.
     fn at_half_rate(self) -> Request {
         Request {
             num_frames: (self.num_frames - 1) / 2 + 1,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn images_keep_their_time_and_generated_frames_their_index() {
+    fn halving_the_frame_rate_halves_image_indices_but_not_generated_keyframes() {
         let image = |frame: usize| Condition {
             placement: Placement::Appended { frame, span: PositionSpan::Frame },
             ..Condition::carried(0, 0, 1.0)

@@ -63,15 +63,15 @@ impl BranchRows {
         self.text.as_ref().map_or_else(|| context.clone(), |rows| context.of_rows(p, rows))
     }
 
-    /// Returns the negative-prompt prediction.
+    /// Returns the negative-prompt prediction; `predictions` has one prediction per branch.
     pub(crate) fn negative<'a>(&self, predictions: &'a [Value]) -> &'a Value {
         let at = self.branches.iter().position(|branch| *branch == Branch::Negative);
         &predictions[at.expect("every set has a negative branch if the sampler reads it")]
     }
 }
 
-/// Returns the masks of the branches that change the attention instead of the text, for `[branches, videos]` rows. A
-/// mask is 0 in the rows of its branch and 1 in all others.
+/// Returns the masks of the perturbed and the isolated branch, which change the attention instead of the text. A mask
+/// has one value per row: 0 in the rows of its branch, 1 in all others. There are `branches * videos` rows.
 fn masks(
     p: &Params,
     shape: &DenoiseShape,

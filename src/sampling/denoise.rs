@@ -18,9 +18,9 @@ use crate::nn::{Axis, Build, Params};
 
 /// Builds the program that runs once per request.
 ///
-/// Inputs, f32: `text.video` and `text.audio` `[videos, branches, t, channels]`, `sigmas [257]`, and, if tokens have
-/// several noise levels, `levels [k]`, the noise levels as factors of the step's sigma. Outputs:
-/// `modulation.<stream>.<part>` `[257, 1 or k, …]` and the text context in the layout that the loop reads
+/// Inputs, f32 (257 is `MAX_STEPS + 1`): `text.video` and `text.audio` `[videos, branches, t, channels]`, `sigmas
+/// [257]`, and, if tokens have several noise levels, `levels [k]`, the noise levels as factors of the step's sigma.
+/// Outputs: `modulation.<stream>.<part>` `[257, 1 or k, …]` and the text context in the layout that the loop reads
 /// (`context_outputs`). Absent streams have no inputs or outputs. The batch of the transformer is videos times
 /// branches, both padded to multiples of the mesh axes.
 ///
@@ -80,10 +80,10 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 
 /// Builds the denoising loop.
 ///
-/// Inputs: `begin` and `end` (i32, evaluation indices), `sigmas [257]` (one per evaluation), `scales [2, 4 + g]` (for
-/// video and audio: cfg, stg, modality, rescale and the guider's `g` parameters), `latents.video [b, n, c]` and
-/// `latents.audio [b, m, c]` (f32, donated), the RoPE tables and the outputs of [`prepare`]. Outputs: `latents.video`
-/// and `latents.audio` after evaluations `begin..end`.
+/// Inputs (257 is `MAX_STEPS + 1`): `begin` and `end` (i32, evaluation indices), `sigmas [257]` (one per evaluation),
+/// `scales [2, 4 + g]` (for video and audio: cfg, stg, modality, rescale and the guider's `g` parameters),
+/// `latents.video [b, n, c]` and `latents.audio [b, m, c]` (f32, donated), the RoPE tables and the outputs of
+/// [`prepare`]. Outputs: `latents.video` and `latents.audio` after evaluations `begin..end`.
 ///
 /// Additional inputs:
 ///

@@ -6,7 +6,7 @@ use super::guidance::{Branch, GuidanceScales};
 use super::guiders::GuiderKind;
 use crate::av::Av;
 
-/// How the guidance of one stream varies by step; by default it does not.
+/// How the guidance of one stream varies by step. The default is the same guidance at every step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuidanceSteps {
     /// Number of steps after each predicted step that reuse its guided prediction.
@@ -28,14 +28,14 @@ pub struct SigmaGuidance {
 }
 
 impl GuidanceSteps {
-    /// Returns the scales and the number of skipped steps at a noise level; `scales` and `self.skip` if there are no
-    /// bounds.
+    /// Returns the scales and the number of skipped steps at noise level `sigma`. If guidance does not depend on the
+    /// noise level, returns `scales` and `self.skip`.
     fn at(&self, scales: GuidanceScales, sigma: f64) -> (GuidanceScales, usize) {
         let within = self.by_sigma.iter().rev().find(|own| own.sigma >= sigma);
         within.or(self.by_sigma.first()).map_or((scales, self.skip), |own| (own.scales, own.skip))
     }
 
-    /// Returns the scales of every noise level.
+    /// Returns the scales of every entry of `by_sigma`, or `scales` if there are no entries.
     pub(crate) fn all(&self, scales: GuidanceScales) -> Vec<GuidanceScales> {
         if self.by_sigma.is_empty() { vec![scales] } else { self.by_sigma.iter().map(|own| own.scales).collect() }
     }

@@ -39,7 +39,7 @@ pub(super) struct GuidedTransformer<'a> {
     keyframes: Option<Value>,
     /// Added to the scores of the video self-attention, `[1, 1, n, n]`, f32.
     self_mask: Option<Value>,
-    /// Index of each step's branch set, `[257]`, i32; `None` if all steps run the same branches.
+    /// Index of each step's branch set, `[MAX_STEPS + 1]`, i32; `None` if all steps run the same branches.
     sets: Option<Value>,
 }
 
@@ -48,7 +48,8 @@ pub(super) struct GuidedStream {
     sequence: Axis,
     /// Latent tokens without padding.
     tokens: usize,
-    /// Guidance scales of both streams, `[2, k]` or `[257, 2, k]`; this stream uses row `row`.
+    /// Guidance scales of both streams, `[2, k]` or `[MAX_STEPS + 1, 2, k]`; this stream uses row `row` of the axis of
+    /// size 2.
     scales: Value,
     row: usize,
     pub(crate) condition: Option<ConditionInputs>,
@@ -221,7 +222,7 @@ impl<'a> GuidedTransformer<'a> {
         self.streams.as_ref().map(Option::as_ref)
     }
 
-    /// Returns the velocities of all branches.
+    /// Returns the velocities of each stream, `[rows, n, c]`; `None` for absent streams.
     fn velocity(
         &self,
         rows: &BranchRows,

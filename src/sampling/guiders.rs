@@ -22,7 +22,8 @@ pub enum GuiderKind {
     LegacyApg,
 }
 
-/// A guider with its parameters.
+/// A guider with its parameters. In the formulas, `s` is the scale `cfg`, `c` the prediction on the prompt, and `u` the
+/// prediction on the negative prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Guider {
     /// `(s - 1)(c - u)`.
@@ -32,7 +33,7 @@ pub enum Guider {
     CfgStar,
     /// `(s - 1)(η·g∥ + g⊥)`, where `g∥` and `g⊥` are the parts of `g = c - u` parallel and orthogonal to `c`.
     Apg {
-        /// Weight of the parallel part.
+        /// Weight `η` of the parallel part.
         eta: f32,
         /// Upper limit of the norm of `g` over a sample's tokens and channels; a longer `g` is scaled down to it. 0: no
         /// limit.

@@ -29,7 +29,7 @@ const LAG: usize = 397;
 /// Elements per group on the long path; also the minimum count for the long path.
 const GROUP: usize = 16;
 
-/// 32-bit Mersenne Twister, seeded like torch does.
+/// 32-bit Mersenne Twister, seeded as in torch.
 #[derive(Clone)]
 struct Mt19937 {
     state: [u32; STATE],
@@ -214,7 +214,7 @@ fn horner(x: f32, coefficients: &[f32]) -> f32 {
     coefficients.iter().copied().reduce(|sum, c| sum.mul_add(x, c)).unwrap_or_default()
 }
 
-/// Cephes' coefficients of log(1 + x) / x^3, and ln 2 in two parts.
+/// Cephes' coefficients of log(1 + x) / x^3, and ln 2 as the sum of two numbers.
 const LOG: [f32; 9] = [
     7.037_683_6e-2,
     -1.151_461e-1,
@@ -248,7 +248,7 @@ fn log(x: f32) -> f32 {
     exponent.mul_add(LN2_HIGH, m + y)
 }
 
-/// -pi/4 in three parts.
+/// -pi/4 as the sum of three numbers, for an exact range reduction.
 const QUARTER_PI: [f32; 3] = [-0.785_156_25, -2.418_756_5e-4, -3.774_895e-8];
 const SIN: [f32; 3] = [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1];
 const COS: [f32; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];

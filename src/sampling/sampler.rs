@@ -30,8 +30,7 @@ pub trait Sampler: Debug + Send + Sync {
         steps
     }
 
-    /// Returns the host tables of a pass. `sigmas` decreases from the noise level of the first step to 0, which is
-    /// included, and so has one value more than the pass has steps.
+    /// Returns the host tables of a pass. `sigmas` contains the noise level of each step, followed by 0.
     fn schedule(&self, sigmas: &[f32]) -> Schedule {
         Schedule { levels: sigmas.to_vec(), coefficients: Vec::new() }
     }
@@ -131,7 +130,7 @@ impl Hash for AnySampler {
 /// `[noises, n, c]` for each stream, for one execution of the denoising program.
 pub type StepNoise = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>>>;
 
-/// Host tables of a schedule.
+/// Noise levels and coefficients of a pass, computed on the host.
 pub struct Schedule {
     /// Noise level of each evaluation, then the final level: evaluations + 1 values. A final 0 may be omitted.
     pub levels: Vec<f32>,
@@ -149,7 +148,7 @@ pub struct Evaluation<'a> {
     begin: &'a Value,
     /// Noise levels of all evaluations.
     levels: &'a Value,
-    /// Coefficients of all evaluations, `[257, k]`.
+    /// Coefficients of all evaluations, `[MAX_STEPS + 1, k]`.
     coefficients: Option<&'a Value>,
     change: OnceCell<Value>,
 }
@@ -172,11 +171,11 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Schedule tables as program inputs.
+/// The tables of a [`Schedule`] as program inputs.
 pub(super) struct ScheduleTables {
-    /// Noise levels `[257]`.
+    /// Noise levels `[MAX_STEPS + 1]`.
     pub levels: Value,
-    /// Coefficients of all evaluations, `[257, k]`; `None` if the sampler has no coefficients.
+    /// Coefficients of all evaluations, `[MAX_STEPS + 1, k]`; `None` if the sampler has no coefficients.
     pub coefficients: Option<Value>,
 }
 

@@ -24,7 +24,7 @@ pub enum ScheduleKind {
 /// Total decrease of sigma over the linear half of the linear-quadratic schedule.
 const THRESHOLD: f64 = 0.025;
 
-/// Number of discrete noise levels that the beta quantiles are rounded to.
+/// Number of discrete noise levels to which the beta quantiles are rounded.
 const LEVELS: usize = 10_000;
 
 with_defaults! {

@@ -101,7 +101,7 @@ impl DenoiseShape {
         }
     }
 
-    /// Returns the number of noise levels in the modulation part `part` of a stream.
+    /// Returns the number of noise levels for which a stream's modulation part `part` is computed.
     pub(super) fn levels_of(&self, part: &str, conditioned: bool) -> usize {
         let own = match part {
             "cross" => self.cross != CrossModalTimestep::Cross,
@@ -138,8 +138,8 @@ impl DenoiseShape {
         self.sets.iter().any(|set| set.predicted != Av::both(true))
     }
 
-    /// Declares the input with the guidance scales, followed by the guider's parameters: `[2, k]`, or `[257, 2, k]` if
-    /// they vary by step.
+    /// Declares the input `scales`: the guidance scales of each stream, followed by the guider's parameters. Its shape
+    /// is `[2, k]`, or `[MAX_STEPS + 1, 2, k]` if the scales vary by step.
     pub(super) fn scales_input(&self, p: &Params) -> Value {
         let own = [2, 4 + self.guider.parameters()];
         let dims = if self.scales_by_step { vec![MAX_STEPS + 1, own[0], own[1]] } else { own.to_vec() };

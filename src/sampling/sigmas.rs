@@ -118,7 +118,7 @@ impl Default for FlowMatch {
     }
 }
 
-/// Supported keys; those in `OFF` must be null or false.
+/// Keys that [`FlowMatch`] uses. Keys in `OFF` are known, but must be null or false.
 const KEYS: [&str; 9] = [
     "num_train_timesteps",
     "shift",

@@ -13,8 +13,8 @@ pub(crate) struct Agreement {
     /// Median of the relative errors `|predicted / measured - 1|`.
     pub(crate) median_error: f64,
     pub(crate) worst_error: f64,
-    /// How much slower the case with the lowest prediction is than the case with the lowest measurement, as a fraction;
-    /// 0 if they are the same case.
+    /// How much slower (measured, as a fraction) the case with the lowest predicted time is than the fastest case; 0 if
+    /// they are the same case.
     pub(crate) choice_loss: f64,
 }
 
@@ -32,13 +32,14 @@ impl Agreement {
     }
 }
 
-/// Returns the agreement over the cases of a group; `None` if fewer than two cases have both times.
+/// Returns the agreement over the cases of a group; `None` if fewer than two cases have both a predicted and a measured
+/// time.
 pub(crate) fn agreement(rows: &[CaseResult]) -> Option<Agreement> {
     statistics(&pairs(rows))
 }
 
-/// Returns the predicted and measured milliseconds of each case that has both. Cases with the same program count once,
-/// because the program was measured only once.
+/// Returns the predicted and the measured milliseconds of each case that has both. Several cases with the same program
+/// count once, because the program was measured only once.
 pub(super) fn pairs(rows: &[CaseResult]) -> Vec<(f64, f64)> {
     let mut seen = BTreeSet::new();
     rows.iter()

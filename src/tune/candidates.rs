@@ -14,7 +14,7 @@ pub(crate) struct LayoutVariant {
     /// The change, in the syntax of a layout file.
     pub(crate) change: String,
     pub(crate) layout: LayoutSource,
-    /// Upper bound of the saved cost: the cost per step of the collectives that the change may remove.
+    /// Upper bound of the saved cost: the cost per step of all collectives that the change may remove.
     pub(crate) bound: f64,
     /// Number of tensor families (see [`family`]) that the change affects.
     pub(crate) families: usize,
@@ -22,7 +22,8 @@ pub(crate) struct LayoutVariant {
     pub(crate) collectives: Vec<usize>,
 }
 
-/// Returns the candidates that may save at least the fraction `least` of a step, in descending order of their bounds.
+/// Returns the candidates that may save at least the fraction `least` of a step's cost, in descending order of their
+/// bounds.
 pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64) -> Vec<LayoutVariant> {
     let around = RuleCollectives { source, base };
     let mut all = around.rules();
@@ -35,7 +36,7 @@ pub(crate) fn candidates(source: &LayoutSource, base: &CompileReport, least: f64
 }
 
 /// Returns the family of a tensor: a pattern, as in a layout file, that matches all tensors of the same kind. For
-/// example, `transformer.*ff*` matches those of all feed-forward layers.
+/// example, `transformer.*ff*` matches the tensors of all feed-forward layers.
 pub(super) fn family(tensor: &str) -> Option<String> {
     let (component, rest) = tensor.split_once('.')?;
     let module = match rest.split_once("*.") {
@@ -55,8 +56,8 @@ fn kin(module: &str) -> &str {
     last.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
-/// Returns the family of the tensor that a collective moves, or else of the block's module in the collective's name
-/// scope.
+/// Returns the family of the tensor that a collective moves. If the tensor is unknown, returns the family of the
+/// module in the collective's name scope.
 fn family_of(e: &CollectiveEntry) -> Option<String> {
     let by_scope = || {
         let mut parts = e.scope.split('/').skip_while(|p| *p != "blocks").skip(1);
@@ -101,8 +102,9 @@ impl RuleCollectives<'_> {
         rule.mesh_axes.iter().filter_map(|a| self.base.mesh.get(a)).product()
     }
 
-    /// Returns whether removing a rule would repeat work on several devices because activations are sharded along its
-    /// axis. Such a change can help only if the repeated matmuls take less time than the step.
+    /// Returns whether removing a rule would make several devices repeat too much work: the rule shards activations,
+    /// and the repeated matmuls alone would take at least as long as the step. If the chip is unknown, assumes the
+    /// latter.
     fn repeats_work(&self, rule: &Rule) -> bool {
         let name = rule.axis.name();
         let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);
@@ -116,7 +118,8 @@ impl RuleCollectives<'_> {
         self.base.tensors.iter().any(computes) && repeated.unwrap_or(true)
     }
 
-    /// Returns whether the parameters that `covers` selects fit into device memory if they are not sharded by the rule.
+    /// Returns whether the program fits into device memory if the parameters that `covers` selects are not sharded by
+    /// the rule.
     fn has_room(&self, rule: &Rule, covers: impl Fn(&str) -> bool) -> bool {
         let Some(capacity) = self.base.memory.capacity else { return true };
         let name = rule.axis.name();
@@ -137,8 +140,8 @@ impl RuleCollectives<'_> {
         self.base.needed.bytes as f64 + grown <= capacity as f64
     }
 
-    /// Returns changes of the general rules: a rule removed for one family, a rule removed, or a rule mapped to a
-    /// different mesh axis.
+    /// Returns changes of the rules in the `rules` section: a rule removed for one family, a rule removed completely,
+    /// or a rule mapped to a different mesh axis.
     fn rules(&self) -> Vec<LayoutVariant> {
         let mut all = Vec::new();
         for (n, rule) in self.source.rules.iter().enumerate() {
@@ -178,16 +181,17 @@ impl RuleCollectives<'_> {
         all
     }
 
-    /// Returns the collectives in `touched` and those along the rule's mesh axes, which the rule may cause: the
-    /// partitioner propagates a weight's sharding to unannotated tensors that are computed from it.
+    /// Returns the collectives in `touched` and all others along the rule's mesh axes except those of attention. The
+    /// rule may cause these too: the partitioner propagates a weight's sharding to unannotated tensors that are
+    /// computed from it.
     fn carried(&self, rule: &Rule, touched: Vec<usize>) -> Vec<usize> {
         let along = |e: &CollectiveEntry| e.axes.iter().any(|a| rule.mesh_axes.contains(a));
         let all = self.picked(|e| along(e) && !e.is_attention()).into_iter().chain(touched);
         all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Returns the layout without one general rule. If no override maps the rule's axis to a mesh axis, also drops the
-    /// overrides that replicate it.
+    /// Returns the layout without one rule of the `rules` section. If no override maps the rule's axis to a mesh axis,
+    /// also removes the overrides that replicate this axis.
     fn without(&self, rule: usize) -> LayoutSource {
         let mut layout = self.source.clone();
         let axis = layout.rules.remove(rule).axis;
@@ -211,7 +215,7 @@ impl RuleCollectives<'_> {
             .collect()
     }
 
-    /// Returns layouts without one override, and layouts without all overrides that affect the same families and axes.
+    /// Returns layouts without one override, and layouts without all of the overrides for the same families and axes.
     fn overrides(&self) -> Vec<LayoutVariant> {
         let axes = |e: &Override| e.rules.iter().map(|r| r.axis).collect::<Vec<_>>();
         let reach = |e: &Override| -> BTreeSet<String> {
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_without_gain_or_memory_are_pruned() {
+    fn candidates_that_save_nothing_or_do_not_fit_are_pruned() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l.yml").to_str().unwrap().to_string();
         let text = "mesh: {context: -1}\nrules:\n  video_sequence: [context]\n  embed: [context]\n\

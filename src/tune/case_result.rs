@@ -11,7 +11,7 @@ use crate::config::Case;
 pub struct CaseResult {
     pub(crate) case: Case,
     pub(crate) label: String,
-    /// Element types; `None` if they are all bf16. Cases with different types are not comparable as layouts.
+    /// Element types; `None` if they are all bf16. Layouts of cases with different types are not compared.
     pub(crate) precision: Option<String>,
     pub report: Option<CompileReport>,
     pub(crate) measured: Option<f64>,
@@ -40,7 +40,7 @@ impl CaseResult {
         self.report.as_ref().is_some_and(|f| f.fits() && in_room(f))
     }
 
-    /// Returns whether the case uses the layout of its configuration or of its TPU slice, because it sets none itself.
+    /// Returns whether the case sets no layout and therefore uses that of its configuration or of its TPU slice.
     pub(super) fn uses_default_layout(&self) -> bool {
         self.case.layout.is_none()
     }
@@ -48,15 +48,15 @@ impl CaseResult {
 
 /// Cases that differ only in layout, mesh and flags, fastest first. They may be on different TPU slices.
 pub(crate) struct CaseGroup {
-    /// Devices, configuration and shape, which form the group's name. A part is empty if no case sets it; the
-    /// configuration is also empty if all cases have the same.
+    /// Devices, configuration and shape, which form the group's name. A part is empty if the cases do not set it; the
+    /// configuration is also empty if all groups have the same one.
     pub(crate) parts: [String; 3],
     pub(crate) rows: Vec<CaseResult>,
     /// Diagnosis of the fastest case that fits into device memory; `None` if not requested.
     pub(crate) diagnosis: Option<GroupDiagnosis>,
 }
 
-/// Diagnosis of one case of a group, or the reason why it failed.
+/// Diagnosis of one case of a group, or the reason why the diagnosis failed.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupDiagnosis {
     pub(crate) label: String,
@@ -85,7 +85,7 @@ impl CaseGroup {
     }
 
     /// Returns how much slower each case is than the fastest, as a fraction. `None` if the case does not fit into
-    /// memory, if it was not measured although the fastest was, or if it is the only case.
+    /// memory, if it was not measured although the fastest was, or if there is no other case to compare it with.
     pub(super) fn slowdowns(&self) -> Vec<Option<f64>> {
         let measured = self.rows.first().is_some_and(|first| first.measured.is_some());
         let comparable = |row: &CaseResult| row.fits() && row.measured.is_some() == measured;
@@ -107,8 +107,8 @@ fn devices(row: &CaseResult, types_differ: bool) -> String {
     row.case.target.iter().chain(types).cloned().collect::<Vec<_>>().join(", ")
 }
 
-/// Groups results; groups keep the order of their first results. Within a group, the order is: fastest first, then
-/// cases that do not fit into memory, then failures.
+/// Groups comparable cases, in the order of each group's first case. Within a group, the fastest case comes first, then
+/// cases that do not fit into memory, then failed cases.
 pub(crate) fn ranked(rows: Vec<CaseResult>) -> Vec<CaseGroup> {
     let of = |row: &CaseResult| [&row.case.target, &row.precision, &row.case.config, &row.case.shape].map(Clone::clone);
     let several = rows.iter().any(|row| row.case.config != rows[0].case.config);

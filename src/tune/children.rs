@@ -24,8 +24,8 @@ pub(crate) struct Task {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TaskResult {
     pub(crate) result: Option<Value>,
-    /// Last message of a task that failed. A program that does not fit into device memory has both a result and a
-    /// message.
+    /// Last message of a task that failed. If the program does not fit into device memory, both `result` and `error`
+    /// are set.
     pub(crate) error: Option<String>,
     /// Whether the process crashed. An interruption or a timeout is not a crash.
     pub(crate) crashed: bool,
@@ -48,10 +48,11 @@ pub(crate) fn default_jobs() -> usize {
     cores.min(free.map_or(cores, |bytes| usize::try_from(bytes / MEMORY).unwrap_or(cores))).max(1)
 }
 
-/// Environment variable that is set for the children of one worker.
+/// Environment variable (name and value) that is set for the child processes of one worker. `None`: no variable is set.
 pub(crate) type EnvVariable = Option<(&'static str, String)>;
 
-/// Runs tasks, one at a time per worker. Calls `done` on the calling thread when a task ends.
+/// Runs tasks as child processes of `binary`, one at a time per worker. Calls `done` on the calling thread when a task
+/// ends.
 ///
 /// # Errors
 /// Returns an error if this binary cannot be started, or the error of `done`. In both cases, no further task is

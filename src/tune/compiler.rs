@@ -51,7 +51,7 @@ impl CompileResult {
     }
 }
 
-/// Results that are stored already, and programs that must be compiled.
+/// Stored results, and the programs that must be compiled for the other results.
 pub(super) struct CompilePlan {
     /// Result of each task; `None` if its program must be compiled.
     results: Vec<Option<CompileResult>>,
@@ -84,6 +84,8 @@ pub(super) struct CaseCompiler<'a> {
 }
 
 impl<'a> CaseCompiler<'a> {
+    /// Opens the results file and the module store of `options`.
+    ///
     /// # Errors
     /// Returns an error if the folder cannot be written or another process holds its lock.
     pub(crate) fn open(options: &'a TuneOptions) -> Result<Self> {
@@ -108,7 +110,7 @@ impl<'a> CaseCompiler<'a> {
         self.machine(target).ok().map(|machine| machine.toolchain().to_string())
     }
 
-    /// Returns the key of a task's module, or why the program cannot be built.
+    /// Returns the module store's key of a task's program, or why the program cannot be built.
     ///
     /// # Errors
     /// Returns an error if the configuration cannot be read.
@@ -198,8 +200,8 @@ impl<'a> CaseCompiler<'a> {
         Task { key: key.hash(), label: task.label.clone(), command }
     }
 
-    /// Returns the result of a child's compilation. A crash of the child is stored as a compiler failure; errors
-    /// outside of the compiler are not stored.
+    /// Returns the result of a compilation in a child process. If the child crashed, stores the crash as a failure of
+    /// the compiler; stores no errors that occur outside of the compiler.
     fn left(&mut self, task: &CompileTask, done: &TaskResult) -> Result<CompileResult> {
         let words = || done.error.clone().unwrap_or_else(|| "the compiler stored no module".into());
         let missing = match self.look(task, false)? {

@@ -21,7 +21,7 @@ use crate::runtime::Target;
 
 #[derive(Clone, Debug)]
 pub(crate) struct DiagnoseRequest {
-    /// Configuration with all overrides, including layout and mesh.
+    /// Configuration and its command-line overrides, including layout and mesh.
     pub(crate) given: CliOverrides,
     /// Arguments that give a child process the same configuration, except for the layout.
     pub(crate) settings: Vec<String>,
@@ -30,13 +30,13 @@ pub(crate) struct DiagnoseRequest {
     pub(crate) chip: Option<crate::analysis::Chip>,
     pub(crate) program: ProgramKind,
     pub(crate) layers: usize,
-    /// Number (from 1) of the one collective that changes must remove; `None`: any collective.
+    /// Number (from 1) of the collective that changes must remove; `None`: changes may remove any collective.
     pub(crate) collective: Option<usize>,
     pub(crate) budget: usize,
     pub(crate) timeout: u64,
 }
 
-/// Default number of changes to compile.
+/// Default maximum number of changes to compile.
 pub(crate) const BUDGET: usize = 6;
 
 /// Minimum cost saved by a suggestion, as a fraction of the step.
@@ -83,7 +83,7 @@ impl Suggestion {
 pub(crate) struct ShippedLayouts {
     /// Estimated milliseconds per step of the diagnosed layout; received bytes if the chip is unknown.
     pub(crate) estimate: f64,
-    /// Fastest shipped layout, on the mesh of these devices on which it is fastest.
+    /// Fastest shipped layout, with its fastest mesh on these devices.
     pub(crate) fastest: EstimatedLayout,
     /// Rules of shipped layouts that are missing in the diagnosed layout and would make it faster, best first.
     pub(crate) additions: Vec<EstimatedLayout>,
@@ -129,7 +129,7 @@ impl From<&LayoutComparison> for ShippedLayouts {
 pub(crate) struct Diagnosis {
     /// Report on the unchanged program. Its rules refer to lines of the requested layout file.
     pub(crate) base: CompileReport,
-    /// Changes that save time, in descending order. Among equals, a change that affects fewer families comes first.
+    /// Changes that save time, the largest saving first. Of equal savings, a change of fewer families comes first.
     pub(crate) suggestions: Vec<Suggestion>,
     /// Compiled changes that save less than [`MIN_GAIN`], each with the saved fraction.
     pub(crate) no_gain: Vec<(String, f64)>,
@@ -241,8 +241,8 @@ fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Opti
     })
 }
 
-/// Returns candidates that add rules which shipped layouts have and the layout lacks. The bound of each is its
-/// estimated saving. Returns nothing if times cannot be estimated.
+/// Returns candidates that add rules which shipped layouts have and the layout lacks. The bound of a candidate is the
+/// cost that it is estimated to save. Returns an empty list if times cannot be estimated.
 fn additions(found: &LayoutComparison, source: &LayoutSource, base: &CompileReport) -> Vec<LayoutVariant> {
     let worth = found.additions.iter().filter(|addition| found.is_timed() && addition.saved >= MIN_GAIN);
     worth
@@ -271,8 +271,8 @@ fn suggestion(candidate: &LayoutVariant, base: &CompileReport, f: &CompileReport
 }
 
 /// Classifies the trade-off of a change: [`TradeOff::OtherCollectives`] if the bytes of any kind of collective grow by
-/// more than the fraction [`MIN_GAIN`] of all collectives' bytes; otherwise [`TradeOff::Memory`] if device memory grows
-/// by more than that fraction.
+/// more than the fraction [`MIN_GAIN`] of all collectives' bytes; otherwise [`TradeOff::Memory`] if the needed device
+/// memory grows by more than the fraction [`MIN_GAIN`].
 fn trade_off(base: &CompileReport, f: &CompileReport, difference: &Difference) -> TradeOff {
     let least = MIN_GAIN * base.collectives.per_step_bytes;
     let grown = difference.by_kind().into_iter().any(|(_, bytes)| bytes > least);

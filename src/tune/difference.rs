@@ -19,7 +19,7 @@ pub(crate) struct CollectiveDelta {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Difference {
-    /// Collectives that run less often after the change, or no longer; largest first.
+    /// Collectives that the change removes or that run less often after it, largest first.
     pub(crate) lost: Vec<CollectiveDelta>,
     /// Collectives that are new or run more often after the change, largest first.
     pub(crate) gained: Vec<CollectiveDelta>,

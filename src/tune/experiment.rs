@@ -22,8 +22,8 @@ use crate::pjrt::discover::Platform;
 use crate::runtime::platforms::spec;
 use crate::runtime::{CompileKey, platform};
 
-/// Returns the label of a case from its layout, mesh and flags. If there is a report, the label has the layout and mesh
-/// that were compiled and, unless the case sets a layout, the TPU slice in parentheses.
+/// Returns the label of a case: its layout, mesh and flags. If the case sets no layout and there is a report, the label
+/// has the layout and mesh of the report, and the TPU slice in parentheses.
 fn name(case: &Case, report: Option<&CompileReport>) -> String {
     let mut parts = match (&case.layout, report) {
         (Some(layout), _) => vec![stem(layout)],
@@ -123,9 +123,9 @@ struct Measurement {
     /// Key of the program to measure.
     identity: CompileKey,
     device_kind: String,
-    /// Benchmark of only the denoising loop, with random weights.
+    /// Benchmarks only the denoising loop, with random weights.
     run: Task,
-    /// Compilation of the loop into the compile cache; `None` if there is no cache.
+    /// Compiles the loop and stores it in the compile cache before the benchmark; `None` if there is no cache.
     ahead: Option<Task>,
 }
 
@@ -179,8 +179,8 @@ fn measurement(
     Ok(Some(Measurement { identity, device_kind, run, ahead }))
 }
 
-/// Returns one worker per GPU. Each worker lists its own GPU first, so that the workers do not all start on the same
-/// GPU.
+/// Returns the value of `CUDA_VISIBLE_DEVICES` for one worker per GPU. Each value begins with another GPU, so that the
+/// workers do not all use the same GPU first.
 fn gpu_workers() -> Vec<EnvVariable> {
     let gpus = match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(listed) if !listed.is_empty() => listed.split(',').map(str::to_string).collect(),
@@ -190,13 +190,13 @@ fn gpu_workers() -> Vec<EnvVariable> {
     (0..gpus.len()).map(|n| Some(("CUDA_VISIBLE_DEVICES", beginning_with(n)))).collect()
 }
 
-/// Checks that the devices of a case are present. GPUs must be of the same kind: a measurement on another kind would
-/// not be that of the target.
+/// Checks that the devices of a case are present. GPUs must be of the target's kind, because times measured on another
+/// kind would not apply to the target.
 fn check_present(platform: Platform, device_kind: &str) -> std::result::Result<(), String> {
     let Some(list) = spec(platform).device_kinds else { return platform::hardware(platform).map(|_| ()) };
     match list()? {
         here if here.iter().all(|name| name == device_kind) => Ok(()),
-        here => Err(format!("the target's devices are {device_kind}, but this machine has {}", here.join(", "))),
+        here => Err(format!("the target has devices of kind {device_kind}, but this machine has {}", here.join(", "))),
     }
 }
 
@@ -292,7 +292,7 @@ fn run_missing(
         let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
         let error = done
             .error
-            .or(other.map(|(ran, meant)| format!("program {ran} was measured instead of program {}", meant.program)));
+            .or(other.map(|(ran, meant)| format!("measured program {ran}, but the case is program {}", meant.program)));
         results.add(LogRecord {
             key,
             kind,

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::analysis::{Collective, CollectiveKind};
 use crate::nn::{Axis, Role, ValuePlacement};
 
-/// Reason of a collective. Like [`super::cause`], it is inferred from name scope, axes and kind.
+/// Reason for a collective, inferred from its name scope, mesh axes and kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// An FSDP-sharded parameter is gathered before it is used.
@@ -21,9 +21,9 @@ pub(crate) enum Reason {
         other: String,
     },
     ContextParallel,
-    /// An operation reduces over a sharded dimension, such as the statistics of a norm or of guidance.
+    /// An operation reduces over a sharded dimension, for example in a norm or in guidance.
     Reduction,
-    /// The size of a dimension is not divisible by that of its mesh axis.
+    /// The size of a dimension is not divisible by the size of the mesh axis that shards it.
     Padding {
         note: String,
     },

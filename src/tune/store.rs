@@ -16,7 +16,7 @@ use crate::runtime::CompileKey;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JobKind {
     Compile,
-    /// Compilation into the compile cache, for the devices of the measurement that follows.
+    /// Compilation into the compile cache, before a measurement on the same devices.
     Ahead,
     Measure,
 }

@@ -6,7 +6,7 @@ use super::agreement::agreement;
 use super::case_result::{CaseGroup, CaseResult};
 use super::compile_report::{CompileReport, GIB};
 
-/// Column heads of a case.
+/// Column headings of the table of cases.
 const HEAD: [&str; 10] =
     ["case", "behind", "predicted ms", "compute", "memory", "links", "measured ms", "MB per block", "GiB", "of"];
 

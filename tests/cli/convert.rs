@@ -50,7 +50,7 @@ fn existing_file_is_overwritten_only_with_force() {
 
 /// Other components of a complete file are copied.
 #[needs(nothing)]
-fn converted_complete_file_is_a_ready_model() {
+fn converted_checkpoint_passes_check() {
     let dir = tempfile::tempdir().expect("a folder");
     let [input, output] = ["in.safetensors", "out.safetensors"].map(|name| dir.path().join(name));
     write(&input, &combined(), Some(&header()));
@@ -66,7 +66,7 @@ fn converted_complete_file_is_a_ready_model() {
 
 /// The memory does not grow with the size of a tensor: 200 MB of memory are less than one of the file's tensors in f32.
 #[needs(full)]
-fn peak_memory_is_below_the_size_of_a_tensor() {
+fn conversion_needs_less_memory_than_one_tensor() {
     let dir = tempfile::tempdir().expect("a folder");
     let [input, output] = ["in.safetensors", "out.safetensors"].map(|name| dir.path().join(name));
     let (rows, bytes) = (8192, 8192 * 8192 * 2);

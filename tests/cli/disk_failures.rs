@@ -281,7 +281,7 @@ fn uncreatable_cache_is_reported_once_before_opening_model() {
 fn file_size_limit_gives_one_error_and_no_partial_files() {
     let folder = Folder::new();
     let limited = |blocks: &str, more: &[&str]| {
-        // A parent that ignores the signal must not stand in for the guard.
+        // Resets SIGXFSZ, because a parent process that ignores it would hide that `ltx2` does not.
         let script = format!("ulimit -f {blocks}; exec env --default-signal=XFSZ \"$0\" \"$@\"");
         let before = ["sh", "-c", &script].map(OsStr::new);
         folder.generate(&before, &folder.path("out.mp4"), more).output().expect("runs")

@@ -121,7 +121,7 @@ fn signal_stops_run_in_every_phase_before_last_step() {
 
 /// The properties of an input video are read with the configuration, before libtpu's variables are set and threads start.
 #[needs(cpu)]
-fn signal_stops_commands_that_read_their_configuration() {
+fn signal_stops_commands_while_they_read_their_configuration() {
     let video = ["--pipeline", "video_to_audio", "--video", support::tiny()];
     for (command, signal) in [("generate", "-INT"), ("generate", "-TERM"), ("bench", "-TERM")] {
         let mut run = support::ltx2();

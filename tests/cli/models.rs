@@ -267,7 +267,7 @@ fn single_files_of_components_give_the_results_of_their_folder() {
 }
 
 #[needs(nothing)]
-fn choices_between_single_files_are_listed() {
+fn ambiguous_single_files_are_listed_with_selecting_flags() {
     let dir = TempDir::new().expect("a folder");
     let root = dir.path().join("files");
     write_single_files(&root, TINY_2_3, &header_2_3());
@@ -593,9 +593,9 @@ fn non_finite_values_are_reported_instead_of_written() {
     let shard = "diffusion_pytorch_model-00001-of-00003.safetensors";
     let plain = "diffusion_pytorch_model.safetensors";
     let edits = [
-        ("transformer", shard, "proj_in.weight", "the video latents after step 1 of 2 hold values"),
-        ("vae", plain, "decoder.conv_in.conv.weight", "the decoded frames hold values"),
-        ("vocoder", plain, "conv_in.weight", "the decoded samples hold values"),
+        ("transformer", shard, "proj_in.weight", "the video latents after step 1 of 2 contain NaN"),
+        ("vae", plain, "decoder.conv_in.conv.weight", "the decoded frames contain NaN"),
+        ("vocoder", plain, "conv_in.weight", "the decoded samples contain NaN"),
     ];
     for (component, file, key, said) in edits {
         let dir = TempDir::new().expect("a folder");
@@ -605,7 +605,7 @@ fn non_finite_values_are_reported_instead_of_written() {
         set_to_largest_bf16(&mut tensors, key);
         write(&target, &tensors, None);
         // The frames are float values if dumped, otherwise bytes.
-        fails(&[path(&model)], &[said, "not finite"]);
+        fails(&[path(&model)], &[said, "infinite values"]);
         if component != "vae" {
             continue;
         }

@@ -109,7 +109,7 @@ fn h200_trace_matches_xprof_sums() {
 }
 
 #[needs(nothing)]
-fn the_table_counts_by_steps() {
+fn profile_table_shows_times_per_step() {
     let out = support::ltx2().args(["profile", "--read", RECORDING, "--steps", "2"]).output().expect("runs");
     let text = String::from_utf8(out.stdout).expect("UTF-8");
     insta::assert_snapshot!(text);
@@ -125,7 +125,7 @@ fn round_chip(dir: &Path) -> PathBuf {
 }
 
 #[needs(nothing)]
-fn predictions_beside_a_trace_the_worst_first() {
+fn largest_prediction_errors_are_listed_first() {
     let dir = tempfile::tempdir().expect("a folder");
     let chip = round_chip(dir.path());
     let read = |more: &[&str]| {

@@ -245,7 +245,7 @@ fn table(case: &Case) -> String {
 }
 
 #[needs(nothing)]
-fn every_program_is_what_it_was() {
+fn program_hashes_are_unchanged() {
     let cases = cases();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // Each thread takes every n-th case, because neighbouring cases have similar sizes.
@@ -261,7 +261,7 @@ fn every_program_is_what_it_was() {
 
 /// Gemma-4 at the published sizes, both prompts in one pass; also tiny models with irregular layer patterns.
 #[needs(nothing)]
-fn the_text_encoder_of_ltx_2_5_is_what_it_was() {
+fn ltx_2_5_text_encoder_hashes_are_unchanged() {
     let json = |file: String| -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(&file).expect("a fixture")).expect("JSON")
     };

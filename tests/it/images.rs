@@ -109,7 +109,7 @@ fn builtin_h264_quality_loss_equals_that_of_ffmpeg() {
 }
 
 #[needs(nothing)]
-fn images_without_h264_or_with_one_line_are_unchanged() {
+fn images_without_h264_or_with_one_pixel_row_are_unchanged() {
     let image =
         Frames::new(Array4::from_shape_fn((1, 5, 7, 3), |(_, y, x, c)| (y * 9 + x * 3 + c) as u8)).expect("a frame");
     let line = Frames::new(image.data().slice(s![.., ..1, .., ..]).to_owned()).expect("a frame");

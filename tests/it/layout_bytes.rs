@@ -272,7 +272,7 @@ fn fsdp_gathers_each_weight_once_per_block() {
 
 /// Each step of the published tuning removes a family of weights from the all-gathers.
 #[needs(cpu, full)]
-fn each_tuning_step_reduces_all_gathered_bytes() {
+fn each_tuning_step_reduces_all_gather_bytes() {
     let engine = engine();
     let names = ["before-385", "ffn-matched", "qkv-unsharded", "out-unsharded"];
     let all = names.map(|layout| compile(&engine, layout, "context=4"));

@@ -101,7 +101,7 @@ fn distance(a: &[(String, Tensor)], b: &[(String, Tensor)]) -> f64 {
 }
 
 #[needs(cpu)]
-fn lora_equals_merged_weights_and_reloads_only_changed_ones() {
+fn lora_equals_merged_weights_and_reloads_only_changed_weights() {
     for name in ["tiny_b", "tiny_v2_5"].into_iter().take(if full() { 2 } else { 1 }) {
         merged_and_loaded_alone(&case(name));
     }

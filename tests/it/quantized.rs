@@ -400,7 +400,7 @@ fn layer_result(client: &Client, model: &Arc<ModelSource>, quantization: Quantiz
 /// Stored int8-convrot weights are used unchanged, so without rounded activations the results are those of the weights'
 /// values. Outliers of weights and activations cause a smaller error than with int8.
 #[needs(cpu)]
-fn rotated_weights_give_the_results_of_their_values_and_a_smaller_error_than_int8() {
+fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     let client = cpu(1);
     let (config, case) = wide_transformer();
     let folder = tempfile::tempdir().expect("a folder");
@@ -422,7 +422,7 @@ fn rotated_weights_give_the_results_of_their_values_and_a_smaller_error_than_int
 }
 
 #[needs(nothing)]
-fn int8_convrot_names_layers_without_whole_groups_of_inputs() {
+fn int8_convrot_error_lists_layers_with_indivisible_inputs() {
     let c = TransformerConfig { attention_head_dim: 68, ..TransformerConfig::default() };
     let built = transformer::program(&c, &ForwardShape::default(), &looped(DType::BF16, ROTATED));
     let said = built.map(drop).expect_err("4096 text channels, but 2176 video channels").to_string();

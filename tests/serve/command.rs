@@ -73,7 +73,7 @@ fn signal(child: &Child, signal: Signal) {
 /// SIGHUP reloads the keys, and SIGTERM drains. A second server with the same state folder is rejected, and log lines
 /// are JSON objects if requested.
 #[needs(cpu)]
-fn server_handles_hangup_and_terminate() {
+fn sighup_reloads_keys_and_sigterm_drains() {
     let folder = quick_folder();
     let state = folder.path().join("state").to_string_lossy().into_owned();
     let keys = folder.path().join("keys");

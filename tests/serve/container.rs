@@ -35,7 +35,7 @@ fn listed(target: &str) -> Vec<(String, String, String)> {
 
 /// The script runs all instructions of the Dockerfile in order, except those that only change the system in the image.
 #[needs(nothing)]
-fn script_skips_only_system_steps_of_dockerfile() {
+fn container_script_skips_only_system_steps_of_dockerfile() {
     for target in ["cpu", "cuda"] {
         let stages = ["build", "base", target];
         let wanted: Vec<(String, String)> = instructions()
@@ -74,7 +74,7 @@ fn image_has_user_health_check_and_volume() {
 
 /// A step fails if it runs a program that the image does not contain, even if this machine has the program.
 #[needs(nothing)]
-fn steps_cannot_use_programs_missing_from_image() {
+fn dockerfile_steps_cannot_use_programs_missing_from_image() {
     let dir = tempfile::tempdir().expect("a folder");
     let binary = dir.path().join("ltx2");
     let run = |script: &str| {

@@ -9,7 +9,7 @@ use crate::site::{Events, Site, quantile};
 use crate::support::needs;
 
 #[needs(nothing)]
-fn video_events_report_progress_until_its_end() {
+fn video_events_report_progress_until_completion() {
     let site = Site::new(&[]);
     let id = site.create("steps=20 ms=5");
     let mut events = Events::subscribe(&site, &format!("/v1/videos/{id}/events"));

@@ -228,7 +228,7 @@ fn cancelled_jobs_fail_at_once_and_leave_no_video() {
 }
 
 #[needs(nothing)]
-fn batch_drops_cancelled_rows_and_stops_with_the_last() {
+fn cancelled_jobs_leave_their_batch_and_the_last_one_stops_it() {
     let state = quick_folder();
     let mut settings = settings();
     settings.max_batch = Some(4);
@@ -378,7 +378,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
 /// One job of a batch fits on the device and another one does not. The shape then counts as loaded, and it is evicted
 /// before the next shape is loaded.
 #[needs(nothing)]
-fn shape_that_fits_in_part_counts_as_loaded() {
+fn shape_counts_as_loaded_if_one_job_of_a_batch_fits() {
     let state = quick_folder();
     let mut settings = settings();
     (settings.max_shapes, settings.max_batch) = (1, Some(2));

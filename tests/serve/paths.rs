@@ -91,7 +91,7 @@ fn links_in_the_state_folder_are_not_followed() {
 
 /// The server neither uses the file names that clients send nor follows paths inside uploaded files.
 #[needs(nothing)]
-fn client_file_names_are_not_used() {
+fn file_names_and_paths_in_requests_are_not_opened() {
     let site = Site::new(&[]);
     let form = "--b\r\ncontent-disposition: form-data; name=\"prompt\"\r\n\r\na\r\n\
         --b\r\ncontent-disposition: form-data; name=\"input_reference\"; filename=\"../../../etc/cron.d/x\"\r\n\

@@ -86,7 +86,7 @@ fn keyed(site: &Site, key: &str, path: &str, body: &Value) -> Answer {
 /// An idempotency key belongs to one endpoint and one source video. The earlier job is returned even if the queue is
 /// full.
 #[needs(nothing)]
-fn replay_needs_no_slot_and_is_bound_to_endpoint_and_source() {
+fn idempotent_replay_needs_no_queue_slot_but_the_same_endpoint_and_source() {
     let site = Site::new(&["queue=1"]);
     let sources = [1, 2].map(|n| {
         let id = site.create(&format!("steps=1 n={n}"));
@@ -157,7 +157,7 @@ fn disconnected_sync_client_can_send_its_request_again() {
 
 /// After a restart, the earlier job is returned before the model is loaded.
 #[needs(nothing)]
-fn replay_needs_no_loaded_model() {
+fn idempotent_replay_needs_no_loaded_model() {
     let folder = quick_folder();
     let state = folder.path().join("state");
     let site = Site::at(state.clone(), &[], ServerOptions::default());
@@ -188,7 +188,7 @@ fn replay_needs_no_loaded_model() {
 
 /// A synchronous request whose job fails receives the job's error. The status is 400 if the request caused the error.
 #[needs(nothing)]
-fn sync_client_receives_the_error() {
+fn sync_response_contains_the_error_of_the_failed_job() {
     let site = Site::new(&[]);
     for (fault, status, code, param, kind) in [
         ("given", 400, "invalid_video", Some("input_video"), "invalid_request_error"),
@@ -208,7 +208,7 @@ fn sync_client_receives_the_error() {
 
 /// The server stops within the timeout even if the finisher thread has panicked and the device hangs.
 #[needs(nothing)]
-fn shutdown_is_in_time_despite_hung_device() {
+fn shutdown_meets_drain_timeout_despite_hung_device() {
     let site = Site::new(&["drain_timeout=300ms"]);
     let bad = site.create("write=panic write_ms=200");
     let hangs = site.create("fault=hang");
@@ -224,7 +224,7 @@ fn shutdown_is_in_time_despite_hung_device() {
 /// A server that is drained at any stage of a video stops without an error, and the next start completes the same
 /// video.
 #[needs(nothing)]
-fn drain_at_any_stage_loses_nothing() {
+fn video_drained_at_any_stage_completes_after_restart() {
     let stages = [
         JobPhase::Compiling,
         JobPhase::Loading,

@@ -118,7 +118,7 @@ fn difference(wanted: &Value, got: &Value, at: &str) -> Option<String> {
 }
 
 #[needs(nothing)]
-fn structural_differences_are_detected() {
+fn structural_differences_between_responses_are_detected() {
     let shape = serde_json::json!({"object": "video", "id": "string", "error": "null", "data": [{"n": "number"}]});
     let like = serde_json::json!({"object": "video", "id": "video_1", "error": {"code": "x"}, "data": [{"n": 1}, {"n": null}]});
     assert_eq!(difference(&shape, &like, ""), None);

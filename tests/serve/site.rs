@@ -105,7 +105,7 @@ impl Site {
 }
 
 #[needs(nothing)]
-fn test_server_answers_until_it_ends() {
+fn test_server_responds_until_stopped() {
     let site = Site::new(&[]);
     let address = site.address;
     assert_eq!(site.get("/live").status, 200);

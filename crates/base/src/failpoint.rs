@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::sync::OnceLock;
 use std::thread;
 
-/// Prints `at PHASE WHAT` and blocks forever if this fail point is selected.
+/// If `LTX2_FAILPOINT` is `PHASE WHAT`, prints `at PHASE WHAT` and blocks forever.
 pub fn reach(phase: &str, what: impl Display) {
     within(phase, what, || ());
 }
 
-/// Runs `work`. If this fail point is selected, prints `at PHASE WHAT` before `work` and blocks forever after it. A
-/// test that kills the process when this line appears therefore interrupts `work`.
+/// Runs `work`. If `LTX2_FAILPOINT` is `PHASE WHAT`, prints `at PHASE WHAT` before `work` and blocks forever after it,
+/// so that a test can kill the process while `work` runs.
 pub fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T {
     let asked = asked(phase, &what);
     if asked {
@@ -29,7 +29,7 @@ pub fn within<T>(phase: &str, what: impl Display, work: impl FnOnce() -> T) -> T
     done
 }
 
-/// Returns an error if this operation is selected to fail.
+/// Returns an error if `LTX2_FAILPOINT` is `fail PHASE WHAT`.
 pub fn fail(phase: &str, what: impl Display) -> std::io::Result<()> {
     match asked("fail", &format_args!("{phase} {what}")) {
         true => Err(std::io::Error::other("failure injected by LTX2_FAILPOINT")),

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Polling interval while waiting for holds to end.
+/// Polling interval of [`wait`].
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Function that runs before the process exits, usually to save results. Returns a clause for the error line, such as
@@ -81,8 +81,8 @@ impl InterruptState {
         }
     }
 
-    /// Returns `Some(true)` if the interrupt thread must exit the process now, because the last hold was released, and
-    /// `Some(false)` if the process exits because the work returns an error. `None`: not decided yet.
+    /// Returns `Some(true)` if the last hold was released, so the interrupt thread must exit the process now. Returns
+    /// `Some(false)` if the process will exit because the work returns an error. `None`: neither has happened yet.
     fn ends_now(&mut self) -> Option<bool> {
         match self.phase {
             InterruptPhase::Asked if self.holds.is_empty() => {
@@ -139,7 +139,7 @@ pub fn compiling() -> InterruptGuard {
     InterruptGuard(number)
 }
 
-/// Whether a drain (graceful shutdown) would wait only for compilations.
+/// Whether compilations are the only work that a drain (graceful shutdown) has to wait for.
 pub fn only_compiles() -> bool {
     state().only_compiles()
 }
@@ -150,7 +150,7 @@ impl Drop for InterruptGuard {
         state.holds.retain(|(number, _)| *number != self.0);
         state.compilations.retain(|number| *number != self.0);
         let at = state.keepers.iter().position(|(number, _)| *number == self.0);
-        // Dropped after unlocking, because the captured results may hold guards themselves.
+        // The hook is dropped after unlocking, because the results that it captures may contain guards.
         let keep = at.map(|at| state.keepers.remove(at));
         drop(state);
         drop(keep);

@@ -2,6 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rayon::prelude::*;
@@ -58,9 +59,61 @@ pub fn try_in_order<T: Sync, R: Send, E: Send>(
     begun.into_iter().flatten().collect()
 }
 
+/// A number of bytes that threads share; a thread that needs more than is left waits for the others.
+pub struct MemoryBudget {
+    total: usize,
+    left: Mutex<usize>,
+    returned: Condvar,
+}
+
+/// Bytes reserved from a [`MemoryBudget`]; dropping it returns them.
+pub struct Reservation<'a> {
+    budget: &'a MemoryBudget,
+    bytes: usize,
+}
+
+impl MemoryBudget {
+    /// Creates a budget of `total` bytes.
+    pub fn new(total: usize) -> Self {
+        MemoryBudget { total, left: Mutex::new(total), returned: Condvar::new() }
+    }
+
+    /// Waits until `bytes` bytes are left, and reserves them. A request for more than the total reserves the total.
+    pub fn reserve(&self, bytes: usize) -> Reservation<'_> {
+        let bytes = bytes.min(self.total);
+        let left = self.returned.wait_while(self.lock(), |left| *left < bytes);
+        *left.unwrap_or_else(PoisonError::into_inner) -= bytes;
+        Reservation { budget: self, bytes }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        *self.budget.lock() += self.bytes;
+        self.budget.returned.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reservations_never_exceed_the_budget() {
+        let (budget, used, most) = (MemoryBudget::new(10), AtomicUsize::new(0), AtomicUsize::new(0));
+        in_order(&[3, 4, 5, 99, 1, 10, 6, 2, 4, 4], 4, |&bytes| {
+            let _reserved = budget.reserve(bytes);
+            let now = used.fetch_add(bytes.min(10), Ordering::SeqCst) + bytes.min(10);
+            most.fetch_max(now, Ordering::SeqCst);
+            thread::sleep(std::time::Duration::from_millis(2));
+            used.fetch_sub(bytes.min(10), Ordering::SeqCst);
+        });
+        assert_eq!((most.into_inner(), *budget.lock()), (10, 10));
+    }
 
     #[test]
     fn each_row_fills_every_complete_row_once() {

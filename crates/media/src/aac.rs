@@ -11,7 +11,7 @@ use super::samples::Samples;
 pub const AAC_RATES: [u32; 13] =
     [96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350];
 
-/// Samples per access unit.
+/// Samples per channel in an access unit.
 const UNIT: u32 = 1024;
 
 /// Encodes `sound` at about `bitrate` bits per second. Samples must be in -1..1.

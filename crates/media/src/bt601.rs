@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_colours_convert_to_bt601_values() {
+    fn known_colors_convert_to_bt601_values() {
         // Expected values: ITU-R BT.601-7, 8 bits, limited range.
         for (pixel, want) in [
             ([0, 0, 0], [16, 128, 128]),

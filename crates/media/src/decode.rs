@@ -156,8 +156,8 @@ const VIDEO_DECODERS: [&str; 16] = [
     "wmv3",
 ];
 
-/// Removes prefixes from ffmpeg's messages: component names with addresses, and the file name, which the error message
-/// contains already. If `is_sound` is true, also removes messages of video decoders.
+/// Removes prefixes from ffmpeg's messages: component names with memory addresses, and the file name, which the error
+/// already contains. If `is_sound` is true, also removes messages of video decoders.
 pub(super) fn plain(said: &str, path: &Path, is_sound: bool) -> String {
     let file = as_file(path);
     let prefix = format!("{}: ", file.to_string_lossy());

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use mp4_atom::{Atom, Elst, Header, Mdhd, Mvhd, ReadFrom, Tfdt, Tfhd, Tkhd};
 
-/// Maximum start time in seconds of a file's first stream if times are to count from 0. A file whose first stream
-/// starts later is treated as an excerpt of a longer recording, and times count from the start of that stream.
+/// Maximum start time of a file's first stream, in seconds, for which times count from 0. If the stream starts later,
+/// the file is treated as an excerpt of a longer recording, and times count from the start of the stream.
 const MAX_START_TIME: f64 = 60.0;
 
 /// Returns the time in seconds that counts as the start of a file; `first` is the start time of its first stream.
@@ -54,8 +54,8 @@ impl Edit {
         self.silence.min(end.unwrap_or(f64::INFINITY))
     }
 
-    /// Returns the number of decoded samples per channel before second `start` of the audible sound. `end` limits the
-    /// silence at the start.
+    /// Returns the number of decoded samples per channel to drop so that the sound begins at second `start` of the
+    /// audible sound. `end` limits the silence at the start.
     pub(super) fn before(&self, start: f64, rate: u32, end: Option<f64>) -> usize {
         if start == 0.0 {
             return 0;
@@ -63,9 +63,9 @@ impl Edit {
         samples(self.skip, rate).saturating_add(place(start, rate).saturating_sub(samples(self.gap(end), rate)))
     }
 
-    /// Trims the start of the planes (the samples of each channel) to the audible sound from second `start`, with at most
-    /// `end` seconds of leading silence. `dropped` is the number of samples per channel that were already removed at the
-    /// front. Returns the length of the audible sound from second 0, in samples.
+    /// Trims the planes (the samples of each channel) so that they begin at second `start` of the audible sound, with
+    /// at most `end` seconds of leading silence. `dropped` is the number of samples per channel that were already
+    /// removed at the start. Returns the length of the audible sound from second 0, in samples.
     pub(super) fn apply(
         &self,
         planes: &mut [Vec<f32>],
@@ -99,10 +99,10 @@ fn place(seconds: f64, rate: u32) -> usize {
 pub(super) struct Mp4Sound {
     pub(super) track: u32,
     pub(super) edit: Edit,
-    /// Time of the media in seconds from which packets are not read. Like ffmpeg, the reader decodes the packet that
-    /// contains this time completely. `None`: all packets are read.
+    /// Media time in seconds at which reading stops. Like ffmpeg, the reader decodes the packet that contains this time
+    /// completely. `None`: all packets are read.
     end: Option<f64>,
-    /// Whether `end` is the end of the media, rounded to the movie's ticks.
+    /// Whether `end` equals the end of the media up to rounding to the movie's ticks.
     is_rounded_end: bool,
     /// Ticks per second of the track.
     pub(super) timescale: f64,
@@ -117,7 +117,7 @@ pub(super) struct Mp4Sound {
 }
 
 impl Mp4Sound {
-    /// Returns a warning about segments of the edit list that the built-in reader ignores. `None`: it reads all.
+    /// Returns a warning about segments of the edit list that the built-in reader ignores; `None` if it ignores none.
     pub(super) fn left_out(&self) -> Option<String> {
         let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
         let last = self.end.unwrap_or(self.edit.skip);
@@ -128,8 +128,8 @@ impl Mp4Sound {
         ))
     }
 
-    /// Returns the time of the media in seconds from which packets are not read. `has_long_packets`: packets are longer
-    /// than the movie's ticks, so that the rounding of the time does not matter.
+    /// Returns the media time in seconds at which reading stops. A time that was rounded to the movie's ticks applies
+    /// only if packets are longer than these ticks (`has_long_packets`).
     pub(super) fn end(&self, has_long_packets: bool) -> Option<f64> {
         self.end.filter(|_| has_long_packets || !self.is_rounded_end)
     }
@@ -247,7 +247,7 @@ pub(super) fn played_track<'a>(movie: &'a [u8], handler: &[u8; 4]) -> Option<&'a
     tracks().find(|track| is_enabled(track)).or_else(|| tracks().next())
 }
 
-/// Returns the ticks per second as a divisor. `None`: damaged.
+/// Converts a time scale (ticks per second) to a divisor; `None` if the scale is 0, which only damaged files have.
 pub(super) fn scale(timescale: u32) -> Option<f64> {
     (timescale > 0).then_some(f64::from(timescale))
 }
@@ -275,7 +275,7 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
 /// The edits of a track.
 struct Edits {
     edit: Edit,
-    /// End of the first media segment in seconds of the media. `None`: not limited.
+    /// Media time in seconds at which the first media segment ends. `None`: not limited.
     end: Option<f64>,
     /// Number of media segments.
     pieces: usize,
@@ -307,8 +307,9 @@ fn edits_from_list(list: &Elst, movie_scale: f64, track_scale: f64) -> Option<Ed
 /// Maximum priming in samples that ffmpeg accepts from iTunes' tag.
 const MAX_ITUNES_PRIMING: u64 = 16383;
 
-/// Parses iTunes' tag with the encoder priming. It contains hexadecimal numbers, of which the second is the priming in
-/// samples. The number of samples, the fourth, is not used: like ffmpeg, the reader decodes all packets completely.
+/// Parses the encoder priming in iTunes' `iTunSMPB` tag. The tag contains hexadecimal numbers; the second is the
+/// priming in samples. The fourth, the number of samples, is not used: like ffmpeg, the reader decodes all packets
+/// completely.
 fn edit_from_itunes_tag(movie: &[u8], rate: f64) -> Option<Edit> {
     let tags = within(within(movie, &[b"udta", b"meta"])?.get(4..)?, &[b"ilst"])?;
     let is_named = |tag: &[u8]| within(tag, &[b"name"]).and_then(|name| name.get(4..)) == Some(b"iTunSMPB");
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_after_the_first_are_left_out() {
+    fn segments_after_the_first_are_ignored_with_a_warning() {
         let (gap, piece) = ([500, -1, 1 << 16], [1000, 22050, 1 << 16]);
         let other = [2000, 88200, 1 << 16];
         for (entries, pieces) in [

@@ -163,8 +163,8 @@ impl MediaError {
     }
 }
 
-/// Returns the error of starting ffmpeg for a file: `missing` only if ffmpeg cannot be found or executed. Other causes,
-/// such as too many open files, say nothing about whether it is installed.
+/// Returns the error of starting ffmpeg for a file. Calls `missing` only if ffmpeg cannot be found or executed; other
+/// errors, such as too many open files, do not mean that ffmpeg is not installed.
 fn not_started(
     error: std::io::Error,
     path: &std::path::Path,
@@ -187,8 +187,8 @@ pub(super) fn no_encoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) 
     move |error| not_started(error, path, missing)
 }
 
-/// Checks that an input is not a pipe or a device: inputs are read several times. Accepts missing files, which the reader
-/// reports.
+/// Returns an error for a pipe or a device, because inputs are read several times. Accepts missing files, for which
+/// reading fails later.
 pub(super) fn check_rereadable(path: &std::path::Path) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipes_and_devices_are_rejected_at_once() {
+    fn reading_a_pipe_or_device_is_an_error() {
         let null = std::path::Path::new("/dev/null");
         let errors = [
             crate::read_image(null).map(drop),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_ffmpeg_is_to_be_installed() {
+    fn error_suggests_installing_ffmpeg_only_if_it_is_missing() {
         let path = std::path::Path::new("a.mp4");
         let said = |code: i32| {
             let error = || std::io::Error::from_raw_os_error(code);

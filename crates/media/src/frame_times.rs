@@ -79,13 +79,13 @@ pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing
     Ok(f64::from(rate.num) / f64::from(rate.den))
 }
 
-/// Maximum deviation from a constant rate, in ticks, of times that were rounded to ticks and not rounded before.
+/// Maximum deviation from a constant rate, in ticks, of times that were rounded only once, to ticks.
 const EXACT: f64 = 1.01;
 /// Relative tolerance of a frame rate if each frame duration was rounded separately, as in APNG.
 const SAME: f64 = 1e-4;
 
 /// Returns the largest deviation from a constant rate, in ticks, that rounding explains. Frames are `each` ticks apart;
-/// `off` is their largest observed deviation.
+/// `off` is the largest observed deviation in ticks; `per_second` is the number of ticks per second.
 ///
 /// Containers round times to their own ticks, and files remuxed from Matroska have times in whole milliseconds. The
 /// result is at most a quarter of a frame, so that a missing frame is always detected.

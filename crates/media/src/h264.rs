@@ -64,7 +64,7 @@ impl FrameEncoder {
         let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
         match units.len() == frames.len() {
             true => Ok(units),
-            false => Err(failed(format!("got {} access units for {} frames", units.len(), frames.len()))),
+            false => Err(failed(format!("it returned {} access units for {} frames", units.len(), frames.len()))),
         }
     }
 }

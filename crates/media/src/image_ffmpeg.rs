@@ -58,9 +58,9 @@ pub(super) fn read_by_ffmpeg(
     upright_srgb(path, image, facts.orientation, facts.profile.as_deref())
 }
 
-/// Parts of ffmpeg's messages about JPEG kinds that it does not support.
+/// Substrings that identify ffmpeg's messages about JPEG kinds that it does not support.
 const UNSUPPORTED: [&str; 4] = ["nsupported", "not supported", "not implemented", "nhandled"];
-/// Parts of ffmpeg's messages about metadata.
+/// Substrings that identify ffmpeg's messages about metadata, which are ignored.
 const METADATA: [&str; 4] = ["decode_app", "APP", "EXIF", "ICC"];
 
 /// Checks with ffmpeg that the pixel data of a JPEG is complete and undamaged: the built-in decoder fills missing parts

@@ -34,7 +34,7 @@ pub fn read_image(path: &Path) -> Result<Frames> {
     read_image_with(path, Path::new("ffmpeg"))
 }
 
-/// Like [`read_image`], with a path of ffmpeg.
+/// Like [`read_image`], but runs the ffmpeg at the path `ffmpeg`.
 ///
 /// # Errors
 /// Fails for the same reasons as [`read_image`].
@@ -42,7 +42,7 @@ pub fn read_image_with(path: &Path, ffmpeg: &Path) -> Result<Frames> {
     read_image_by(path, ffmpeg, MAX_FFMPEG_PIXELS)
 }
 
-/// Like [`read_image`], with a pixel limit for images that ffmpeg decodes.
+/// Like [`read_image`], but limits images that ffmpeg decodes to `most_pixels` pixels.
 ///
 /// # Errors
 /// Fails for the same reasons as [`read_image`].
@@ -85,7 +85,8 @@ fn read_image_by(path: &Path, ffmpeg: &Path, most_pixels: u64) -> Result<Frames>
     }
 }
 
-/// Combines the messages of the built-in decoder (`own`, if there is one for the format) and of ffmpeg.
+/// Combines the error messages of the built-in decoder (`own`) and of ffmpeg. `own` is `None` if the format has no
+/// built-in decoder.
 fn of_both(path: &Path, kind: ImageKind, own: Option<String>, error: MediaError) -> MediaError {
     let bad = |message: String| MediaError::Image { path: path.to_path_buf(), message };
     let name = kind.name();

@@ -10,7 +10,7 @@ use super::error::{MediaError, Result};
 
 /// Encoded samples, concatenated.
 pub(super) struct Samples {
-    /// End offset of each sample.
+    /// End offset of each sample in bytes.
     ends: Vec<u64>,
     bytes: SampleStorage,
 }
@@ -57,7 +57,7 @@ impl Samples {
         Ok(())
     }
 
-    /// Returns the end offset of the first `n` samples.
+    /// Returns the end offset in bytes of the first `n` samples.
     fn end(&self, n: usize) -> u64 {
         n.checked_sub(1).map_or(0, |last| self.ends[last])
     }

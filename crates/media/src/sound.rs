@@ -13,8 +13,8 @@ use super::sound_ffmpeg::{FfmpegFailure, read_by_ffmpeg};
 use super::sound_part::{SoundPart, SoundRange};
 use ltx2_base::catch_panic::catch_silently;
 
-/// Reads the audio of a file, at most up to second `end`, at the file's own sample rate. Mono and stereo stay as they
-/// are; more channels are mixed to stereo (ITU-R BS.775). Returns `None` if the file has no audio.
+/// Reads the audio of a file up to second `end` (`None`: to its end), at the file's own sample rate. Mono and stereo
+/// are kept; more channels are mixed to stereo (ITU-R BS.775). Returns `None` if the file has no audio.
 ///
 /// Built-in decoders read WAV, AIFF, CAF, FLAC, MP3, ADTS, MP4, Ogg and Matroska with PCM, ADPCM, FLAC, ALAC, MP1 to
 /// MP3, AAC-LC or Vorbis. `ffmpeg` (a path, or a name that is looked up on PATH) reads other files, and files that the

@@ -33,18 +33,18 @@ const MAX_KEPT_SAMPLES: usize = 1 << 28;
 /// Maximum number of samples per channel that are decoded, including those before the start, which are dropped: 12
 /// hours at 48 kHz.
 const MAX_DECODED_SAMPLES: usize = 1 << 31;
-/// Maximum delay in seconds of the first decoded sample that counts as the decoder's priming. If the first packet is at
-/// the start of the file, such a delay is not treated as silence.
+/// Maximum priming in seconds. If a track's first packet is at the start of the file, and its first decoded sample is
+/// less than this time later, the delay is the decoder's priming and not silence.
 pub(super) const MAX_PRIMING: f64 = 0.2;
-/// Maximum sample rate in Hz at which an AAC track may hold only the lower half of the spectrum. The upper half then
-/// needs spectral band replication, which doubles the rate and which the built-in decoders do not support.
+/// Sample rate in Hz up to which an AAC track may use spectral band replication (SBR): the stated rate is then half the
+/// actual rate. The built-in decoders do not support SBR and decode only the lower half of the spectrum.
 const MAX_SBR_RATE: u32 = 24_000;
 
 /// Lossy codecs, whose decoded audio has extra samples at the start or the end that must be trimmed.
 const LOSSY: [AudioCodecId; 5] = [CODEC_ID_AAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3, CODEC_ID_VORBIS];
 
-/// Codecs in MP4 whose packets ffmpeg reads as they are stored. For other codecs (PCM, ADPCM), ffmpeg combines samples
-/// into new packets; if an edit list ends within the last packet, ffmpeg decodes that packet completely.
+/// Codecs whose packets in MP4 files ffmpeg reads unchanged. For other codecs (PCM, ADPCM), ffmpeg combines samples
+/// into larger packets; if an edit list ends within such a packet, ffmpeg decodes the packet completely.
 const LONG_PACKETS: [AudioCodecId; 6] =
     [CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_FLAC, CODEC_ID_MP1, CODEC_ID_MP2, CODEC_ID_MP3];
 
@@ -59,11 +59,11 @@ pub(super) struct BuiltinSound {
 /// Why decoded audio may be incomplete.
 #[derive(Debug, PartialEq)]
 pub(super) enum Doubt {
-    /// The file states nothing that confirms the length.
+    /// Nothing in the file confirms that the audio is complete.
     Unconfirmed,
-    /// The built-in decoders read only a part of the file; contains a description.
+    /// The built-in decoders read only a part of the file, which the value describes.
     LeftOut(String),
-    /// The file states a different length or is truncated; contains a description.
+    /// The file states a different length or is truncated; the value says which.
     Contradicted(String),
 }
 
@@ -134,7 +134,7 @@ pub(super) enum TimingSource {
     /// The timestamps of the track's packets.
     Packets,
     Mp4(Mp4Sound),
-    /// The timing in this variant. The input is ffmpeg's output, which must be read to the end.
+    /// A known timing. The input is ffmpeg's output, which must be read to the end.
     Piped(Edit),
 }
 
@@ -161,7 +161,7 @@ impl TimingSource {
         }
     }
 
-    /// Returns the time in seconds from which packets of the track are not read. `None`: all are read.
+    /// Returns the time in seconds at which reading of the track stops. `None`: all packets are read.
     fn end(&self, codec: &AudioCodecParameters) -> Option<f64> {
         match self {
             TimingSource::Mp4(sound) => sound.end(LONG_PACKETS.contains(&codec.codec)),
@@ -169,8 +169,8 @@ impl TimingSource {
         }
     }
 
-    /// Returns whether ffmpeg skips the same samples at the start. ffmpeg counts ticks of the track as samples, and does
-    /// not skip the priming of a fragmented track.
+    /// Returns whether ffmpeg would skip the same samples at the start of the track. ffmpeg treats ticks of the track
+    /// as samples, and does not skip the priming of a fragmented track.
     fn is_sure(&self, codec: &AudioCodecParameters) -> bool {
         let TimingSource::Mp4(sound) = self else { return true };
         let counts_samples = codec.sample_rate.is_some_and(|rate| f64::from(rate) == sound.timescale);
@@ -218,14 +218,14 @@ struct StatedAudio {
     is_counted: bool,
     /// Whether packets carry timestamps in samples.
     is_timed: bool,
-    /// Whether the file does not state its length, as when it was written to a pipe.
+    /// Whether the file does not state its length, for example because it was written to a pipe.
     is_open: bool,
     /// Whether the built-in decoders support the codec completely and the selected track is unambiguous.
     is_sure: bool,
     /// Whether ffmpeg reads the same packets as symphonia's MP4 reader.
     has_long_packets: bool,
-    /// Time in samples from which symphonia's trimming at the end of packets is ignored. `None`: the trimming always
-    /// applies.
+    /// Timestamp in samples. symphonia's trimming at the end of packets is ignored for packets from this timestamp on.
+    /// `None`: the trimming always applies.
     end_of_trims: Option<i64>,
 }
 
@@ -432,7 +432,7 @@ pub(super) fn decode(
             Ok(None) => break End::Regular,
             // The remaining packets are only counted, so a failure among them is not an error.
             Err(_) if decoded.is_complete => break End::Cut,
-            // A file that was written to a pipe does not state its length.
+            // A file that was written to a pipe states no length, so it may end anywhere.
             Err(Reason::IoError(e)) if e.kind() == ErrorKind::UnexpectedEof && decoded.form.is_some() => {
                 break End::Cut;
             }

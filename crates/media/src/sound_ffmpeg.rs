@@ -21,12 +21,12 @@ pub(super) enum FfmpegFailure {
     Missing,
     /// ffmpeg's message, on one line.
     Decoder(String),
-    /// A defect of the audio itself, with the reason.
+    /// The audio itself is unusable, for the given reason.
     Sound(String),
 }
 
 impl FfmpegFailure {
-    /// Returns the message. `None`: ffmpeg cannot be started.
+    /// Returns the message of ffmpeg or the reason; `None` if ffmpeg cannot be started.
     pub(super) fn words(self) -> Option<String> {
         match self {
             FfmpegFailure::Missing => None,

@@ -7,7 +7,7 @@ use super::audio::Audio;
 /// Accepted sample rates in Hz: the range of recording devices. A header with a rate outside this range is wrong, or
 /// was crafted to exhaust memory.
 pub(super) const RATES: std::ops::RangeInclusive<u32> = 8000..=384_000;
-/// Maximum duration in seconds of the silence at the start of a file, if the caller requests no end.
+/// Maximum duration in seconds of the silence at the start of a file. It applies only if the caller requests no end.
 pub(super) const MAX_SILENCE: f64 = 600.0;
 
 /// A decoded part of a file's audio.

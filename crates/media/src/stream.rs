@@ -15,8 +15,8 @@ use super::samples::Samples;
 use ltx2_base::catch_panic::{catch_panics, panic_message};
 use ltx2_base::failpoint;
 
-/// A thread that encodes frames as they arrive. The queue holds the frames of one [`VideoStream::push`], so a faster
-/// producer waits for the encoder.
+/// A thread that encodes frames as they arrive. Its queue holds the frames of one [`VideoStream::push`]; the next push
+/// blocks until the encoder has taken the queued frames.
 pub struct VideoStream {
     pieces: SyncSender<Frames>,
     thread: JoinHandle<EncodedPart>,

@@ -116,8 +116,8 @@ fn expanded(runs: impl Iterator<Item = (u32, i64)>, count: usize) -> Option<Vec<
     (all.len() == count).then_some(all)
 }
 
-/// Returns whether an edit list removes any of the frames between times `first` and `last`. `ratio` converts the
-/// movie's ticks to the track's ticks.
+/// Returns whether an edit list removes frames. `first` and `last` are the times of the first and the last frame in
+/// ticks of the track; `ratio` converts the movie's ticks to ticks of the track.
 fn cuts(list: &Elst, first: i64, last: i64, ratio: f64) -> bool {
     // An entry without a media time only delays the entries that follow.
     let edits = list.entries.iter().filter_map(|edit| Some((edit.segment_duration as f64, edit.media_time? as f64)));
@@ -156,7 +156,7 @@ mod tests {
 
     /// The storage order of the frames differs from their presentation order. Some of the edit lists remove frames.
     #[test]
-    fn reordered_frames_are_sorted_and_cutting_edit_lists_rejected() {
+    fn frame_times_are_sorted_and_edit_lists_that_remove_frames_are_rejected() {
         let entry = [&words(&[0, 0, 0, 0, 0, 0])[..], &[0, 96, 0, 64], &[0; 50]].concat();
         let described = [words(&[0, 1]), boxed(b"avc1", &entry)].concat();
         let table = [
@@ -183,7 +183,7 @@ mod tests {
         assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");
     }
 
-    /// The matrices are those that phones write, in headers of both versions.
+    /// Uses the matrices that phones write, in track headers of both versions.
     #[test]
     fn rotation_matrix_swaps_width_and_height() {
         let track = |long: bool, [a, b, c, d]: [i32; 4]| {

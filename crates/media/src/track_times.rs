@@ -7,9 +7,8 @@ use super::decode::{PLAIN_FILES, as_file, decoded};
 use super::edit_list::zero_of;
 use super::error::Result;
 
-/// Containers in which the start time of the first stream is the start of the file: containers whose times have no
-/// fixed origin, containers whose writers shift all times by the B-frame delay, and MP3, where ffmpeg includes the
-/// priming in the times.
+/// Containers whose times count from the start time of the first stream. In some, times have no fixed origin; in
+/// others, writers shift all times by the B-frame delay; for MP3, ffmpeg adds the priming to the times.
 const RELATIVE_TIME_FORMATS: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpegts", "mpegtsraw"];
 
 /// What ffmpeg reports about a file.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use super::decode::{as_file, plain};
 use super::error::{MediaError, Result, no_decoder, tail};
 
-/// Start of a track's line in ffmpeg's report.
+/// Prefix of the lines in ffmpeg's report that describe tracks.
 const TRACK: &str = "Stream #0:";
 /// Relative tolerance for square pixels. Encoders round frame sizes and record the difference as a pixel aspect ratio.
 const SQUARE: f64 = 0.01;
@@ -122,7 +122,7 @@ impl VideoTrack {
         })
     }
 
-    /// Returns why the video must be converted first although ffmpeg can decode it, with the command that converts it.
+    /// Returns why the models cannot use a video that ffmpeg can decode, and the command that converts it.
     pub(super) fn fault(&self) -> Option<String> {
         if let Some(fault) = self.pixel.and_then(|sides| pixel_fault(sides, "video", "OUT.mp4")) {
             return Some(fault);
@@ -139,7 +139,7 @@ impl VideoTrack {
         })
     }
 
-    /// Returns why an image must be converted first although ffmpeg can decode it.
+    /// Returns why the models cannot use an image that ffmpeg can decode, and how to convert it.
     pub(super) fn image_fault(&self) -> Option<String> {
         let pixel = self.pixel.and_then(|sides| pixel_fault(sides, "image", "OUT.png"));
         pixel.or(self.hdr.map(|_| HDR_IMAGE.into()))
@@ -153,7 +153,8 @@ impl VideoTrack {
     }
 }
 
-/// Returns why a video or an image with these pixel sides (width, height) must be scaled first. `None`: they are square.
+/// Returns an error text if the pixels of a video or an image are not square. `width` and `height` are the sides of a
+/// pixel.
 pub(super) fn pixel_fault([width, height]: [f64; 2], what: &str, output: &str) -> Option<String> {
     ((width / height - 1.0).abs() > SQUARE).then(|| {
         format!(
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn default_track_is_chosen_and_covers_are_ignored() {
+    fn default_video_track_is_chosen_and_cover_images_are_ignored() {
         let chosen = |tracks: &[(&str, &str)]| {
             let lines = tracks.iter().enumerate();
             let lines =

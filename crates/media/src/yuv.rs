@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_colours_convert_to_bt709_values() {
+    fn known_colors_convert_to_bt709_values() {
         // Expected values: ITU-R BT.709-6, 8 bits, limited range.
         for (rgb, want) in [
             ([0, 0, 0], [16, 128, 128]),

@@ -74,7 +74,7 @@ pub enum ComponentConfigError {
         /// What is wrong, with the key.
         message: String,
     },
-    /// A value that this program does not support; `supported` lists the values that it does.
+    /// An unsupported value.
     Unsupported {
         /// Folder of the component in the model.
         component: &'static str,
@@ -94,7 +94,7 @@ pub enum ComponentConfigError {
         /// The value as JSON.
         value: String,
     },
-    /// A number, or a number derived from several keys, outside its allowed range.
+    /// A number, possibly derived from several keys, that is outside its allowed range.
     OutOfRange {
         /// Folder of the component in the model.
         component: &'static str,
@@ -153,7 +153,7 @@ pub fn read_keys<T: DeserializeOwned>(
         .map_err(|e| ComponentConfigError::Form { component, message: format!("{}: {}", e.path(), e.inner()) })
 }
 
-/// Returns an error for an unsupported value unless `ok`; `supported` lists the values that are.
+/// Returns the error for an unsupported value unless `ok`; `supported` lists the allowed values.
 ///
 /// # Errors
 /// Returns the error of [`unsupported`].

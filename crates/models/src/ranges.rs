@@ -196,7 +196,7 @@ const TABLE: [(&str, &[Row]); 9] = [
     ),
 ];
 
-/// Ranges of the keys of `scheduler_config.json`, which belongs to no component.
+/// Ranges of the keys of `scheduler_config.json`.
 const SCHEDULER: [Row; 4] = [
     ("num_train_timesteps", Range::Whole(1, 1_000_000)),
     ("base_image_seq_len max_image_seq_len", Range::Whole(1, 1 << 31)),

@@ -8,7 +8,7 @@ use ltx2_stablehlo::Result;
 
 /// A language model whose hidden states condition the transformer.
 pub trait TextEncoder {
-    /// Returns the number of token ids.
+    /// Returns the number of tokens in the vocabulary.
     fn vocab_size(&self) -> usize;
 
     /// Returns the number of layers.

@@ -366,8 +366,8 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// A tokenizer with its own post-processor and flags, and the expected ids from transformers 5.24: `ids` without
-    /// changes, `forced` with BOS prepended where it is missing.
+    /// A post-processor, a `tokenizer_config.json`, and the ids that transformers 5.24 returns: `ids` as they are,
+    /// `forced` with BOS prepended where it is missing.
     #[derive(Deserialize)]
     struct Front {
         name: String,
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn max_length_must_fit_the_added_tokens() {
+    fn max_length_below_the_added_token_count_is_rejected() {
         let [mut json, config, _] = byte_tokenizer();
         let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
         json["post_processor"]["single"] =

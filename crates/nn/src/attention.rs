@@ -51,7 +51,7 @@ pub fn padding_mask(b: &Builder, length: usize, content: usize) -> Option<Value>
     })
 }
 
-/// Communication that attention needs, depending on the sharding of queries and keys.
+/// Communication that attention needs for a given sharding of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Communication {
     /// Keys are replicated.
@@ -73,7 +73,13 @@ impl Attention<'_> {
         if !fits || !self.q.dim(2).is_multiple_of(self.k.dim(2).max(1)) || self.q.dim(3) != self.k.dim(3) {
             b.reject(
                 "attention",
-                format!("incompatible operands: queries {}, keys {}, values {}", self.q.ty(), self.k.ty(), self.v.ty()),
+                format!(
+                    "expected queries [rows, q, heads, dim], and keys and values [rows, k, kv_heads, dim] with heads a multiple of \
+                     kv_heads; got {}, {} and {}",
+                    self.q.ty(),
+                    self.k.ty(),
+                    self.v.ty()
+                ),
             );
             return self.q.clone();
         }
@@ -133,8 +139,8 @@ impl Attention<'_> {
             k_at = place(&k, &[Axis::CfgBatch, of_k, Axis::Heads, Axis::HeadDim]);
         }
         let mut operands = vec![(self.q, q_at.clone()), (&k, k_at.clone()), (&v, k_at)];
-        // Position of each device along the axis of the keys: this vector is sharded, and element `i` is on the device
-        // with shard `i`.
+        // Shard index of each device along the axis of the keys. This vector is sharded, so that each device holds its
+        // own index.
         let parts = layout.parts(&name, of_k);
         let positions = b.iota(Type::new(DType::I32, [parts]), 0);
         operands.push((&positions, place(&positions, &[of_k])));
@@ -167,7 +173,7 @@ impl Attention<'_> {
     }
 }
 
-/// Repeats each head of `[b, k, kv, d]` `times` times in a row.
+/// Repeats each head `times` times: `[b, n, h, d]` becomes `[b, n, h · times, d]`, with the copies of a head adjacent.
 fn repeat_heads(x: &Value, times: usize) -> Value {
     let (b, n, h, d) = (x.dim(0), x.dim(1), x.dim(2), x.dim(3));
     x.unsqueeze(3).broadcast_to(&[b, n, h, times, d]).reshape(vec![b, n, h * times, d])

@@ -26,7 +26,7 @@ pub struct AttentionLayer {
     /// Whether the result of each head is multiplied by a gate: `2·sigmoid` of a projection of the layer's query-side
     /// input.
     pub gated: bool,
-    /// Which features RoPE rotates together.
+    /// Which features form a pair in RoPE.
     pub pairing: Pairing,
     /// Sequence axes of queries and keys.
     pub sequence: [Axis; 2],
@@ -35,9 +35,9 @@ pub struct AttentionLayer {
 /// Cosines and sines of RoPE, as values of a program.
 #[derive(Clone)]
 pub struct Rope {
-    /// `[b or 1, tokens, heads, head_dim / 2]`, f32.
+    /// Cosines `[b or 1, tokens, heads, head_dim / 2]`, f32.
     pub cos: Value,
-    /// Same shape as `cos`.
+    /// Sines, in the shape of `cos`.
     pub sin: Value,
 }
 
@@ -73,13 +73,13 @@ impl AttentionLayer {
         [q, k, p.place("values", &v, &everywhere)]
     }
 
-    /// Whether the layout gathers the keys of this layer.
+    /// Whether the keys of this layer are sharded and each device gathers all of them (`gather_kv`).
     fn gathers_keys(&self, p: &Params) -> bool {
         let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
         split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
-    /// Whether a layout override replicates the keys before they are rotated.
+    /// Whether keys are gathered before RoPE rotates them. A layout override for the activation `keys` selects this.
     fn rotates_gathered(&self, p: &Params) -> bool {
         self.gathers_keys(p) && p.layout().parts(&p.activation("keys"), self.sequence[1]) == 1
     }
@@ -99,9 +99,9 @@ impl AttentionLayer {
     }
 
     /// Computes attention, gate and output projection from queries, keys and values `[b, n, heads, dim]`. Returns `[b,
-    /// n, out]`. `gate_input` is the query-side input of the layer. `stg_mask` (`[b, 1, 1, 1]`, f32) is 1 for batch
-    /// entries that attend normally and 0 for perturbed ones, in which each token's attention result is replaced by the
-    /// token's own value (self-attention only).
+    /// n, out]`. `gate_input` is the query-side input of the layer. `stg_mask` (`[b, 1, 1, 1]`, f32; self-attention
+    /// only) implements spatiotemporal guidance: batch entries with 1 attend normally; in those with 0, the attention
+    /// result of each token is the token's own value.
     pub fn attend(
         &self,
         p: &Params,

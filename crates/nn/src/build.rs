@@ -1,4 +1,4 @@
-//! Options of program construction that do not depend on the model configuration or on tensor sizes.
+//! Options for building programs that do not depend on the model configuration or on tensor sizes.
 
 use super::layout::Layout;
 use crate::kernels::{Kernel, Tpu};
@@ -33,7 +33,7 @@ pub enum Quantization {
         /// Whether the activations that are multiplied with the weights are quantized, too.
         activations: bool,
         /// Whether weights and activations are rotated in groups of [`ROTATED_INPUTS`] before they are quantized
-        /// (int8-convrot). All blocks of the transformer and of the connectors are quantized then.
+        /// (int8-convrot). If so, all blocks of the transformer and of the connectors are quantized.
         rotated: bool,
     },
 }
@@ -105,8 +105,8 @@ impl Build {
 }
 
 with_defaults! {
-    /// Choices between equivalent implementations of operations, of which a platform's compiler prefers or supports
-    /// only one.
+    /// Choices between equivalent implementations of operations. A platform's compiler may prefer or support only one
+    /// of them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Lowering {
         /// Lowering of 3D convolutions.
@@ -119,11 +119,11 @@ with_defaults! {
         pub batch_invariant: bool = false,
         /// Attention kernel; [`Lowering::with_attention`] replaces it together with the options that depend on it.
         pub attention: Kernel = Kernel::Plain,
-        /// Whether the plugin is untested with the attention kernel. If the plugin rejects a program, the program is
-        /// rebuilt with plain XLA operations.
+        /// Whether the plugin version is untested and may reject the attention kernel. A rejected program is rebuilt
+        /// with plain XLA operations.
         pub attention_may_be_rejected: bool = false,
-        /// If a sequence must be padded to a divisible length, the number of tokens per device is rounded up to a
-        /// multiple of this. The cuDNN attention kernel requires mask lengths that are multiples of 8.
+        /// A sequence whose length is not divisible by its number of shards is padded to a multiple of this many tokens
+        /// per shard. The cuDNN attention kernel requires mask lengths that are multiples of 8.
         pub sequence_unit: usize = 1,
         /// Dimension order in which the text keys and values of all layers are stored.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
@@ -135,7 +135,7 @@ with_defaults! {
         /// Minimum number of tokens, over all batch entries, for which activations are quantized to 8-bit integers. A
         /// dot with fewer tokens is bound by reading its weights, not by arithmetic.
         pub min_integer_rows: usize = 0,
-        /// How RoPE obtains the other feature of a pair.
+        /// How RoPE obtains, for each feature, the other feature of its pair.
         pub rope: RopeForm = RopeForm::Halves,
         /// How attention excludes keys outside a window if no fused window kernel is used.
         pub windows: WindowForm = WindowForm::Bias,
@@ -177,7 +177,7 @@ pub enum WindowForm {
 /// How RoPE obtains, for each feature, the other feature of its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeForm {
-    /// Computes both halves separately and concatenates them.
+    /// Computes the first features and the second features of all pairs separately and concatenates the results.
     Halves,
     /// Uses `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that queries, keys
     /// and values are processed in a single pass over memory.
@@ -225,8 +225,8 @@ impl Lowering {
         }
     }
 
-    /// Returns this lowering with the attention kernel `attention`, and with the text order and window form that the
-    /// kernel needs.
+    /// Returns this lowering with the attention kernel `attention`, and with the values of `text_stacks` and `windows`
+    /// that the kernel needs.
     #[must_use]
     pub fn with_attention(self, attention: Kernel) -> Self {
         // On TPUs, plain XLA attention reads values with tokens last and supports any bias.

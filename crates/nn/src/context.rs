@@ -116,8 +116,8 @@ impl Context {
         Some(format!("{{{}:{tiles}}}", order.join(",")))
     }
 
-    /// Returns the sharding and the placement of a tensor, and records the notes of `placed`. Returns `None` on one
-    /// device, and after a layout error, which becomes the program's error.
+    /// Returns the sharding of `placed`, and a description of the placement of tensor `name`. Records the notes of
+    /// `placed`. Returns `None` on one device, and after a layout error, which becomes the program's error.
     pub(super) fn placed(
         &self,
         name: &str,

@@ -46,13 +46,14 @@ impl ContextParallelPolicy {
 
 /// Operands of attention on one device.
 pub(super) struct Local<'a> {
-    /// `[b, q, heads, dim]`.
+    /// Queries `[b, q, heads, dim]`.
     pub q: &'a Value,
-    /// `[b, k, heads, dim]`.
+    /// Keys `[b, k, heads, dim]`.
     pub k: &'a Value,
-    /// Same shape as `k`.
+    /// Values, in the shape of `k`.
     pub v: &'a Value,
-    /// `[b or 1, 1, q or 1, keys]`, f32. It covers the keys of all devices, except in [`Local::split_kv`].
+    /// Additive bias `[b or 1, 1, q or 1, keys]`, f32. It covers the keys of all devices, except in
+    /// [`Local::split_kv`].
     pub bias: Option<&'a Value>,
     /// Factor by which the scores are multiplied.
     pub scale: f64,
@@ -114,7 +115,7 @@ impl Local<'_> {
             groups.0.iter().flat_map(|g| (0..n).map(move |j| (g[j], g[(j + 1) % n]))).collect();
         let pass = |x: &Value| x.collective_permute(&pairs);
         let length = self.k.dim(1);
-        // After `step` transfers a device has the keys of the device `step` positions before it.
+        // After `step` transfers, each device holds the keys of the device `step` positions before it in the group.
         let attend = |step: &Value, k: &Value, v: &Value| {
             let block = position - step;
             let wrapped =

@@ -87,8 +87,8 @@ impl Conv3d {
     }
 }
 
-/// Moves channels, in the order `(c, t, i, j)`, to time, height and width. Drops the first `st - 1` frames, because the
-/// first latent frame represents a single frame.
+/// Enlarges time, height and width by the factors `st`, `sh` and `sw`, with elements from the channels, which are `(c,
+/// st, sh, sw)`. Drops the first `st - 1` frames, because the first latent frame represents a single frame.
 pub fn depth_to_space(x: &Value, [st, sh, sw]: [usize; 3]) -> Value {
     let [b, all, f, h, w] = [0, 1, 2, 3, 4].map(|a| x.dim(a));
     let c = all / (st * sh * sw);
@@ -125,8 +125,8 @@ pub fn conv2d(p: &Params, x: &Value, out: usize, kernel: usize, window: &Conv) -
     add_bias(x.builder().convolution(x, &weight, window), bias)
 }
 
-/// Convolves `x [b, channels, samples]` with the parameters at `p` and keeps the length: `(kernel - 1) · dilation`
-/// zeros are split between both ends; an odd one goes to the end.
+/// Convolves `x [b, channels, samples]` with the parameters at `p` and keeps the length: pads with `(kernel - 1) ·
+/// dilation` zeros, half at each end. If their number is odd, the end gets one more.
 pub fn conv1d(p: &Params, x: &Value, out: usize, kernel: usize, dilation: usize, bias: bool) -> Value {
     let _scope = p.scope();
     let (weight, bias) = parameters(p, out, x.dim(1), &[kernel], bias);

@@ -26,7 +26,7 @@ pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 pub struct ShardedDim {
     /// Index of the dimension in the tensor.
     pub axis: usize,
-    /// Groups of devices that share one video, in block order.
+    /// Groups of devices that share one video. Each group lists its devices in block order.
     pub groups: Groups,
     /// Index of this device in its group, an i32 scalar.
     pub position: Value,
@@ -37,8 +37,8 @@ pub struct ShardedDim {
 }
 
 impl ShardedDim {
-    /// Returns the global size at the point of the network where a block has `block` rows or columns. The network
-    /// scales both sizes by the same factor; the result is rounded up.
+    /// Returns the global size, rounded up, at the point of the network where a block has `block` rows or columns. The
+    /// network scales blocks and global size by the same factor.
     pub fn global_size(&self, block: usize) -> usize {
         (self.size * block).div_ceil(self.block)
     }
@@ -48,8 +48,8 @@ impl ShardedDim {
         &self.position * block as f64
     }
 
-    /// Extends the block by `n` rows or columns at both ends. The added values are those of the neighboring blocks or,
-    /// beyond the edge of the frame, `padding`.
+    /// Extends the block by `n` rows or columns at both ends. The added values come from the neighboring blocks; beyond
+    /// the edge of the frame, `padding` determines them.
     pub fn extend(&self, x: &Value, n: usize, padding: Padding) -> Value {
         let axis = self.axis as isize;
         let block = x.dim(axis);
@@ -123,7 +123,7 @@ pub struct SpatialShards {
 }
 
 impl SpatialShards {
-    /// Returns these shards for the same video with channels last: each axis moves down by one.
+    /// Returns these shards for the same video with channels last: each axis index decreases by one.
     pub fn channels_last(&self) -> Self {
         SpatialShards { dims: self.dims.iter().map(|dim| ShardedDim { axis: dim.axis - 1, ..dim.clone() }).collect() }
     }
@@ -138,7 +138,7 @@ impl SpatialShards {
         self.dims.iter().any(|s| s.axis == axis)
     }
 
-    /// Returns the global size of dimension `axis`, of which `x` is the local block.
+    /// Returns the global size of dimension `axis`; `x` is the local block.
     pub fn global_size(&self, x: &Value, axis: usize) -> usize {
         let block = x.dim(axis as isize);
         self.along(axis).map_or(block, |s| s.global_size(block))

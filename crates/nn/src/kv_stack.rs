@@ -15,7 +15,7 @@ pub struct KvTensors {
     orders: [[usize; 4]; 2],
 }
 
-/// Keys and values of every layer.
+/// Stacked keys and values of all layers, as program inputs.
 #[derive(Clone)]
 pub struct KvStack {
     kv: [PerLayer; 2],

@@ -32,7 +32,7 @@ struct LayerRun<K> {
     all: usize,
 }
 
-/// Returns the length of the shortest pattern that, repeated, gives the complete list.
+/// Returns the length of the shortest prefix whose repetition gives the complete list.
 fn shortest_period<K: PartialEq>(kinds: &[K]) -> usize {
     let repeats = |n: &usize| kinds.len().is_multiple_of(*n) && kinds[*n..].iter().eq(&kinds[..kinds.len() - n]);
     (1..=kinds.len()).find(repeats).unwrap_or_default()

@@ -73,9 +73,9 @@ impl Params {
         self.loop_over_layers(name, 0..count, count, init, body)
     }
 
-    /// Like [`Self::each_layer`], but in quantized runs, the weights of layers for which `narrow` is true have 8 bits. If
-    /// the run rotates weights, those of all layers have 8 bits. Consecutive layers with the same weight types share a
-    /// loop.
+    /// Like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `narrow` returns true have
+    /// 8 bits. If the run rotates weights, the weights of all layers have 8 bits. Consecutive layers with the same
+    /// weight types share a loop.
     pub fn each_layer_quantized(
         &self,
         name: &str,
@@ -143,7 +143,7 @@ impl Params {
         filled.into_iter().map(PerLayer::Stack).collect()
     }
 
-    /// Returns the tensor of the layer that this prefix belongs to.
+    /// Returns the element of `tensors` for the layer that this prefix belongs to.
     pub fn of_layer(&self, tensors: &PerLayer) -> Value {
         match (tensors, self.layer.as_ref().map(|l| &l.number)) {
             (PerLayer::Stack(stack), Some(Number::Counted { of_all, .. })) => stack.index(of_all),
@@ -164,7 +164,7 @@ impl Params {
         PerLayer::Stack(self.input(&t.name, ty, &axes))
     }
 
-    /// Returns program outputs that another program can take as its `layer_inputs` for the same
+    /// Returns program outputs for `tensors`. Another program can take them as its `layer_inputs` for the same
     /// `LayerTensor`.
     pub fn layer_outputs(&self, t: &LayerTensor, tensors: &PerLayer) -> Vec<(ProgramOutput, Value)> {
         match tensors {

@@ -222,8 +222,8 @@ impl Layout {
         Layout { rules, overrides, ..self.clone() }
     }
 
-    /// Returns this layout with an additional override for tensors that match `pattern`, of which `tensor` is one:
-    /// `axis` is sharded only by the `count` outermost of its mesh axes.
+    /// Returns this layout with an additional override: in tensors that match `pattern`, `axis` is sharded by only the
+    /// `count` outermost of the mesh axes that shard it in `tensor`, one of these tensors.
     pub fn with_outer_axes(&self, pattern: &str, tensor: &str, axis: Axis, count: usize) -> Layout {
         let Some(rule) = self.rules_of(tensor, axis).first().map(|r| (*r).clone()) else { return self.clone() };
         let mesh_axes = self.mesh_axes(tensor, axis).into_iter().take(count).collect();
@@ -265,8 +265,9 @@ impl Layout {
         self.mesh.groups(&axes.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Returns the type with CFG batch and sequences padded until they are divisible; results do not depend on the
-    /// padding. A sequence that is not divisible is padded to a multiple of `unit` tokens per device.
+    /// Returns the type with the CFG batch and sequences padded to sizes that are divisible by their numbers of shards.
+    /// Results do not depend on the padding. A sequence that is not divisible is padded to a multiple of `unit` tokens
+    /// per device.
     pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis], unit: usize) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -279,7 +280,7 @@ impl Layout {
     }
 
     /// Returns the placement of a tensor during computation, or `None` on one device. A dimension that is not divisible
-    /// stays replicated, with a note: the result is the same, at a higher cost.
+    /// stays replicated, with a note. This costs memory and time but does not change results.
     ///
     /// # Errors
     /// Returns [`LayoutError::Twice`] if a mesh axis shards two dimensions.
@@ -293,7 +294,7 @@ impl Layout {
             let rules = self.rules_of(tensor, axis);
             let split: Vec<String> = rules.iter().flat_map(|r| r.mesh_axes.iter().cloned()).collect();
             for (i, rule) in rules.iter().enumerate() {
-                // The CFG batch has two rules, which must not use the same mesh axis either.
+                // The CFG batch has two rules. They must not use the same mesh axis either.
                 let earlier = || placed.rules.iter().chain(rules[..i].iter().copied());
                 let clash = |mesh_axis: &&String| earlier().any(|u| u.mesh_axes.contains(*mesh_axis));
                 if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
@@ -351,7 +352,7 @@ impl Layout {
         }
     }
 
-    /// Returns a note on a dimension that is not divisible: tensor, sizes and rule.
+    /// Returns the text of a note on a dimension that is not divisible: the tensor, the sizes and the rules.
     fn uneven<'a>(&self, at: &Dimension, sizes: &str, rules: impl IntoIterator<Item = &'a Rule>) -> String {
         let &Dimension { tensor, ty, dim, axis } = at;
         let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn star_matches_any_text() {
+    fn star_in_pattern_matches_any_text() {
         assert!(matches("*.ff.*", "transformer.blocks.*.ff.net.0.proj.weight"));
         assert!(matches("*ff.hidden", "t.audio_ff.hidden") && !matches("*.ff.hidden", "t.audio_ff.hidden"));
         assert!(matches("a", "a") && !matches("a", "ab") && matches("*", ""));

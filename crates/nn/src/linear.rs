@@ -17,9 +17,10 @@ pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value
     if x.rank() == 3 { linear_by_batch(p, x, weight, dtype) } else { product(x, weight, dtype) }
 }
 
-/// Like [`linear_into`]; the first dimension of `x` is the batch.
+/// Like [`linear_into`], for any `x` whose first dimension is the batch. With `batch_invariant`, multiplies each batch
+/// entry separately.
 pub(super) fn linear_by_batch(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
-    // With `batch_invariant`: the number of batch entries per device, each of which is multiplied separately.
+    // `local` is the number of batch entries per device, each of which is multiplied separately.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
     let local = if p.lowering().batch_invariant { x.dim(0) / parts } else { 1 };
     if local <= 1 || !x.dim(0).is_multiple_of(parts) {
@@ -104,7 +105,7 @@ pub fn gelu_tanh(x: &Value) -> Value {
     (&f * 0.5 * (inner.tanh() + 1.0)).to(x.dtype())
 }
 
-/// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the layer.
+/// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the matmul.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // XLA fuses exactly this form into the epilogue of the dot, applied to the f32 accumulators of the dot. XLA does
     // not fuse it if the number of rows must be padded to a multiple of 8 or the accumulators must be scaled first.

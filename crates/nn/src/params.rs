@@ -32,16 +32,17 @@ pub(super) enum Number {
     Counted {
         /// Numbers of the stacked layers, in order.
         layers: Rc<[usize]>,
-        /// Distinguishes this stack from other stacks of the same parameter. `None`: the stack contains all layers.
+        /// Label in the argument name that distinguishes several stacks of the same parameter. `None`: the only stack,
+        /// with all layers.
         label: Option<Rc<str>>,
-        /// Index of the current layer in the stack; `of_all` is its index among all layers.
+        /// Index of the current layer in the stack. `of_all` is the index of the current layer among all layers.
         index: Value,
         of_all: Value,
     },
 }
 
-/// Selects one of several parts of equal size of a checkpoint tensor. The tensor is read with permuted axes, so that
-/// the part index is the leading axis.
+/// Selects one of several parts of a checkpoint tensor; all parts have the same size. The tensor is read with permuted
+/// axes, so that the part index is the leading axis.
 pub struct PartView<'a> {
     /// Shape of the tensor in the checkpoint.
     pub stored: &'a [usize],
@@ -62,8 +63,8 @@ pub struct Params {
     pub(super) layer: Option<Layer>,
     /// Whether the weights of linear layers under this prefix are quantized to 8 bits.
     is_quantized: bool,
-    /// Matrix by which the inputs of quantized linear layers are multiplied; `None`: inputs are not rotated, or are
-    /// rotated already.
+    /// Matrix that rotates the inputs of quantized linear layers. `None`: inputs are not rotated, or the caller has
+    /// already rotated them.
     pub(super) rotation: Option<Value>,
 }
 
@@ -290,7 +291,7 @@ impl Params {
         Some(sharding)
     }
 
-    /// Returns the name of an activation under this prefix, which layout rules match.
+    /// Returns the full name of an activation under this prefix, `component.name`, which layout rules match.
     pub fn activation(&self, name: &str) -> String {
         format!("{}.{}", self.component, self.key(name))
     }

@@ -32,8 +32,8 @@ impl Weight {
     }
 }
 
-/// Returns the largest value of an 8-bit type. Quantization scales the largest magnitude of each row to it; integers
-/// range from -127 to 127.
+/// Returns the largest value of an 8-bit type. Quantization scales the largest magnitude of each row to this value;
+/// integers range from -127 to 127.
 fn largest(dtype: DType) -> f32 {
     if dtype == DType::I8 { f32::from(i8::MAX) } else { F8::MAX }
 }
@@ -62,7 +62,7 @@ pub(super) fn unscaled(product: &Value, rows: Option<&Value>, channels: &Value, 
     bias.map_or(y.clone(), |bias| y + bias.to(DType::F32))
 }
 
-/// Regular Hadamard matrix. It is symmetric. Kronecker products of it, normalized, are their own inverses.
+/// Symmetric 4 x 4 Hadamard matrix with equal row sums. Its normalized Kronecker powers are their own inverses.
 const HADAMARD: [f32; 16] = [1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0];
 
 impl Params {
@@ -71,7 +71,7 @@ impl Params {
         if !self.quantization.is_rotated() {
             return self.clone();
         }
-        // The Kronecker product of four small matrices: each has two of the eight dimensions.
+        // The Kronecker product of four 4 x 4 matrices: each varies along two of the eight dimensions.
         let small = self.builder().constant(&[4, 4], &HADAMARD) * 0.5;
         let parts = (0..4).map(|i| small.broadcast_in_dim(&[4; 8], &[i, i + 4]));
         let whole = parts.reduce(|product, part| product * part).map(|product| product.reshape([ROTATED_INPUTS; 2]));
@@ -79,8 +79,9 @@ impl Params {
         self.with_rotation(whole.map(|matrix| matrix.to(self.dtype())))
     }
 
-    /// Rotates the input `x [rows…, in]` of the quantized linear layers under this prefix. Returns it with the prefix
-    /// whose layers take rotated inputs. Without rotation, returns both unchanged.
+    /// Rotates the input `x [rows…, in]` of the quantized linear layers under this prefix. Returns the prefix for
+    /// layers whose input is already rotated, and the rotated input. Without rotation, returns the prefix and `x`
+    /// unchanged.
     pub(super) fn rotated(&self, x: &Value) -> (Params, Value) {
         let (rows, inner) = (&x.dims()[..x.rank() - 1], x.dim(-1));
         let rotates = self.is_quantized() && inner.is_multiple_of(ROTATED_INPUTS);

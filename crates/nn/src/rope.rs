@@ -17,7 +17,7 @@ use super::params::Params;
 use ltx2_base::threads::each_row;
 use ltx2_stablehlo::{Builder, DType, Value};
 
-/// Which features of a head are rotated together.
+/// Which features of a head form a pair that RoPE rotates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -61,9 +61,9 @@ pub fn frequencies(theta: f64, n: usize, double: bool) -> Vec<f32> {
 
 /// Computes the table for token positions `[b, tokens, axes]` in [-1, 1], as returned by [`grid`].
 ///
-/// Angles are `position·ω`; the frequencies `ω` are computed from `theta`, in f64 with `double`, otherwise in f32. Of
-/// the feature pairs of all heads in sequence, those without a frequency come first and are not rotated; the others
-/// alternate between the axes.
+/// Angles are `position·ω`; the frequencies `ω` are computed from `theta`, in f64 with `double`, otherwise in f32. The
+/// feature pairs of all heads are numbered consecutively. The first pairs, for which no frequency is left, are not
+/// rotated; the others alternate between the axes.
 pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool) -> Table {
     let (b, tokens, axes) = positions.dim();
     let pairs = heads.width() / 2;
@@ -126,8 +126,8 @@ pub fn rotate(p: &Params, x: &Value, cos: &Value, sin: &Value, pairing: Pairing,
         RoundingPoints::Official => (v * cos).round_to(x.dtype()),
     };
     let half = x.dim(3) / 2;
-    // When the features of a head are reshaped into pairs: the index of the axis of length 2, and the sizes of both
-    // axes.
+    // The features of a head are reshaped to two axes, one of which has length 2. `axis` is the index of that axis in
+    // the tensor; `pairs` has the sizes of both.
     let (axis, pairs) = match pairing {
         Pairing::Split => (3, [2, half]),
         Pairing::Interleaved => (4, [half, 2]),
@@ -203,7 +203,7 @@ mod tests {
         assert!(table.sin.indexed_iter().all(|(at, v)| v.to_bits() == (angle(at).sin() as f32).to_bits()));
     }
 
-    /// `torch.linspace(0, 1, 30, dtype=torch.float32)` on a CPU with AVX2 or AVX-512.
+    /// Result of `torch.linspace(0, 1, 30, dtype=torch.float32)` on a CPU with AVX2 or AVX-512.
     const TORCH_LINSPACE: [f32; 30] = [
         0.0, 0.03448276, 0.06896552, 0.10344827, 0.13793103, 0.1724138, 0.20689654, 0.2413793, 0.27586207, 0.31034482,
         0.3448276, 0.37931034, 0.4137931, 0.44827586, 0.4827586, 0.51724136, 0.55172414, 0.5862069, 0.62068963,
@@ -211,7 +211,7 @@ mod tests {
         0.9655172, 1.0,
     ];
 
-    /// Values of torch on a CPU with AVX2; the last bits reveal whether a fused multiply-add is used.
+    /// The last bits of these values reveal whether the CPU kernel of torch uses a fused multiply-add.
     #[test]
     fn f32_frequencies_match_torch() {
         let want = TORCH_LINSPACE.map(|e: f32| (10000f64.powf(f64::from(e)) as f32) * PI as f32 / 2.0);

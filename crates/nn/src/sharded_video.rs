@@ -5,7 +5,7 @@ use super::layout::Axis;
 use super::params::Params;
 use ltx2_stablehlo::{DType, Sharding, Type, Value};
 
-/// Frames are never sharded, because the first frame is treated differently.
+/// Logical axes of a video. Frames are never sharded, because networks treat the first frame differently.
 const AXES: [Axis; 5] = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Height, Axis::Width];
 const WHOLE: [Axis; 5] = [Axis::Batch, Axis::Replicated, Axis::Replicated, Axis::Replicated, Axis::Replicated];
 
@@ -26,9 +26,9 @@ pub struct ShardedOperand<'a> {
 }
 
 impl ShardedVideo {
-    /// Describes the program input `input`: f32 video of size `content`, sharded by the layout rules for this name.
-    /// Height and width of a block are multiples of `unit`, so that every block of the network's result has an integer
-    /// number of pixels. Sizes that are not divisible are padded and reported in a note.
+    /// Describes the program input `input`: an f32 video of shape `content`, sharded by the layout rules. Height and
+    /// width of a block are multiples of `unit`, so that every block of the network's result has an integer number of
+    /// pixels. Sizes that are not divisible are padded and reported in a note.
     pub fn new(p: &Params, input: &'static str, content: [usize; 5], unit: [usize; 2]) -> Self {
         let name = p.activation(input);
         let whole = Type::new(DType::F32, content);
@@ -67,7 +67,7 @@ impl ShardedVideo {
         p.filled_input(self.input, self.ty.clone(), &self.content, &self.axes)
     }
 
-    /// Wraps `value`, another video with the same sharding, as an additional operand of [`Self::run_with`].
+    /// Wraps `value`, a video that is sharded like this one, as an additional operand of [`Self::run_with`].
     pub fn operand<'a>(&self, value: &'a Value) -> ShardedOperand<'a> {
         ShardedOperand { value, axes: self.axes.to_vec() }
     }
@@ -109,7 +109,7 @@ impl ShardedVideo {
             placed.map_or_else(|| Sharding(vec![Vec::new(); axes.len()]), |placed| placed.sharding)
         };
         let whole = place(video, &axes);
-        // Element `i` of each vector is on the devices with block `i`.
+        // Each vector is sharded, so that the devices with block `i` hold element `i`.
         let positions: Vec<Value> = dims
             .iter()
             .map(|&dim| p.builder().iota(Type::new(DType::I32, [layout.parts(&self.name, axes[dim])]), 0))

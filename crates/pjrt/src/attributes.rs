@@ -15,9 +15,13 @@ pub type Attributes = BTreeMap<String, AttributeValue>;
 pub enum AttributeValue {
     /// A string. Invalid UTF-8 is replaced when the plugin's value is read.
     Text(String),
+    /// A 64-bit integer.
     Int(i64),
+    /// A list of 64-bit integers.
     Ints(Vec<i64>),
+    /// A 32-bit float.
     Float(f32),
+    /// A boolean.
     Bool(bool),
 }
 
@@ -45,7 +49,7 @@ pub(super) unsafe fn text(data: *const c_void, size: usize) -> String {
 /// Returns a C array as a slice; null gives an empty slice.
 ///
 /// # Safety
-/// `data` is null or points to `len` initialised values that outlive the slice.
+/// `data` is null or points to `len` initialized values that outlive the slice.
 pub(super) unsafe fn list<'a, T>(data: *const T, len: usize) -> &'a [T] {
     if data.is_null() || len == 0 {
         return &[];
@@ -80,7 +84,8 @@ pub(super) unsafe fn read(data: *const c_void, len: usize) -> Attributes {
     attributes
 }
 
-/// Converts options to their C form. It borrows names and values, so it must not outlive them.
+/// Converts options to their C form. The result contains pointers to the names and values, so it must not outlive
+/// `options`.
 pub(super) fn write(options: &Attributes) -> Vec<NamedValue> {
     let named = |(name, value): (&String, &AttributeValue)| {
         let (kind, value, value_size) = match value {

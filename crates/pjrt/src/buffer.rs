@@ -14,8 +14,8 @@ use super::event::Event;
 use super::layout::{DeviceLayout, RawLayout};
 use super::raw::Raw;
 
-/// A device buffer. It may still be pending: reading it waits until it is filled, and returns the error, if any, of the
-/// program or transfer that fills it.
+/// A device buffer. A program or transfer may still be filling it: reading it waits until it is filled, and returns the
+/// error, if any, of that program or transfer.
 pub struct Buffer {
     client: Arc<ClientHandle>,
     raw: Raw,
@@ -93,7 +93,8 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// Copies the contents to `bytes`, like [`Buffer::to_host`]. The length of `bytes` must match exactly.
+    /// Copies the contents to `bytes`, like [`Buffer::to_host`]. The length of `bytes` must be the size of the
+    /// contents.
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
         let (ty, dims) = (self.element_type()?, self.dims()?);
         let size = dims.iter().product::<usize>() * ty.size();

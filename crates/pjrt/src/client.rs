@@ -23,14 +23,16 @@ use super::raw::Raw;
 /// Options of a client. Plugins reject unknown options, so each platform has its own type of options.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientOptions {
+    /// Options of the CPU plugin.
     Cpu(CpuOptions),
+    /// Options of the CUDA plugin.
     Cuda(CudaOptions),
-    /// Options for any plugin, by the names that the plugin uses. If empty, the plugin uses its defaults (TPUs need no
-    /// options).
+    /// Options of any plugin, by the names that the plugin uses. If there are none, the plugin uses its defaults (TPUs
+    /// need no options).
     Named(Attributes),
 }
 
-/// Options of the CPU plugin. `None` in a field: the plugin's default.
+/// Options of the CPU plugin. A field that is `None` has the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuOptions {
     /// Number of virtual devices (the plugin's default is 4).
@@ -39,12 +41,12 @@ pub struct CpuOptions {
     pub asynchronous: Option<bool>,
 }
 
-/// Options of the CUDA plugin. `None` in a field: the plugin's default.
+/// Options of the CUDA plugin. A field that is `None` has the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CudaOptions {
     /// Fraction of the device memory that the allocator may use, 0 to 1.
     pub memory_fraction: Option<f32>,
-    /// Whether to allocate this memory when the client starts.
+    /// Whether to allocate the memory of `memory_fraction` when the client starts.
     pub preallocate: Option<bool>,
     /// Allocator: `default`, `bfc`, `cuda_async`, `platform` or `vmm`.
     pub allocator: Option<String>,
@@ -84,7 +86,7 @@ pub struct Client {
 struct ClientProperties {
     platform_name: String,
     platform_version: String,
-    /// Devices that this process can use; `all_devices` also has those of other processes.
+    /// Devices that this process can use. `all_devices` also contains the devices of other processes.
     devices: Vec<Device>,
     all_devices: Vec<Device>,
 }
@@ -116,8 +118,8 @@ impl Client {
         Client::among(plugin, options, None)
     }
 
-    /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu finds
-    /// them itself. If `node` is `None`, there is only one process.
+    /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu connects
+    /// the processes itself. Without `node`, there is only one process.
     pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&ProcessNode>) -> Result<Client> {
         let mut given = options.to_attributes();
         if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {
@@ -136,6 +138,7 @@ impl Client {
         Ok(Client { said: Arc::new(ClientProperties::by(&inner)?), inner })
     }
 
+    /// Returns the plugin that created the client.
     pub fn plugin(&self) -> &Plugin {
         &self.inner.plugin
     }
@@ -260,8 +263,8 @@ impl Client {
         }
     }
 
-    /// Returns an error if the device belongs to another client. The plugin cannot detect this and would use the
-    /// device's pointer as one of its own.
+    /// Returns an error if the device belongs to another client. The plugin cannot detect such a device and would treat
+    /// its pointer as a device of this client.
     pub(super) fn owns<A: abi::ArgumentStruct>(&self, device: &Device) -> Result<()> {
         if device.belongs_to(&self.inner) {
             return Ok(());

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
-/// Appends a JSON line to the file `LTX2_COMPILE_LOG`, if set: the plugin's file name, the module name, a hash of the
-/// program and its compile options, and the compile time in seconds. Logs a write error instead of returning it.
+/// If `LTX2_COMPILE_LOG` is set, appends a JSON line to that file: the plugin's file name, the module name, a hash of
+/// the program and its compile options, and the compile time in seconds. Logs a write error instead of returning it.
 pub(super) fn compiled(plugin: &Path, mlir: &str, options: &[u8], started: Instant) {
     let Some(path) = std::env::var_os("LTX2_COMPILE_LOG") else { return };
     let module = mlir.split_whitespace().find(|word| word.starts_with('@')).unwrap_or("@unnamed");

@@ -1,4 +1,4 @@
-//! Devices of a client, and descriptions of devices, which also exist for hardware that is not attached.
+//! Devices of a client, and descriptions of devices, including devices that are not attached.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -56,8 +56,11 @@ impl DeviceDescription {
 /// Memory statistics of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
+    /// Allocated bytes.
     pub in_use: i64,
+    /// Largest number of allocated bytes so far. `None`: not reported.
     pub peak: Option<i64>,
+    /// Bytes that the allocator may use. `None`: not reported.
     pub limit: Option<i64>,
 }
 

@@ -12,8 +12,11 @@ pub const PLUGIN_VARIABLE: &str = "LTX2_PJRT_PLUGIN";
 /// A platform that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
+    /// The CPU of the host.
     Cpu,
+    /// NVIDIA GPUs.
     Cuda,
+    /// Google Cloud TPUs.
     Tpu,
 }
 
@@ -54,9 +57,10 @@ impl Platform {
     }
 }
 
-/// The hardware that a plugin is for, whether or not this crate supports it.
+/// Platform of a plugin, whether or not this crate supports the platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A platform that this crate supports.
     Supported(Platform),
     /// Name of an unsupported platform, such as `rocm`.
     Unsupported(&'static str),
@@ -76,7 +80,8 @@ impl Kind {
         }
     }
 
-    /// Guesses the hardware of a plugin from the names of its file and of its package folder in `jax_plugins`.
+    /// Guesses the platform of a plugin from the names of its file and of its package folder in `jax_plugins`. `None`:
+    /// unknown.
     pub fn of_file(path: &Path) -> Option<Kind> {
         /// Parts of names, in order of precedence, with the platform that they indicate.
         const PARTS: [(&str, &str); 5] =
@@ -90,7 +95,8 @@ impl Kind {
     }
 }
 
-/// Finds plugins for unsupported hardware: the file in `LTX2_PJRT_PLUGIN`, and files in Python's site-packages.
+/// Finds plugins for unsupported hardware, in `LTX2_PJRT_PLUGIN` and in Python's site-packages. Returns each plugin
+/// with the name of its platform.
 pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
     let variable = env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = variable.into_iter().filter(|path| path.is_file()).map(|path| (path, PLUGIN_VARIABLE));
@@ -106,6 +112,7 @@ pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
 /// A plugin file, and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginFile {
+    /// Path of the file.
     pub path: PathBuf,
     /// Where the file was found, such as `Python site-packages`.
     pub origin: String,
@@ -114,9 +121,11 @@ pub struct PluginFile {
 /// The result of a search for plugins.
 #[derive(Clone, Debug)]
 pub struct PluginSearch {
+    /// Platform whose plugins were searched.
     pub platform: Platform,
     /// Plugin files, in order of preference.
     pub found: Vec<PluginFile>,
+    /// Places that were searched, in order, for the error message: folders, files and the environment variable.
     pub searched: Vec<String>,
 }
 
@@ -177,7 +186,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> PluginSearch {
     search
 }
 
-/// Returns the plugin file in a folder that `ltx2 plugin install` wrote.
+/// Returns the plugin file in a folder that `ltx2 plugin install` wrote; `None` if there is none.
 pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
     platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }
@@ -187,8 +196,8 @@ pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
 pub fn plugin_folders() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env::current_dir().map(|dir| dir.join("plugins")).into_iter().collect();
     if let Ok(executable) = env::current_exe() {
-        // For target/debug/deps, the last of the four folders is the checkout; folders above it do not belong to this
-        // project.
+        // For an executable in target/debug/deps, the last of the four folders is the checkout. Folders above the
+        // checkout do not belong to this project.
         let ancestors = executable.ancestors().skip(1).take(4).map(|dir| dir.join("plugins"));
         folders.extend(ancestors.filter(|folder| folder.is_dir()));
     }

@@ -8,48 +8,113 @@ use super::abi::error_code;
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, PjrtError>;
 
-/// An error of this crate. The message is one line; unless the error is that no plugin or no hardware was found, it
-/// contains the plugin file.
+/// An error of this crate. The message is one line and contains the path of the plugin file, unless no plugin or no
+/// hardware was found.
 #[derive(Debug, thiserror::Error)]
 pub enum PjrtError {
+    /// The plugin file cannot be loaded, or is not a compatible plugin.
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
-    Load { plugin: PathBuf, reason: String },
+    Load {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// Cause, on one line.
+        reason: String,
+    },
+    /// The PJRT version of the plugin is older than this crate requires.
     #[error(
         "{}: the plugin is too old: it has PJRT {}.{}, but {need} is required; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
         plugin.display(), has.0, has.1
     )]
-    TooOld { plugin: PathBuf, has: (i32, i32), need: String },
+    TooOld {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// Major and minor PJRT version of the plugin.
+        has: (i32, i32),
+        /// Required versions, for example `0.81 or newer (built for 0.114)`.
+        need: String,
+    },
+    /// The plugin does not have a function that was called.
     #[error("{}: {call} is not supported by this plugin (PJRT {}.{})", plugin.display(), has.0, has.1)]
-    Unsupported { plugin: PathBuf, call: &'static str, has: (i32, i32) },
+    Unsupported {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// C name of the function.
+        call: &'static str,
+        /// Major and minor PJRT version of the plugin.
+        has: (i32, i32),
+    },
+    /// A plugin function returned an error.
     #[error("{}: {call} failed ({code}): {message}", plugin.display())]
-    Call { plugin: PathBuf, call: &'static str, code: Code, message: String },
+    Call {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// C name of the function.
+        call: &'static str,
+        /// Error code that the plugin returned.
+        code: Code,
+        /// Message of the plugin, joined to one line.
+        message: String,
+    },
+    /// The plugin does not have the profiler extension.
     #[error(
         "{}: this plugin has no profiler (PJRT_Profiler_Extension); use --platform cuda or tpu",
         plugin.display()
     )]
-    NoProfiler { plugin: PathBuf },
+    NoProfiler {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+    },
     /// This crate rejected an argument before it called the plugin.
     #[error("{}: {call}: {reason}", plugin.display())]
-    Argument { plugin: PathBuf, call: &'static str, reason: String },
+    Argument {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// C name of the function.
+        call: &'static str,
+        /// Cause, on one line.
+        reason: String,
+    },
+    /// A buffer has an element type that this crate does not support.
     #[error("{}: PJRT element type {kind} is not supported", plugin.display())]
-    ElementType { plugin: PathBuf, kind: u32 },
+    ElementType {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// Number of the type in `PJRT_Buffer_Type`.
+        kind: u32,
+    },
     /// This machine does not have the hardware that the plugin needs.
     #[error("platform {platform}: {reason}; use `--platform auto`, or see `ltx2 doctor` for the available platforms")]
-    NoHardware { platform: &'static str, reason: String },
+    NoHardware {
+        /// Name of the platform, for example `tpu`.
+        platform: &'static str,
+        /// Cause, on one line.
+        reason: String,
+    },
     /// A flag in the environment would make the plugin abort the process.
     #[error("{reason} (plugin {}); correct or remove the flag", plugin.display())]
-    Flags { plugin: PathBuf, reason: String },
+    Flags {
+        /// Path of the plugin file.
+        plugin: PathBuf,
+        /// Message of the plugin about the flag, with the name of the variable.
+        reason: String,
+    },
+    /// No plugin file was found.
     #[error(
         "no {platform} plugin found in {}; run `ltx2 plugin install {platform}`, or set LTX2_PJRT_PLUGIN to a plugin file",
         places(searched)
     )]
-    NotFound { platform: &'static str, searched: Vec<String> },
+    NotFound {
+        /// Name of the platform: `cpu`, `cuda` or `tpu`.
+        platform: &'static str,
+        /// Places that were searched, in order.
+        searched: Vec<String>,
+    },
 }
 
-/// The number of searched places that an error message lists.
+/// Maximum number of searched places that an error message lists.
 const MOST_PLACES: usize = 2;
 
-/// Lists the first places and states how many others there are.
+/// Returns the first places, and the number of others, as text.
 fn places(searched: &[String]) -> String {
     let named = searched[..searched.len().min(MOST_PLACES)].join(", ");
     match searched.len() - searched.len().min(MOST_PLACES) {
@@ -73,7 +138,7 @@ impl PjrtError {
         self.code() == Some(Code(error_code::RESOURCE_EXHAUSTED))
     }
 
-    /// Returns whether the plugin does not have the function or returned `UNIMPLEMENTED`.
+    /// Returns whether the plugin does not have the called function or returned `UNIMPLEMENTED`.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, PjrtError::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))
     }
@@ -113,7 +178,8 @@ impl fmt::Debug for Code {
     }
 }
 
-/// Joins an error's message with those of its sources (libloading puts the dynamic loader's message into a source).
+/// Joins an error's message with the messages of its sources (libloading puts the dynamic loader's message into a
+/// source).
 pub fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     for source in std::iter::successors(error.source(), |e| e.source()) {

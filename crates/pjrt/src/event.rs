@@ -77,8 +77,7 @@ impl Drop for Event {
     }
 }
 
-/// User data of the callback: the owner of the memory, and the event itself, which must stay alive until the callback
-/// has run.
+/// User data of the callback: the owner of the memory, and the event, which must stay alive until the callback has run.
 struct HeldOwner {
     #[allow(dead_code, reason = "held, not read")]
     owner: Box<dyn Any + Send + Sync>,

@@ -1,4 +1,4 @@
-//! Executables: running them, and the memory, cost and HLO that the compiler reports.
+//! Executables: execution, and the memory use, cost estimates and HLO that the compiler reports.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -20,17 +20,23 @@ use super::raw::Raw;
 /// Memory use of an executable on one device, in bytes; 0 where the plugin does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CompiledMemory {
+    /// Size of the arguments.
     pub arguments: i64,
+    /// Size of the outputs.
     pub outputs: i64,
-    /// Outputs that reuse the memory of donated arguments; `outputs` includes them.
+    /// Size of the outputs that reuse the memory of donated arguments; `outputs` includes them.
     pub aliased: i64,
+    /// Size of the temporary buffers.
     pub temporaries: i64,
-    /// Machine code. The CPU and CUDA plugins report 0.
+    /// Size of the machine code. The CPU and CUDA plugins report 0.
     pub generated_code: i64,
     /// Peak memory use that the compiler planned.
     pub peak: i64,
+    /// Size of the arguments in host memory.
     pub host_arguments: i64,
+    /// Size of the outputs in host memory.
     pub host_outputs: i64,
+    /// Size of the temporary buffers in host memory.
     pub host_temporaries: i64,
 }
 
@@ -39,6 +45,7 @@ pub struct CompiledMemory {
 pub struct OptimizedProgram {
     /// Format of the bytes. Every current plugin returns `hlo_with_config`, an `HloModuleProtoWithConfig`.
     pub format: String,
+    /// Serialized program.
     pub bytes: Vec<u8>,
 }
 
@@ -61,7 +68,7 @@ impl fmt::Debug for Executable {
 
 impl Executable {
     /// # Safety
-    /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive what it depends on.
+    /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive the client or topology on which it depends.
     pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Executable {
         Executable { plugin: plugin.clone(), raw: Raw(raw), _owner: owner }
     }
@@ -183,7 +190,7 @@ impl Executable {
         }
     }
 
-    /// Returns the compiler's hash of the program. It is the same in every process of a run.
+    /// Returns the compiler's hash of the program. All processes of a run get the same hash.
     pub fn fingerprint(&self) -> Result<String> {
         // SAFETY: the executable is alive; the string is copied.
         unsafe {
@@ -203,7 +210,7 @@ impl Drop for Executable {
 /// Options of an execution.
 #[derive(Clone, Debug, Default)]
 pub struct ExecuteOptions {
-    /// Indices of arguments whose donation is switched off for this execution.
+    /// Indices of donated arguments that this execution must not donate.
     pub keep: Vec<usize>,
     /// Identifies the execution: the same in all processes that take part, and different for each execution.
     pub launch_id: i32,
@@ -326,7 +333,7 @@ impl LoadedExecutable {
         Ok(outputs.into_iter().map(|list| list.into_iter().map(buffer).collect()).collect())
     }
 
-    /// Checks the arguments, because the plugin does not check the lists that it reads.
+    /// Checks the argument lists, because the plugin does not.
     fn check(&self, arguments: &[Vec<&Buffer>]) -> std::result::Result<(), String> {
         let devices = self.0.devices.len();
         if arguments.len() != devices {

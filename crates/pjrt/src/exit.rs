@@ -1,4 +1,4 @@
-//! Ends the process immediately, reacts to aborts of C code, and turns the signal at the file size limit into a write
+//! Exits the process immediately, handles aborts in C code, and makes writes beyond the file size limit fail with an
 //! error.
 
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ const END: [c_int; 2] = [2, 15];
 /// Signal that `abort` raises.
 const SIGABRT: c_int = 6;
 
-/// Signal that a write beyond the file size limit raises (number on Linux and macOS).
+/// Signal that a write beyond the file size limit raises: SIGXFSZ, with the number that Linux and macOS use.
 const SIGXFSZ: c_int = 25;
 
 /// `SIG_IGN`: the handler that ignores the signal.
@@ -31,7 +31,7 @@ unsafe extern "C" {
 }
 
 /// Exits immediately, without running exit handlers. A plugin's exit handler would wait for programs on its devices,
-/// and these may wait for a process that has exited.
+/// and such a program may wait for a process that has exited.
 pub fn end_process(code: i32) -> ! {
     // SAFETY: POSIX `_exit` accepts any code and has no preconditions.
     unsafe { _exit(code) }
@@ -44,8 +44,8 @@ pub fn report_file_limits() {
     unsafe { signal(SIGXFSZ, IGNORED) };
 }
 
-/// Makes SIGINT and SIGTERM write `words` to stderr and exit with `code`, until [`stop_ending_on_signals`].
-/// Needs no thread, so environment variables may still be set.
+/// Makes SIGINT and SIGTERM write `words` to stderr and exit with `code`, until [`stop_ending_on_signals`]. Starts no
+/// thread, so that the caller may still set environment variables.
 ///
 /// # Errors
 /// Returns an error if a handler cannot be installed.
@@ -65,7 +65,7 @@ pub fn end_on_signals(words: &'static str, code: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the handlers of [`end_on_signals`]; those that were installed since stay.
+/// Removes the handlers of [`end_on_signals`]. Other handlers stay.
 pub fn stop_ending_on_signals() {
     let handlers = std::mem::take(&mut *ENDING.lock().unwrap_or_else(PoisonError::into_inner));
     for id in handlers {
@@ -90,7 +90,7 @@ pub fn on_abort(patience: Duration, words: impl FnOnce() + Send + 'static) -> io
     };
     thread::Builder::new().name("abort".into()).spawn(say)?;
     let handler = move || {
-        // If the write fails, the default action of the signal follows.
+        // If the write fails, the default action of the signal kills the process.
         if (&signal).write_all(&[0]).is_ok() {
             thread::sleep(patience);
         }

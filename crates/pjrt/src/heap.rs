@@ -6,10 +6,11 @@
 //! from an arena, which may keep up to 64 MiB free at its end. On two cores, the server of the toy model used 4 to 5 %
 //! more memory after 200 videos than after 40, although the live memory was the same.
 
-/// A `mallopt` parameter, its value, and the environment variable and the glibc tunable with which users can set it.
+/// `mallopt` parameters, each with its value, and with the environment variable and the glibc tunable that users can
+/// set instead.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const LIMITS: [(i32, i32, &str, &str); 3] = [
-    // Two arenas for all threads: the next video reuses memory that the previous one freed.
+    // Two arenas for all threads, so that the next video reuses memory that the previous video freed.
     (libc::M_ARENA_MAX, 2, "MALLOC_ARENA_MAX", "glibc.malloc.arena_max"),
     // Blocks of at least this many bytes use mmap, so freeing them returns their memory to the system.
     (libc::M_MMAP_THRESHOLD, 4 << 20, "MALLOC_MMAP_THRESHOLD_", "glibc.malloc.mmap_threshold"),
@@ -17,8 +18,8 @@ const LIMITS: [(i32, i32, &str, &str); 3] = [
     (libc::M_TRIM_THRESHOLD, 8 << 20, "MALLOC_TRIM_THRESHOLD_", "glibc.malloc.trim_threshold"),
 ];
 
-/// Limits the malloc arenas of this process. Parameters that the user has set do not change. Arenas that already exist
-/// stay, so call this before starting threads.
+/// Limits the malloc arenas of this process. Parameters that the user has set do not change. Existing arenas remain, so
+/// call this before starting threads.
 pub fn limit_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, value, variable, tunable) in LIMITS {

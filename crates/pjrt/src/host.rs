@@ -31,6 +31,7 @@ impl SharedBytes {
         Some(SharedBytes { owner: self.owner.clone(), range: start..start + range.len() })
     }
 
+    /// Returns the bytes of the range.
     pub fn bytes(&self) -> &[u8] {
         (*self.owner).as_ref().get(self.range.clone()).expect("the owner's bytes do not change")
     }
@@ -53,7 +54,9 @@ impl fmt::Debug for SharedBytes {
 pub struct HostBuffer<'a> {
     /// Memory, starting with element 0.
     pub bytes: &'a [u8],
+    /// Element type.
     pub ty: BufferType,
+    /// Dimensions, outermost first.
     pub dims: &'a [usize],
     /// Byte stride of each dimension; strides must not be negative. `None`: dense row-major.
     pub byte_strides: Option<&'a [i64]>,
@@ -112,7 +115,9 @@ impl<'a> HostBuffer<'a> {
 pub struct SharedHostBuffer {
     /// Memory, starting with element 0.
     pub bytes: SharedBytes,
+    /// Element type.
     pub ty: BufferType,
+    /// Dimensions, outermost first.
     pub dims: Vec<usize>,
     /// Byte stride of each dimension; strides must not be negative. `None`: dense row-major.
     pub byte_strides: Option<Vec<i64>>,

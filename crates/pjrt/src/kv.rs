@@ -52,14 +52,28 @@ pub trait KvStore: Send + Sync {
 /// An error of a key-value store.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
+    /// The store has no such key.
     #[error("key '{0}' does not exist")]
     NotFound(String),
+    /// The store already has the key to insert.
     #[error("key '{0}' already exists")]
     AlreadyExists(String),
+    /// The key was not inserted in time.
     #[error("no process inserted key '{key}' within {:.1} s", after.as_secs_f64())]
-    Timeout { key: String, after: Duration },
+    Timeout {
+        /// Name of the key.
+        key: String,
+        /// Duration of the wait.
+        after: Duration,
+    },
+    /// The store cannot be reached.
     #[error("the key-value store at {place} is not responding: {reason}")]
-    Unavailable { place: String, reason: String },
+    Unavailable {
+        /// Address of the store.
+        place: String,
+        /// Cause, on one line.
+        reason: String,
+    },
 }
 
 impl KvError {
@@ -144,7 +158,7 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
         let put = ask(args.user_arg, |store| {
             let key = key(args.key, args.key_size);
             match store.put(&key, value) {
-                // A program that is compiled again inserts the same values again.
+                // A program that is compiled a second time inserts the same values.
                 Err(KvError::AlreadyExists(_)) if store.try_get(&key)? == value => Ok(()),
                 other => other,
             }
@@ -153,7 +167,7 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
     }
 }
 
-/// Calls `what` with the store. Catches panics, because they must not unwind into C.
+/// Calls `what` with the store. Catches panics, because a panic must not unwind into C.
 ///
 /// # Safety
 /// `user` was set by [`set_store_callbacks`].
@@ -248,7 +262,7 @@ mod tests {
     use super::*;
     use crate::abi::Struct;
 
-    /// A store in memory. `get` polls.
+    /// A store in memory, whose `get` polls.
     #[derive(Default)]
     struct Map(Mutex<HashMap<String, Vec<u8>>>);
 
@@ -303,7 +317,7 @@ mod tests {
         (!raw.is_null()).then(|| *unsafe { Box::from_raw(raw.cast::<(u32, String)>()) })
     }
 
-    /// Stands in for a plugin: accesses a client's arguments only through their C pointers.
+    /// A fake plugin, which accesses a client's arguments only through their C pointers.
     struct FakePlugin(abi::ClientCreateArgs);
     // SAFETY: the pointers refer to a store that may be used from any thread.
     unsafe impl Send for FakePlugin {}

@@ -43,7 +43,7 @@ impl DeviceLayout {
     }
 }
 
-/// The C form of a layout, together with the lists that it points to.
+/// The C form of a layout, together with the lists to which the C struct points.
 pub(super) struct RawLayout {
     pub raw: BufferMemoryLayout,
     _lists: (Vec<i64>, Vec<i64>, Vec<usize>),

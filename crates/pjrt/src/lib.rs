@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 //! A loaded plugin is never unloaded.
 
+#![warn(missing_docs)]
 #![allow(unsafe_code)] // Calls C.
 
 #[allow(dead_code, unreachable_pub)] // Generated.

@@ -16,7 +16,8 @@ pub struct CompileOptions {
     /// Whether to partition by Shardy (`sdy.*`) annotations. If false, the program may only contain `mhlo.sharding`
     /// annotations.
     pub use_shardy: bool,
-    /// Global device ids, replica by replica (`num_replicas * num_partitions` in total). `None`: the plugin's default.
+    /// Global device ids (`num_replicas * num_partitions`): all devices of the first replica, then of the second, and
+    /// so on. `None`: the plugin's default.
     pub devices: Option<Vec<i64>>,
     /// XLA flags without leading dashes (`xla_allow_excess_precision`). The plugin returns an error for an unknown
     /// flag.
@@ -29,10 +30,13 @@ pub enum OptionValue {
     /// A string or the name of an enum value.
     #[prost(string, tag = "1")]
     Text(String),
+    /// A boolean.
     #[prost(bool, tag = "2")]
     Bool(bool),
+    /// A 64-bit integer.
     #[prost(int64, tag = "3")]
     Int(i64),
+    /// A 64-bit float.
     #[prost(double, tag = "4")]
     Float(f64),
 }
@@ -79,7 +83,7 @@ impl CompileOptions {
         let device_assignment = self.devices.as_ref().map(|devices| DeviceAssignmentProto {
             replica_count: self.num_replicas as i32,
             computation_count: self.num_partitions as i32,
-            // One entry per partition. An entry has the partition's device in every replica.
+            // One entry per partition, with the device of the partition in each replica.
             computation_devices: (0..partitions)
                 .map(|p| ComputationDevice {
                     replica_device_ids: devices.iter().skip(p).step_by(partitions).copied().collect(),

@@ -14,7 +14,7 @@ use super::error::{Code, PjrtError, Result, one_line, with_sources};
 /// The oldest PJRT version that this crate accepts, which is also the oldest one tested.
 const OLDEST: (i32, i32) = (0, 81);
 
-/// Advice for a file that is not a plugin or has an incompatible version.
+/// End of the error message for a file that is not a plugin or has an incompatible version.
 const INSTALL: &str = "install a compatible one with `ltx2 plugin install cpu|cuda|tpu`";
 
 /// A loaded plugin. Clones share the same plugin. A plugin is never unloaded.
@@ -38,13 +38,13 @@ impl fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// Loads a plugin, checks its version and initialises it. If the file was already loaded, returns the same plugin,
-    /// because a plugin may be initialised only once per process.
+    /// Loads a plugin, checks its version and initializes it. If the file was already loaded, returns the same plugin,
+    /// because a plugin may be initialized only once per process.
     pub fn load(path: &Path) -> Result<Plugin> {
         Plugin::load_if(path, |_| Ok(()))
     }
 
-    /// Loads a plugin like [`Plugin::load`], but calls `check` before initialising it: initialising libtpu takes
+    /// Loads a plugin like [`Plugin::load`], but calls `check` before initializing it: initializing libtpu takes
     /// minutes on a machine without TPUs.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Plugin {
         if let Some(plugin) = loaded.get(&key) {
             return Ok(plugin.clone());
         }
-        // SAFETY: loading runs the plugin's initialisers, which is what the caller requested; the library is never
+        // SAFETY: loading runs the plugin's initializers, which is what the caller requested; the library is never
         // unmapped.
         let library = unsafe { libloading::Library::new(&key) }.map_err(|e| load_error(with_sources(&e)))?;
         // SAFETY: `GetPjrtApi` has this signature in every PJRT plugin.
@@ -99,14 +99,13 @@ impl Plugin {
         (self.0.api.version.major_version, self.0.api.version.minor_version)
     }
 
-    /// Returns whether the plugin is for TPUs. The plugin need not be initialised.
+    /// Returns whether the plugin is for TPUs. The plugin need not be initialized.
     pub fn is_for_tpus(&self) -> bool {
         const TPU_TOPOLOGY: u32 = 16;
         self.has_extension(TPU_TOPOLOGY)
     }
 
-    /// Returns the hardware that the plugin is for, determined from its extensions and attributes. `None`: neither TPU
-    /// nor GPU.
+    /// Returns the platform of the plugin, determined from its extensions and attributes. `None`: neither TPU nor GPU.
     pub fn kind(&self) -> Option<Kind> {
         const GPU_CUSTOM_CALL: u32 = 0;
         if self.is_for_tpus() {
@@ -209,7 +208,7 @@ unsafe fn copy_table(table: *const Api) -> Api {
     api
 }
 
-/// Returns an error if a plugin is older than [`OLDEST`], has another major version, or does not have the required
+/// Returns an error if a plugin is older than [`OLDEST`], has a newer major version, or does not have the required
 /// functions.
 fn check_version(path: &Path, api: &Api) -> Result<()> {
     let has = (api.version.major_version, api.version.minor_version);

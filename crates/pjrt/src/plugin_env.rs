@@ -3,7 +3,7 @@
 /// Variable that contains libtpu's command-line flags.
 const ARGUMENTS: &str = "LIBTPU_INIT_ARGS";
 
-/// libtpu flag that keeps libtpu's code out of huge pages. On kernels without huge pages, moving the code logs an
+/// libtpu flag that keeps libtpu's code out of huge pages. On kernels without huge pages, libtpu otherwise logs an
 /// error. The flag does not affect compiled programs.
 pub const NO_HUGEPAGE_TEXT: &str = " --hugepage_text=false";
 
@@ -57,8 +57,8 @@ pub fn prepare_absent_tpus() -> bool {
     alone || ready
 }
 
-/// Returns the user's libtpu flags, extended by those flags for compiling without TPUs that the user has not set.
-/// `None`: the user has set all of them.
+/// Returns the user's libtpu flags plus the flags for compiling without TPUs that the user has not set. `None`: the
+/// user has set all of these flags.
 fn add_compile_only_flags(given: &str) -> Option<String> {
     // By default, the compiler's threads have 64 KB of stack. Deep fusions of TPU7x programs overflow it.
     let stack = format!(" --{STACK_SIZE}=1048576");

@@ -1,8 +1,8 @@
 //! The profiler extension of some plugins. It records device activity between start and stop and returns it as a
 //! serialized `XSpace`.
 //!
-//! The extension is a node of the list that starts at the function table (`PJRT_Profiler_Extension`, type 1). It has
-//! its own function table and error type (`PLUGIN_Profiler_Api`).
+//! The extension (`PJRT_Profiler_Extension`, type 1) is a node of the linked list to which the function table points.
+//! It has its own function table and error type (`PLUGIN_Profiler_Api`).
 
 use std::ffi::c_void;
 use std::fmt;
@@ -194,7 +194,7 @@ impl Profiler {
     }
 }
 
-/// Returns whether one extra 0 byte follows a message that consists of length-delimited fields.
+/// Returns whether `bytes` is a message of length-delimited fields, followed by one extra 0 byte.
 fn ends_in_extra_zero(bytes: &[u8]) -> bool {
     let mut at = 0;
     while at < bytes.len() {
@@ -236,7 +236,7 @@ mod tests {
 
     /// Calls that the fake plugin received, in order.
     static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    /// Prevents the tests, which share `ASKED`, from running at the same time.
+    /// Lock that prevents the tests, which share `ASKED`, from running at the same time.
     static ALONE: Mutex<()> = Mutex::new(());
     /// An `XSpace` with one empty plane, a warning "a" and the terminating 0 that XLA appends.
     static TRACE: [u8; 6] = [0x0a, 0, 0x1a, 1, b'a', 0];
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_calls_are_ordered_and_trailing_zero_is_dropped() {
+    fn profiler_calls_are_in_order_and_trailing_zero_is_dropped() {
         let _alone = ALONE.lock();
         asked();
         let profiler = Profiler::with(&plugin(), functions(), ProfileOptions::default()).unwrap();

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 pub(super) struct Raw(pub *mut c_void);
 
 // SAFETY: PJRT objects may be used from any thread. If one thread deletes a buffer that another uses, the plugin
-// synchronises the two.
+// synchronizes the two.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}

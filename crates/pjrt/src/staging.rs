@@ -1,4 +1,4 @@
-//! Host memory that is mapped for devices where possible, so that uploads avoid a copy.
+//! Host memory that is mapped for devices if the plugin supports it, so that uploads avoid a copy.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::layout::pointer;
 /// Alignment that mapping requires, in bytes.
 const PAGE: usize = 4096;
 
-/// Host memory for uploads. If the plugin can map host memory for its devices (CUDA pins it), transfers read it without
-/// an intermediate copy. Otherwise, it is ordinary memory.
+/// Host memory for uploads. If the plugin can map host memory for its devices (CUDA pins the memory), uploads read this
+/// memory without an intermediate copy. Otherwise, it is ordinary memory.
 #[derive(Debug)]
 pub struct Staging {
     client: Arc<ClientHandle>,

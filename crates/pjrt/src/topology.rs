@@ -73,6 +73,7 @@ impl Topology {
         Ok(Topology(Arc::new(TopologyInner { plugin: plugin.clone(), raw: Raw(args.topology), client: None })))
     }
 
+    /// Returns the plugin that compiles for the topology.
     pub fn plugin(&self) -> &Plugin {
         &self.0.plugin
     }

@@ -1,5 +1,5 @@
-//! Transfers, which fill device buffers in chunks. With them, stacked weights (one tensor with the weights of all
-//! layers) load from files without a host copy of the complete tensor.
+//! Transfers, which fill device buffers in chunks. A tensor that stacks the weights of all layers can therefore be
+//! loaded from files without a host copy of the complete tensor.
 
 use std::sync::Arc;
 
@@ -18,7 +18,9 @@ use super::raw::Raw;
 /// The type, shape and layout of one buffer of a [`Transfer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransferShape {
+    /// Element type.
     pub ty: BufferType,
+    /// Dimensions, outermost first.
     pub dims: Vec<usize>,
     /// Device layout. `None`: the default. Must be set for all buffers of a transfer or for none.
     pub layout: Option<DeviceLayout>,
@@ -33,13 +35,18 @@ pub struct Transfer {
     sizes: Vec<usize>,
 }
 
-/// One chunk for [`Transfer::write_all`]; its fields are the arguments of [`Transfer::write`].
+/// One chunk of a buffer, for [`Transfer::write_all`].
 #[derive(Clone, Copy, Debug)]
 pub struct TransferChunk<'a> {
+    /// Transfer that fills the buffer.
     pub transfer: &'a Transfer,
+    /// Index of the buffer in the transfer.
     pub index: usize,
+    /// Position of the chunk in the buffer, in bytes.
     pub offset: usize,
+    /// Bytes of the chunk, in the device layout.
     pub bytes: &'a [u8],
+    /// Whether this is the last chunk of the buffer.
     pub last: bool,
 }
 

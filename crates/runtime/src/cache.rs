@@ -1,7 +1,7 @@
 //! Compile cache: serialized executables on disk, written by earlier runs or by `ltx2 compile --save`.
 //!
 //! An entry is one file: a line of JSON that identifies the executable, then the bytes that the plugin serialized. The
-//! file name is a hash of everything that the executable depends on, which is also known on a machine without the
+//! file name is a hash of everything that the executable depends on, and can be computed on a machine without the
 //! devices.
 
 use std::fs::{self, File};
@@ -106,8 +106,8 @@ impl Cache {
         CacheEntry { path: self.folder.join(format!("{key}.pjrt")), name: name.into(), ids, identity }
     }
 
-    /// Identifies a device by its id, its process and, on TPUs, its coordinates, which determine the routing in a
-    /// program.
+    /// Returns text that identifies a device: its id, its process and, on TPUs, its coordinates, on which the routing
+    /// in a compiled program depends.
     fn device(&self, id: i64) -> String {
         let known = self.devices.iter().find(|d| i64::from(d.id) == id);
         let process = known.map_or(0, |d| d.process_index);
@@ -204,8 +204,8 @@ impl CacheEntry {
     }
 }
 
-/// Identifies a plugin build without reading the complete file, which has hundreds of megabytes. A client's version
-/// text would also identify the GPU driver, but is not available without the devices.
+/// Returns text that identifies a plugin build, without reading the complete file of hundreds of megabytes. The version
+/// text of a client would also identify the GPU driver, but creating a client requires the devices.
 fn plugin_identity(plugin: &Plugin) -> Result<String, CacheError> {
     let path = plugin.path();
     let read = || -> std::io::Result<(u64, Vec<u8>)> {

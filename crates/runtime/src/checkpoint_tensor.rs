@@ -24,7 +24,7 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// Returns the stored scale of each row; 1 without stored scales.
+    /// Returns the stored scale of each row, or 1 for each row if there are no stored scales.
     fn row_scales(&self) -> Vec<f32> {
         let rows = self.shape.first().copied().unwrap_or(1);
         self.scales.as_deref().unwrap_or(&[1.0]).iter().copied().cycle().take(rows).collect()
@@ -38,8 +38,8 @@ impl StoredTensor {
         quantized
     }
 
-    /// Returns the dequantization scale of each row of a float matrix in this form: the stored one if the matrix is
-    /// stored in it.
+    /// Returns the dequantization scale of each row of a float matrix in the quantized form `form`. If the checkpoint
+    /// stores the matrix in the element type of `form`, returns the stored scales.
     pub(super) fn scales_in(&self, form: QuantizedForm) -> Vec<f32> {
         if self.dtype == form.dtype() { self.row_scales() } else { self.quantized(form).scales }
     }
@@ -60,11 +60,11 @@ pub struct FileTensor {
     pub dtype: DType,
     /// Shape in the file.
     pub shape: Vec<usize>,
-    /// Reads bytes of the tensor and checks them for NaN and infinity.
+    /// Reads a range of the tensor's bytes and checks the values for NaN and infinity.
     pub read: ReadPiece,
 }
 
-/// A weight that its file stores rotated and quantized to 8-bit integers (int8-convrot).
+/// A weight that is stored in the checkpoint as rotated 8-bit integers (int8-convrot).
 pub struct RotatedTensor {
     /// The integers.
     pub codes: FileTensor,

@@ -32,7 +32,7 @@ fn seal(line: &str, payload: &[u8]) -> String {
 }
 
 /// Writes a file under a temporary name and renames it, so that other processes never see an incomplete file. Returns
-/// its size in bytes. `name` identifies the fail points.
+/// its size in bytes. `name` is the name of its fail points, at which tests inject failures.
 pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
     let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');

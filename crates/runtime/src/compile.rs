@@ -1,4 +1,4 @@
-//! Compile options: this project's defaults, the user's flags, and handling of options that a plugin rejects.
+//! Compile options: this project's defaults, the user's flags, and what happens when a plugin rejects an option.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -44,8 +44,8 @@ pub fn compile_options(
     own.chain(given).fold(start, |compile, (name, value)| compile.flag(name, value))
 }
 
-/// This project's default options that the plugin has rejected, because the plugin is older or newer than the tested
-/// ones. Clones share the set.
+/// Default options that the plugin has rejected because it is older or newer than the tested versions. Clones share the
+/// set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RejectedOptions(Arc<Mutex<BTreeSet<String>>>);
 
@@ -90,7 +90,8 @@ impl RejectedOptions {
 }
 
 /// Returns the default option that `error` rejects: one that the plugin does not know or accepts only for other chips.
-/// `None` if the error's code does not indicate a rejected option: the message may then mention an option as advice.
+/// `None` if the error's code does not indicate a rejected option, because such an error may mention an option only as
+/// advice.
 fn refused(error: &PjrtError, options: &CompileOptions, given: &EngineOptions) -> Option<String> {
     let own = |flag: &&String| !given.xla_flags.contains_key(*flag);
     named(error, options.flags.keys().filter(own), &["NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"])

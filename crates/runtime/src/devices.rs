@@ -1,4 +1,4 @@
-//! The devices of a run: those of this process and, in a run of several processes, those of the others.
+//! The devices of a run: the devices of this process and, in a multi-process run, those of the other processes.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Returns the devices of a client's process and of the other processes that the client knows.
+    /// Returns the devices that a client knows: those of its own process and those of the other processes.
     pub(crate) fn from_client(client: &Client) -> Self {
         let own = client.devices().to_vec();
         let mut all = client.all_devices().to_vec();
@@ -51,7 +51,7 @@ impl Devices {
         &devices[..count.min(devices.len())]
     }
 
-    /// Returns this process's devices among those of a program over `count` devices, with their mesh indices.
+    /// Returns the devices of this process that a program over `count` devices uses, with their mesh indices.
     pub(crate) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         let own = |device: &Device| self.own.iter().any(|own| own.id() == device.id());
         self.of_program(count).iter().enumerate().filter(|(_, device)| own(device)).collect()

@@ -103,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// Returns the timeline of opens, compiles, loads and runs, which all clones of the engine share.
+    /// Returns the timeline of this process, which all clones of the engine share.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -181,7 +181,7 @@ impl Engine {
         self.devices.slices()
     }
 
-    /// Returns this process's devices among those of a program over `count` devices, with their mesh indices.
+    /// Returns the devices of this process that a program over `count` devices uses, with their mesh indices.
     pub(super) fn addressable(&self, count: usize) -> Vec<(usize, &Device)> {
         self.devices.addressable(count)
     }
@@ -227,13 +227,13 @@ impl Engine {
     /// plugin rejects a further default option; the caller then tries again without that option.
     fn try_compile(&self, name: &str, program: &Program) -> Result<Option<CompiledProgram>, RuntimeError> {
         let (options, mut entry) = self.entry(name, program);
-        // No lock with several processes, because each process waits here for the others to agree on the program.
+        // The processes of a group take no lock, because `all_cached` makes each of them wait for the others.
         let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
         let writing = turn.as_ref().map(EntryLock::wait);
         let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
         let behind = self.options.write_behind.unwrap_or(self.spec().writes_cache_in_background);
-        // No lock between processes if the entry is written after the first run: two processes could wait for each
-        // other's run.
+        // If the entry is written only after the first run, processes do not lock each other out: each could wait for
+        // the other's run.
         let claim = absent.filter(|_| !behind).and_then(|entry| ProcessLock::wait(name, entry.path()));
         let start = Instant::now();
         let cached = entry.as_ref().and_then(|entry| self.load_cached(name, entry));
@@ -251,8 +251,8 @@ impl Engine {
                     let compiled = failpoint::within("compile", name, compiled);
                     match compiled.map_err(|e| e.during(MemoryPhase::Compile, name))? {
                         Some(loaded) => break loaded,
-                        // The program may be cached under the remaining options. In a group, all processes have agreed
-                        // to compile.
+                        // Retry from the start, because the program may be cached under the remaining options. In a
+                        // group, all processes have agreed to compile, so only the options change.
                         None if self.group.is_none() => return Ok(None),
                         None => entry = self.entry(name, program).1,
                     }
@@ -443,8 +443,8 @@ impl Engine {
         Ok(Outputs { named: named.collect() })
     }
 
-    /// Copies a tensor, which is a result of a program over `mesh`, in full to every device. This runs a program across
-    /// all processes, so each process must call it.
+    /// Copies a result of a program over `mesh` in full to every device. This runs a program across all processes, so
+    /// each process must call it.
     ///
     /// # Errors
     /// Returns the plugin's error.

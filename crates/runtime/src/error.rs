@@ -54,7 +54,7 @@ pub enum RuntimeError {
         /// Error of the plugin.
         source: ltx2_pjrt::PjrtError,
     },
-    /// A program could not be built, for example one that gathers a tensor.
+    /// A program that the runtime needs could not be built, for example the one that gathers a tensor.
     #[error(transparent)]
     Program(#[from] ltx2_stablehlo::BuildError),
     /// A host tensor has an unsupported element type or a wrong size.
@@ -72,24 +72,24 @@ pub enum RuntimeError {
     /// A parameter could not be read or uploaded.
     #[error("{0}")]
     Parameter(String),
-    /// A program has no argument or result of this name, or an argument was not passed to it.
+    /// A program has no argument or result with this name, or the caller did not pass the argument.
     #[error("program '{program}': tensor '{name}' is missing ({ty})")]
     Missing {
-        /// Name of the program; `outputs` for a result.
+        /// Name of the program, or `outputs` if a result is missing.
         program: String,
         /// Name of the argument or result.
         name: String,
-        /// Type of the argument that was not passed, or why there is no tensor.
+        /// Type of the argument that was not passed, or the reason why the tensor is missing.
         ty: String,
     },
-    /// A tensor has another type or sharding than the argument of a program.
+    /// A tensor differs in type or sharding from the program argument for which it was passed.
     #[error("argument '{name}' must be {want}, got {got}")]
     Mismatch {
         /// Name of the argument.
         name: String,
-        /// Type, and for a tensor on the devices also the shards, of the argument.
+        /// Type of the argument; for a tensor on the devices, also its shards.
         want: String,
-        /// Type, and for a tensor on the devices also the shards, of the tensor.
+        /// Type of the tensor; for a tensor on the devices, also its shards.
         got: String,
     },
     /// The plugin loaded a program onto devices other than those that the program was compiled for. Device ids are in

@@ -41,7 +41,7 @@ pub struct CompiledProgram {
     pub(super) hash: String,
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
-    /// Lock on the executable's compile-cache entry, which may not be written yet.
+    /// Lock on the compile-cache entry of the executable. The entry may still have to be written.
     pub(super) turn: Option<EntryLock>,
     /// Expected execution time, for the watchdog.
     pub(super) pace: Arc<ExecutionTimes>,

@@ -17,7 +17,7 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Returns the compiler of a client's plugin, for its devices.
+    /// Returns the properties of the compiler in a client's plugin, for the client's devices.
     pub fn from_client(client: &Client) -> Self {
         Toolchain {
             platform: client.platform_name().to_lowercase(),
@@ -52,12 +52,13 @@ impl std::fmt::Display for Toolchain {
     }
 }
 
-/// Keeps the roundings that the program specifies: CUDA otherwise deletes f32 -> bf16 -> f32 pairs.
+/// XLA option that, if false, keeps all roundings in the program. Otherwise CUDA removes conversions from f32 to bf16
+/// and back.
 const EXCESS_PRECISION: &str = "xla_allow_excess_precision";
 
 /// Whether a default option only affects speed, compile messages or tracing. If a plugin rejects such an option, the
-/// program is compiled without it. This can change results only as much as another plugin version can: the compiler may
-/// select kernels that add in a different order.
+/// program is compiled without it. Compiling without it can change results no more than another plugin version does:
+/// the compiler may select kernels that add in a different order.
 pub(super) fn is_speed_only(option: &str) -> bool {
     let mut needed = Platform::ALL.into_iter().flat_map(|platform| (spec(platform).result_flags)());
     option != EXCESS_PRECISION && needed.all(|(name, _)| name != option)

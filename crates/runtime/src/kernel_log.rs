@@ -15,7 +15,7 @@ const LINES: usize = 4;
 /// Maximum number of records read, in case messages arrive faster than they are read.
 const RECORDS: usize = 100_000;
 
-/// The kernel log from the time of opening; `None` if it is not readable.
+/// An open kernel log, positioned after the messages that existed when it was opened. `None`: not readable.
 pub(super) struct KernelLog(Option<File>);
 
 impl KernelLog {

@@ -11,7 +11,7 @@ use super::error::RuntimeError;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
 use super::watch::WaitDescription;
 use ltx2_base::failpoint;
-use ltx2_base::threads;
+use ltx2_base::threads::{self, MemoryBudget};
 use ltx2_nn::{Param, ROTATED_INPUTS, Source};
 use ltx2_pjrt::{Buffer, Device, DeviceLayout, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
 use ltx2_stablehlo::{DType, Program};
@@ -27,6 +27,8 @@ const PIECE: usize = 32 << 20;
 const SMALL: usize = 1 << 20;
 /// Maximum number of reader threads; more are not faster.
 const READERS: usize = 16;
+/// Host memory, in bytes, for the tensors that are being converted; a larger tensor is converted alone.
+const CONVERSIONS: usize = 1 << 30;
 
 /// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `on_progress` with the byte
 /// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
@@ -44,11 +46,14 @@ pub(super) fn load(
     let uploads =
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
-    // The first half of the staging memory receives the file's bytes, the second half the shards copied out of them.
+    // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
+    // copied out of these bytes.
     let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
+    let budget = MemoryBudget::new(CONVERSIONS);
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
+        let _converted = budget.reserve(job.converted(upload.param));
         let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
         let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
         let result = job.run(engine, upload, source, into, cuts);
@@ -82,8 +87,8 @@ struct Upload<'a> {
 enum UploadMode {
     /// One strided host-to-device copy per device.
     Whole(Mutex<Vec<Buffer>>),
-    /// Piecewise transfers into one array per device. Dimensions `outer..` of the parameter are those of one stored
-    /// tensor; the dimensions before them count the stacked tensors.
+    /// Piecewise transfers into one array per device. The first `outer` dimensions of the parameter count the stacked
+    /// tensors; the others are the dimensions of one stored tensor.
     Pieces { outer: usize, fills: Vec<DeviceArray> },
 }
 
@@ -102,7 +107,8 @@ enum Part {
     Made,
     /// Rows of a stored tensor, read from its file.
     Rows(Range<usize>, Arc<ReadPiece>),
-    /// Rows of a stored matrix. The parameter `[parts, rows, columns]` is a view of it with these strides, in elements.
+    /// Rows of a stored matrix, of which the parameter `[parts, rows, columns]` is a view with these strides, in
+    /// elements.
     View(Range<usize>, [usize; 3], Arc<ReadPiece>),
 }
 
@@ -122,7 +128,7 @@ impl<'a> Upload<'a> {
         let (first, size) = (jobs.len(), param.bytes());
         let in_file = |name: &str, shape: &[usize]| {
             let found = source.in_file(param.component, name, param.ty.dtype).map_err(RuntimeError::Parameter)?;
-            // Other tensors are converted on the host, or rejected there.
+            // Tensors of another type or shape are converted on the host, or rejected there.
             Ok::<_, RuntimeError>(found.filter(|t| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape))
         };
         let is_tiled = layout.is_some() || engine.spec().tiles_memory;
@@ -207,8 +213,8 @@ fn in_rows(
     })
 }
 
-/// Returns the strides of a parameter `[parts, rows, columns]` if the stored matrix that it views has the same number
-/// of rows, and elements have 1, 2 or 4 bytes.
+/// Returns the strides of a parameter `[parts, rows, columns]` that is a view of a stored matrix, if the matrix has the
+/// same number of rows and elements have 1, 2 or 4 bytes. Otherwise returns `None`.
 fn by_rows(param: &Param, shape: &[usize], strides: &[usize]) -> Option<[usize; 3]> {
     let [_, rows, _] = *<&[usize; 3]>::try_from(&*param.ty.dims).ok()?;
     let strides = <[usize; 3]>::try_from(strides).ok()?;
@@ -229,6 +235,17 @@ impl LoadJob {
     /// Bytes read into staging memory.
     fn staged(&self) -> usize {
         if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
+    }
+
+    /// Bytes of host memory for a conversion: the stored values, at most 4 bytes each, their new form, and the shards
+    /// copied out of it.
+    fn converted(&self, param: &Param) -> usize {
+        match self.part {
+            Part::Whole | Part::Made => {
+                param.source.shape().iter().product::<usize>() * (4 + 2 * param.ty.dtype.size())
+            }
+            Part::Rows(..) | Part::View(..) => 0,
+        }
     }
 
     /// Bytes needed in each half of the staging memory.
@@ -289,8 +306,8 @@ fn rows_of_shard(rows: &Range<usize>, shard: &Shard, outer: usize) -> Range<usiz
     rows.start.max(first)..rows.end.min(first + count)
 }
 
-/// Sends the given rows of a stored tensor (`None`: all rows) to the devices; each device gets its shard of them. A
-/// shard that is not all of `bytes` is first copied to `cuts`.
+/// Sends the given rows of a stored tensor (`None`: all rows) to the devices; each device gets its shard of these rows.
+/// A shard that covers only part of `bytes` is first copied to `cuts`.
 fn send(
     upload: &Upload,
     fills: &[DeviceArray],
@@ -336,8 +353,8 @@ fn send(
     write(&pieces)
 }
 
-/// Sends rows of a stored matrix that a parameter `[parts, rows, columns]` views with `strides`. Each distinct shard is
-/// first copied to `cuts`.
+/// Sends rows of a stored matrix, of which the parameter `[parts, rows, columns]` is a view with `strides`. Each
+/// distinct shard is first copied to `cuts`.
 fn send_view(
     upload: &Upload,
     fills: &[DeviceArray],
@@ -479,8 +496,8 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
     each.collect()
 }
 
-/// Returns a stored tensor's bytes, converted to the parameter's element type. The codes and scales of int8-convrot
-/// weights are used unchanged by parameters of this form.
+/// Returns a stored tensor's bytes, converted to the parameter's element type. If both the parameter and the stored
+/// weight are int8-convrot, returns the stored codes or scales unchanged.
 fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
     let rotated = matches!(param.source, Source::Rotated { .. } | Source::Scales { rotated: true, .. });
     let own = if rotated { source.rotated(param.component, key).map_err(RuntimeError::Parameter)? } else { None };

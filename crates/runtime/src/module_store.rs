@@ -75,7 +75,7 @@ struct ModuleHeader {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StoredOutcome {
-    /// `length` is the size of the uncompressed module in bytes.
+    /// An optimized module. `length` is the size of the uncompressed module in bytes.
     Module {
         format: String,
         length: usize,
@@ -145,8 +145,8 @@ impl ModuleStore {
         Ok(read.ok())
     }
 
-    /// Writes an entry unless a valid module is already stored, because a compiler process that outlives its killed run
-    /// must not change figures that a later run has used.
+    /// Writes an entry unless a valid module is already stored: a compiler process may outlive its killed run, and must
+    /// not replace a module that a later run has already analyzed.
     ///
     /// # Errors
     /// Returns an error if the entry cannot be written.

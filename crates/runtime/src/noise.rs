@@ -14,8 +14,8 @@ use ltx2_weights::tensor::Tensor;
 /// Names and shapes of the noise tensors to generate.
 pub type Draws = [(&'static str, Vec<usize>)];
 
-/// Runs the executable of [`program`] and returns the noise tensors (f32) in the order of `draws`. Calls with the same
-/// seed but different values of `stream` return different noise.
+/// Runs the executable of [`program`] and returns the noise tensors (f32) in the order of `draws`. Different values of
+/// `stream` give different noise for the same seed.
 pub fn draw(
     engine: &Engine,
     executable: &CompiledProgram,

@@ -78,7 +78,8 @@ pub enum PlatformError {
     None(String),
 }
 
-/// Describes a platform's hardware on this machine; the error says why there is none. Loads no plugin.
+/// Returns a description of a platform's hardware on this machine, without loading a plugin. The error says why there
+/// is none.
 pub fn hardware(platform: Platform) -> Result<String, String> {
     (spec(platform).hardware)()
 }
@@ -106,7 +107,7 @@ pub fn open_with(choice: &Choice, options: &PlatformOptions) -> Result<(Plugin, 
     }
     let options = &options;
     if let Some(platform) = known {
-        // A file that is named like a platform's plugin needs that platform's hardware too.
+        // A file whose name indicates a platform also needs the hardware of that platform.
         hardware(platform).map_err(|reason| PlatformError::NoHardware { platform: platform.name(), reason })?;
     }
     match choice {
@@ -159,9 +160,9 @@ pub fn check_flags(choice: &Choice, options: &PlatformOptions) -> Result<(), Pla
     }
 }
 
-/// Whether this is a rehearsal, enabled by the environment, in which each process does all of the work on `platform`.
-/// The processes register, compare their programs, share a compile cache and exit together as on other platforms, but
-/// exchange no tensors.
+/// Whether this run is a rehearsal: a multi-process run on a `platform` that supports only one process, enabled by the
+/// environment. Each process does all of the work. The processes register, compare their programs, share a compile
+/// cache and exit together as on other platforms, but exchange no tensors.
 pub fn is_rehearsal(platform: &str) -> bool {
     spec_by_name(platform).has_one_process && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
 }
@@ -218,7 +219,7 @@ fn start_file(
     Ok((plugin, client))
 }
 
-/// Starts the first working plugin of a search; if none works, returns the first one's error.
+/// Starts the first working plugin of a search; if none works, returns the error of the first plugin.
 fn start(platform: Platform, search: &PluginSearch, options: &PlatformOptions) -> Result<(Plugin, Client), PjrtError> {
     let mut passed = Vec::new();
     for found in &search.found {

@@ -39,8 +39,8 @@ pub(super) fn identity() -> Option<String> {
     Some(if texts.is_empty() { String::new() } else { format!("-{}", &sha256(texts.concat().as_bytes())[..16]) })
 }
 
-/// Makes a plugin parse its flags, which it does when it creates its first client or compiles. Needs no device. Only
-/// prints errors, because they do not concern the flags: an invalid flag makes the plugin terminate the process.
+/// Makes a plugin parse its flags by creating a client or compiling a program, without needing a device. An invalid
+/// flag makes the plugin terminate the process. A returned error therefore has another cause and is only printed.
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
         None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),

@@ -1,14 +1,15 @@
-//! Locks by which a process excludes other processes from compiling the same program.
+//! Locks that prevent several processes from compiling the same program at the same time.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Maximum wait for another process's compile. Only a suspended process takes this long.
+/// Maximum wait for another process to compile a program. Only a suspended process takes this long.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Lock on a missing compile-cache entry: other processes that need the program wait until the lock is dropped.
-/// Implemented as a locked file next to the entry, so that the system releases the lock when its process exits.
+/// Implemented as a locked file next to the entry, so that the system releases the lock when the process that holds it
+/// exits.
 pub(super) struct ProcessLock {
     path: PathBuf,
     file: File,

@@ -74,7 +74,7 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     for batches in batches(program, params) {
         let Some(first) = batches.first().filter(|batch| !batch.is_empty()) else { continue };
         let random = random_program(program, &first.iter().map(|&i| params[i]).collect::<Vec<_>>())?;
-        // The results are ordered by group, not as in `first`.
+        // The program returns its results by group; find the position of each result in `first`.
         let at = |name: &str| first.iter().position(|&i| params[i].name == name).expect("results are parameters");
         let order: Vec<usize> = random.results.iter().map(|r| at(&r.name)).collect();
         let runs = batches.iter().map(|batch| order.iter().map(|&at| batch[at]).collect()).collect();
@@ -83,9 +83,9 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     Ok(all)
 }
 
-/// Splits the indices of the parameters into batches and the remaining parameters. All batches have the same kinds of
-/// parameters, so the same program generates each batch in one run. Unrolled layers have thousands of parameters of a
-/// few kinds; one kernel for each would cost half a minute of compile time.
+/// Splits the indices of the parameters into batches, and the parameters that are left over. All batches have the same
+/// kinds of parameters, so the same program generates each batch in one run. Unrolled layers have thousands of
+/// parameters of a few kinds; one kernel for each would cost half a minute of compile time.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
     let mut kinds: Vec<((DrawSpec, ProgramOutput), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {
@@ -95,7 +95,7 @@ fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
             None => kinds.push((kind, vec![i])),
         }
     }
-    // Number of parameters in the two programs if there are `n` batches.
+    // Number of parameters that the two programs (batch and remainder) generate if there are `n` batches.
     let compiled = |n: usize| kinds.iter().map(|(_, places)| places.len() / n + places.len() % n).sum::<usize>();
     let most = kinds.iter().map(|(_, places)| places.len()).max().unwrap_or(1);
     let best = (1..=most).min_by_key(|&n| compiled(n)).filter(|&n| 4 * compiled(n) <= params.len()).unwrap_or(1);
@@ -149,7 +149,7 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
     Ok(b.finish_with(results)?)
 }
 
-/// Groups the results that are generated as one tensor.
+/// Groups the results: each group is generated as one tensor.
 fn groups(program: &Program, params: &[&Param]) -> Vec<(DrawSpec, Vec<ProgramOutput>)> {
     let mut groups: Vec<(DrawSpec, Vec<ProgramOutput>)> = Vec::new();
     for param in params {
@@ -287,9 +287,9 @@ struct DrawSpec {
     init: Init,
     /// Number of checkpoint tensors in the parameter: the product of its leading dimensions.
     tensors: usize,
-    /// Number of those leading dimensions, including dimensions of size 1 that follow them.
+    /// Number of leading dimensions that count checkpoint tensors, including dimensions of size 1 that follow them.
     lead: usize,
-    /// Strides of the other dimensions in a checkpoint tensor, in elements.
+    /// Strides of the remaining dimensions in a checkpoint tensor, in elements.
     strides: Vec<usize>,
 }
 
@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_only_on_seed_and_name() {
+    fn random_values_depend_only_on_seed_and_name() {
         let draw = |seed, name: &str, init, first: usize, count: usize| {
             let mut bytes = vec![0; 4 * count];
             fill(seed, name, init, DType::F32, first, &mut bytes).expect("f32");

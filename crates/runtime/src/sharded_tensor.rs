@@ -40,7 +40,7 @@ const IN_FLIGHT: usize = 1 << 28;
 /// Function that replicates a tensor that is sharded over several processes; all processes must call it.
 pub(super) type Replicate = Box<dyn Fn(&ShardedTensor) -> Result<ShardedTensor, RuntimeError> + Send + Sync>;
 
-/// A tensor with a buffer on each device of this process. Other processes may hold further shards.
+/// A tensor with a buffer on each device of this process that holds a shard. Other processes may hold other shards.
 pub struct ShardedTensor {
     buffers: Vec<Buffer>,
     /// Mesh index of each buffer's device.
@@ -74,7 +74,7 @@ impl ShardedTensor {
         ShardedTensor { replicator, ..self }
     }
 
-    /// Sets the watchdog information for waits on this tensor.
+    /// Sets the description with which the watchdog reports waits for this tensor.
     pub(super) fn with_watch(self, watch: Option<WaitDescription>) -> Self {
         ShardedTensor { watch, ..self }
     }
@@ -193,8 +193,8 @@ impl ShardedTensor {
         Tensor::filled(dtype, logical_dims, |whole| {
             let to = strides(logical_dims, dtype.size());
             for at_once in different.chunks((IN_FLIGHT / self.device_bytes().max(1)).max(1)) {
-                // Each shard is read over its own device's link. This thread takes the guards, because the current step
-                // is thread-local.
+                // Each shard is read over its own device's link. This thread creates the watchdog guards, because the
+                // current step is thread-local.
                 let guards: Vec<_> = at_once.iter().map(|(i, _)| guard(*i)).collect();
                 let parts = threads::try_in_order(at_once, at_once.len(), |(i, _)| self.buffers[*i].to_host())?;
                 drop(guards);
@@ -248,7 +248,7 @@ fn copy(
     if size.contains(&0) {
         return;
     }
-    // Merges trailing dimensions that are contiguous on both sides into one run of bytes.
+    // Merges trailing dimensions that are contiguous in both tensors into one range of bytes.
     let (mut run, mut outer) = (item, size);
     while let Some((&length, rest)) = outer.split_last() {
         let dense = |strides: &[i64]| strides[rest.len()] as usize == run;
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_cut_and_padded() {
+    fn shards_are_copied_and_tensors_are_zero_padded() {
         let bytes: Vec<u8> = (0..12).collect();
         let cut = |bytes: &[u8], dims: &[usize], shard: &Shard, dtype| {
             let mut out = vec![0; shard.size.iter().product()];
@@ -322,7 +322,7 @@ mod tests {
         let shard = Shard { start: vec![1, 2], size: vec![2, 2] };
         // Rows of four bytes: rows 1 and 2, columns 2 and 3.
         assert_eq!(cut(&bytes, &[3, 4], &shard, DType::U8), [6, 7, 10, 11]);
-        // Complete trailing dimensions are copied as one run.
+        // Complete trailing dimensions are copied as one contiguous range of bytes.
         let rows = cut(&bytes, &[3, 2, 2], &Shard { start: vec![1, 0, 0], size: vec![2, 2, 2] }, DType::U8);
         assert_eq!(rows, (4..12).collect::<Vec<u8>>());
         let columns = cut(&bytes, &[3, 2, 2], &Shard { start: vec![0, 1, 0], size: vec![3, 1, 2] }, DType::U8);

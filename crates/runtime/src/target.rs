@@ -24,7 +24,7 @@ use ltx2_xla_analysis::{Chip, Links};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     platform: Platform,
-    /// Chip figures for predicting times.
+    /// Data of the chip, for predicting times.
     chip: Option<Chip>,
     devices: TargetDevices,
 }
@@ -48,8 +48,8 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// Parses a target. `chip`, if given, supplies the figures for predicting times instead of the target's own chip.
-    /// If `chip` has the name of the target's GPU, its description of the GPU is also used to compile.
+    /// Parses a target. If `chip` is set, times are predicted for `chip` instead of the target's own chip. If `chip`
+    /// also has the name of the target's GPU, its `target_config` is used to compile.
     ///
     /// # Errors
     /// Returns an error for an unknown platform, chip or shape, or for a GPU whose chip file has no description for
@@ -98,8 +98,8 @@ impl Target {
     }
 }
 
-/// Returns the chips along each dimension of a slice that is a single VM with more chips than libtpu's default of
-/// 2x2x1.
+/// Returns the number of chips along each dimension if the slice is a single VM with more chips than libtpu's default
+/// of 2x2x1; otherwise `None`.
 fn vm_bounds(chip: &str, shape: &[usize]) -> Option<Vec<i64>> {
     let largest = Chip::named(chip).ok()?.single_vm_chips?;
     let chips: usize = shape.iter().product();
@@ -137,8 +137,8 @@ pub struct OpenTarget {
 
 enum Compiler {
     Topology(Topology),
-    /// For CPU, whose plugin compiles only for its own virtual devices, and for present GPUs, which let the compiler
-    /// select kernels.
+    /// A client: for CPU, because its plugin compiles only for its own virtual devices, and for GPUs that are present,
+    /// so that the compiler can select kernels.
     Client(Client),
 }
 
@@ -178,7 +178,8 @@ impl OpenTarget {
         self.vms
     }
 
-    /// Whether the devices are present; kernels are then selected when a program is compiled, not when it first runs.
+    /// Whether the devices are present. If so, kernels are selected when a program is compiled, otherwise when it first
+    /// runs.
     pub fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
     }
@@ -195,7 +196,7 @@ impl Target {
         self.devices.slices
     }
 
-    /// Returns the chip's figures, with the target's number of devices per host; `None` for a CPU target without a chip
+    /// Returns the data of the chip, with the target's number of devices per host. `None`: a CPU target without a chip
     /// file.
     pub fn chip(&self) -> Option<Chip> {
         let mut chip = self.chip.clone()?;
@@ -227,8 +228,8 @@ impl Target {
         trial::load(&search.found.first().ok_or_else(|| search.not_found())?.path, None, LoadPurpose::Compile)
     }
 
-    /// Opens this host's GPUs, without preallocating their memory, if there are enough of the target's kind; kernels
-    /// are then selected at compile time. Otherwise does the same as [`Target::open`].
+    /// Opens this host's GPUs, without preallocating memory, if they are of the target's kind and numerous enough.
+    /// Kernels are then selected at compile time. Otherwise does the same as [`Target::open`].
     pub fn open_present(&self) -> Result<OpenTarget, PjrtError> {
         let absent = self.open()?;
         let spec = spec(self.platform);
@@ -300,7 +301,7 @@ impl OpenTarget {
         compile_options(&self.toolchain(), program, &self.devices, options)
     }
 
-    /// Opens the compile cache in a directory. Its entries have the names that a run on these devices looks for.
+    /// Opens the compile cache in a directory, with the entry names that a run on these devices uses.
     pub fn cache(&self, folder: &Path) -> Result<Cache, CacheError> {
         Cache::new(folder, self.target.platform.name(), &self.topology()?)
     }
@@ -316,8 +317,8 @@ impl OpenTarget {
         Ok(self.topology()?.plugin().path().to_path_buf())
     }
 
-    /// Returns text that identifies the devices on which an optimized module depends: the device kind, for a GPU also a
-    /// hash of its XLA description, and for a TPU also the number of chips per VM if it is not libtpu's default.
+    /// Returns the properties of the devices on which an optimized module depends, as text: the device kind; for a GPU,
+    /// a hash of its `target_config`; for a TPU, the chips per VM if they are not libtpu's default.
     pub(super) fn device_identity(&self) -> Result<String, CacheError> {
         let topology = self.topology()?;
         let kind = device_kind(self.target.platform.name(), &topology, &topology.devices()?)?;

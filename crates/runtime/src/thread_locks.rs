@@ -1,4 +1,4 @@
-//! Locks by which a thread excludes other threads of this process from compiling the same program.
+//! Locks that prevent several threads of this process from compiling the same program at the same time.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ pub(super) struct EntryLock(Arc<Mutex<PendingWrite>>);
 pub(super) enum PendingWrite {
     #[default]
     Done,
-    /// To be written once the program has been launched, since some plugins do not run a program while they serialize
-    /// it.
+    /// To be written after the program has been launched, because some plugins do not run a program while they
+    /// serialize it.
     Due(Box<dyn FnOnce() + Send>),
     Running(JoinHandle<()>),
 }
@@ -39,8 +39,8 @@ impl EntryLock {
         writing
     }
 
-    /// Starts a pending write in a background thread. Returns immediately if another thread holds the lock: that thread
-    /// has finished the write or is compiling something else, and a run must not wait for it.
+    /// Starts a pending write in a background thread. Does nothing if another thread holds the lock: that thread
+    /// finishes the pending write itself, and a run must not wait for it.
     pub(super) fn write(&self) {
         let mut writing = match self.0.try_lock() {
             Ok(writing) => writing,
@@ -60,7 +60,7 @@ impl EntryLock {
     }
 }
 
-/// Locks of the entries that this engine writes; dropping this waits until they are written.
+/// Locks of the entries that this engine writes. Dropping this struct waits until the entries are written.
 #[derive(Default)]
 pub(super) struct EntryLocks(Mutex<Vec<EntryLock>>);
 

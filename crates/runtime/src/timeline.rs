@@ -11,7 +11,7 @@ const WIDTH: f64 = 48.0;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Sets the time origin of all timelines of this process; otherwise the first span sets it.
+/// Sets the time origin of all timelines of this process to now. Without this call, the first span sets the origin.
 pub fn begin() {
     LazyLock::force(&START);
 }
@@ -46,7 +46,7 @@ pub struct Span {
     pub(crate) name: String,
     /// Start in seconds since the time origin, which [`begin`] or the first span sets.
     pub from: f64,
-    /// End in seconds since the same origin.
+    /// End in seconds since the time origin.
     pub to: f64,
     /// Bytes loaded or saved.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
-//! Trial loads of plugin files: a short-lived child process loads a new plugin first, so that a plugin that aborts or
-//! hangs while loading causes an error instead. Success is stored under the file's checksum. Plugins also abort on
-//! unknown flags in the environment, so if flags are set, the trial also makes the plugin parse them, and the result is
-//! stored for these flags.
+//! Trial loads of plugin files: a short-lived child process loads a new plugin first. If the plugin aborts or hangs
+//! while loading, this process reports an error instead of aborting or hanging. A success is stored under the checksum
+//! of the file. Plugins also abort on unknown flags in the environment. If flags are set, the trial therefore makes the
+//! plugin parse them, and the result is stored for these flags.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ pub enum LoadPurpose {
 }
 
 /// In a trial process, loads the plugin and exits. Otherwise enables trials for later loads. A program that never calls
-/// this loads plugins without a trial, because its child process would do the program's work instead.
+/// this loads plugins without a trial, because its child process would do the program's work instead of the trial.
 pub fn begin() {
     if let Some(file) = std::env::var_os(FILE) {
         let purpose = if std::env::var_os(TO_RUN).is_some() { LoadPurpose::Run } else { LoadPurpose::Compile };
@@ -60,8 +60,7 @@ pub fn begin() {
             && plugin_flags::are_set()
         {
             eprintln!("{LOADED}");
-            // If the plugin hangs while parsing, stop the trial without a result. The run would hang too, but has a
-            // watchdog.
+            // If the plugin hangs while parsing, stop the trial without a result. The run itself has a watchdog.
             thread::spawn(|| {
                 thread::sleep(FLAG_PATIENCE);
                 end_process(REFUSED)
@@ -111,7 +110,7 @@ fn load_here(path: &Path, purpose: LoadPurpose) -> Result<Plugin, PjrtError> {
         (spec(Platform::Tpu).hardware)().map(drop).map_err(missing)
     };
     let plugin = Plugin::load_if(path, check)?;
-    // The plugin may have been loaded earlier for compiling.
+    // `load_if` skips the check if the plugin was already loaded, for example for compiling.
     check(&plugin)?;
     Ok(plugin)
 }
@@ -133,18 +132,18 @@ fn folder() -> Option<PathBuf> {
     Some(cache.join("ltx2/plugins"))
 }
 
-/// Stored trial results. A successful trial is an empty file, named after the plugin's checksum and the flags. Another
-/// file per plugin file, named after a hash of the plugin's path, size, inode and modification time, contains the
-/// checksum, so that a plugin is hashed only once.
+/// Stored trial results. A successful trial is an empty file, named after the plugin's checksum and the flags. For each
+/// plugin file, a second file contains the checksum, so that a plugin is hashed only once. Its name is a hash of the
+/// plugin's path, size, inode and modification time.
 struct TrialResults {
     folder: PathBuf,
-    /// Identity of the environment's flags; empty if none are set.
+    /// Hash of the flags that are set in the environment; empty if there are none.
     flags: String,
 }
 
 impl TrialResults {
-    /// Succeeds if the file is known to be good, or if `trial` finds no fault. `trial` returns whether its result is
-    /// conclusive; only then is it stored.
+    /// Succeeds if a success is stored for the file, or if `trial` succeeds. `trial` returns whether its success is
+    /// conclusive; only a conclusive success is stored.
     fn check_or_try(
         &self,
         path: &Path,

@@ -37,8 +37,8 @@ impl LoadedParameters {
         self.bytes
     }
 
-    /// Uploads those of `params` that are not loaded yet; all are arguments of `program`. Calls `on_progress` with the byte
-    /// count of each uploaded piece and stops when it returns `false`.
+    /// Uploads those of `params` that are not loaded yet. All of `params` are arguments of `program`. Calls
+    /// `on_progress` with the byte count of each uploaded piece and stops when it returns `false`.
     ///
     /// # Errors
     /// Returns [`RuntimeError::Stopped`] if `on_progress` returns `false`, an error with file and tensor name if a tensor is
@@ -68,8 +68,9 @@ impl LoadedParameters {
         Ok(())
     }
 
-    /// Generates random values, according to [`Init`](ltx2_nn::Init), for those of `params` that are not loaded yet;
-    /// all are arguments of `program`. Values depend only on `seed`, the parameter's name and the element's indices.
+    /// Generates random values, according to [`Init`](ltx2_nn::Init), for those of `params` that are not loaded yet.
+    /// All of `params` are arguments of `program`. Values depend only on `seed`, the parameter's name and the element's
+    /// indices.
     pub fn draw(
         &mut self,
         engine: &Engine,
@@ -122,8 +123,8 @@ impl LoadedParameters {
         all
     }
 
-    /// Returns the size in bytes, on one device, of those of `params` that are not loaded yet; all are arguments of
-    /// `program`.
+    /// Returns the size in bytes, on one device, of those of `params` that are not loaded yet. All of `params` are
+    /// arguments of `program`.
     pub fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
         self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
     }

@@ -1,4 +1,4 @@
-//! Descriptions of waits for the watchdog: the work, the device, and the expected time.
+//! Descriptions of waits, for the watchdog: the work, the device, and the expected time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub(super) struct ExecutionTimes {
     predicted: f64,
     /// Minimum expected seconds of an execution.
     least: f64,
-    /// Bits of the longest measured time, an f64; 0 until the first execution has finished.
+    /// Longest measured time, as the bits of an f64; 0 until the first execution has finished.
     slowest: AtomicU64,
 }
 
@@ -54,12 +54,12 @@ impl ExecutionTimes {
     }
 }
 
-/// Expected time at which the devices finish all queued work.
+/// The time at which the devices are expected to finish all queued work.
 #[derive(Debug, Default)]
 pub(super) struct Queue(Mutex<Option<Instant>>);
 
 impl Queue {
-    /// Adds work. Returns when it should be finished; `None` if that is beyond the clock's range.
+    /// Adds work and returns the time at which it should be finished; `None` if that time is beyond the clock's range.
     fn add(&self, work: Duration) -> Option<Instant> {
         let mut until = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -245,7 +245,7 @@ mod tests {
         let queue = Queue::default();
         let [first, second] = [30, 40].map(|seconds| queue.add(Duration::from_secs(seconds)).unwrap());
         assert_eq!(second - first, Duration::from_secs(40));
-        // The first ends long before it was due.
+        // The first execution ends long before its expected time.
         queue.done(Some(first));
         let left = queue.0.lock().unwrap().unwrap().saturating_duration_since(Instant::now());
         assert!(left <= Duration::from_secs(40) && left > Duration::from_secs(30), "{left:?}");

@@ -19,13 +19,13 @@ const LEAST: Duration = Duration::from_secs(60);
 const FACTOR: u32 = 10;
 /// Lower bound on transfer rates, in bytes per second.
 const SLOW_TRANSFER: f64 = 100e6;
-/// Time limit for the report before the process exits, because stderr may be a pipe that nobody reads, and the other
-/// processes may be unreachable.
+/// Time limit for the report before the process exits. The report may block, because stderr may be a pipe that nobody
+/// reads, and other processes may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum sleep of the watchdog thread during a wait. If a sleep takes much longer, the process was suspended, and the
-/// deadlines are extended by that time.
+/// deadlines are extended by the excess.
 const NAP: Duration = Duration::from_secs(1);
-/// Oversleep that a busy machine may cause; a longer one counts as a suspended process.
+/// Delay with which a busy machine may end a sleep. After a longer delay, the process counts as having been suspended.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Maximum duration of a wait.
@@ -46,12 +46,12 @@ type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 /// Function that returns the memory needs of a program or component, given its name.
 type MemoryNeeds = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// State of the most recently created watchdog that reports aborts; it reports an abort by a plugin even if it watches
-/// no wait.
+/// State of the most recently created watchdog that reports aborts. This watchdog also reports an abort while it
+/// watches no wait.
 static LATEST: Mutex<Option<Arc<WatchdogShared>>> = Mutex::new(None);
 
-/// A watchdog; the default is disabled. Clones share the watchdog. Its thread starts with the first wait and ends when
-/// the last clone is dropped.
+/// A watchdog for waits on devices; the default is disabled. Clones share its thread, which starts with the first wait
+/// and ends when the last clone is dropped.
 #[derive(Clone, Default)]
 pub struct DeviceWatchdog(Option<Arc<Owner>>);
 
@@ -91,7 +91,7 @@ struct Wait {
 #[must_use]
 pub struct WaitGuard(Option<(Arc<WatchdogShared>, u64)>);
 
-/// Denoising steps that a thread is executing.
+/// The denoising steps of the current thread, and the number of model evaluations in its next execution.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepPosition {
     /// First and last step, counted from 1, and the total number of steps.
@@ -255,7 +255,7 @@ fn watch(shared: &Arc<WatchdogShared>) {
         };
         if first.deadline <= now {
             let message = message(first, shared.limit, now, &log.read());
-            // A wait that ends after this point no longer prevents the exit.
+            // From this point on, the process exits even if the wait ends.
             drop(state);
             end(shared, message);
         }
@@ -287,7 +287,8 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
     )
 }
 
-/// Reports the reason locally and fails the group with it; `does` is the verb phrase of the group's message.
+/// Reports `message` locally, and to the other processes of the group as `{does}: {message}`; `does` is a verb phrase
+/// such as `hangs`.
 fn say(shared: &WatchdogShared, does: &str, message: &str) {
     let going_on = lock(&shared.continuation).as_ref().and_then(|tell| tell());
     (shared.last_words)(message, going_on.as_deref());

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_line_is_one_object() {
+    fn json_access_log_line_is_one_object() {
         let line = Line {
             since: Instant::now(),
             request_id: "req_1".into(),

@@ -18,7 +18,7 @@ use super::jobs::Caller;
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// Maximum number of sessions. Beyond it, a new session evicts the oldest one.
 const SESSIONS: usize = 1024;
-/// Name of the API key from the environment variable.
+/// Name of the API key that the environment variable `LTX2_API_KEY` sets.
 const ENV: &str = "env";
 /// Minimum length of a key in characters.
 const MIN_KEY_LENGTH: usize = 8;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn rereading_updates_keys_and_invalid_file_keeps_them() {
+    fn reload_updates_keys_and_invalid_file_keeps_current_keys() {
         let (_folder, path) = file("anna:secret-one", 0o600);
         let keys = Keys::open(Some(&path), None).expect("keys");
         let cookie = keys.begin_session("secret-one").expect("random").expect("a cookie");

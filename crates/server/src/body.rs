@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum number of bytes of a request body that are discarded.
 const DRAIN_BYTES: u64 = 64 << 20;
 
-/// Request body with a maximum size and a minimum rate, which reading enforces.
+/// Request body that enforces a maximum size and a minimum rate while it is read.
 pub(super) struct LimitedBody {
     inner: Option<Incoming>,
     traffic: Arc<ExchangeState>,

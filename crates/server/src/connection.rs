@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// Limits of a connection.
+/// Timeouts and size limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// How long a client may take to send the headers, measured from the first byte of the connection or request.
+    /// Timeout for receiving the headers, measured from the start of the connection or the first byte of a later
+    /// request.
     pub headers: Duration,
     /// Maximum size of the headers in bytes.
     pub header_bytes: usize,
@@ -41,7 +42,7 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Values of [`Connection::at`].
+/// Values of [`Connection::at`]: reading headers, handling a request, and idle.
 pub(super) const HEADERS: u8 = 0;
 pub(super) const HANDLING: u8 = 1;
 pub(super) const IDLE: u8 = 2;
@@ -54,7 +55,8 @@ pub(super) struct Connection {
     pub(super) evicted: Notify,
     /// Whether the connection has been selected for eviction.
     pub(super) is_leaving: AtomicBool,
-    /// Waker of the task that reads the connection. While a request is handled, reading has no timeout.
+    /// Waker of the task that reads from the connection. Reading has no timeout while a request is handled, so the task
+    /// must be woken to start the idle timeout.
     pub(super) reader: Mutex<Option<Waker>>,
 }
 

@@ -66,7 +66,7 @@ pub struct Figures {
     pub checkpoints: u64,
     /// Number of runs resumed from a checkpoint.
     pub resumed: u64,
-    /// Duration of each change of the merged LoRAs.
+    /// Duration of each LoRA switch, which replaces the LoRAs that are merged into the weights.
     pub lora_switches: Vec<Duration>,
     /// Memory measurements: name of the device, kind of measurement, and value in bytes.
     pub memory: Vec<(String, &'static str, u64)>,

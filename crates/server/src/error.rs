@@ -99,7 +99,7 @@ pub const FAILURES: [(&str, u16); 11] = [
 ];
 
 impl Failure {
-    /// Returns a failure with a code of [`FAILURES`] that no field of the request caused.
+    /// Returns a failure with a code from [`FAILURES`] and without a request field.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Failure { code: code.into(), message: message.into(), param: None }
     }
@@ -109,12 +109,12 @@ impl Failure {
         Failure::new(OUT_OF_FILES, "the server has too many files open")
     }
 
-    /// Returns whether the cause may disappear, so that waiting for disk space or a file descriptor can help.
+    /// Returns whether the failure is temporary: waiting for disk space or a file descriptor can resolve it.
     pub fn is_transient(&self) -> bool {
         self.code == "storage_full" || self.code == OUT_OF_FILES
     }
 
-    /// Returns a failure that a field of the request caused.
+    /// Returns a failure that the request field `param` caused.
     pub fn field(code: &str, param: &str, message: impl Into<String>) -> Self {
         Failure { param: Some(param.into()), ..Failure::new(code, message) }
     }

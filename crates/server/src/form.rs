@@ -39,7 +39,7 @@ pub struct Form {
 impl Form {
     /// Returns whether the body contains files, as form parts or as text. Files take time to decode.
     pub fn has_files(&self) -> bool {
-        /// Text longer than this many bytes is taken for the contents of a file, not for a prompt.
+        /// Text longer than this many bytes is assumed to be the contents of a file, not a prompt.
         const LONG: usize = 16 << 10;
         fn holds(value: &Value) -> bool {
             match value {
@@ -60,7 +60,7 @@ pub struct FilePart {
     pub field: String,
     /// File name that the client sent, without folders; empty if it sent none.
     pub name: String,
-    /// Path of the temporary file, which is closed. The file is deleted on drop.
+    /// Path of the temporary file, which is not held open and is deleted on drop.
     pub file: tempfile::TempPath,
     /// Size of the file, in bytes.
     pub bytes: u64,

@@ -33,8 +33,8 @@ pub trait Generator: Send + Sync {
     /// Returns `video_not_found` if the field contains an invalid id.
     fn source_video(&self, form: &Form) -> Result<Option<VideoId>, ApiError>;
 
-    /// Converts a request into a job with a new id of `ids`. Reads and writes files, which blocks: do not call it from
-    /// async code.
+    /// Converts a request into a job with a new id from `ids`. Reads and writes files, which blocks: do not call it
+    /// from async code.
     ///
     /// # Errors
     /// Returns an error that contains the name of the invalid field as the client wrote it.
@@ -54,7 +54,7 @@ pub struct ModelInfo {
     pub names: Vec<String>,
     /// Name of the model's preset.
     pub preset: String,
-    /// Pipeline of requests that select none.
+    /// Default pipeline of requests.
     pub pipeline: String,
     /// Platform of the devices, such as `cuda`. Clients see it, so it contains no path.
     pub platform: String,

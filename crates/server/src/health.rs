@@ -20,7 +20,7 @@ pub enum HealthState {
 #[derive(Debug)]
 pub struct Health {
     condition: watch::Sender<HealthState>,
-    /// Reason of the device failure, for the log and the operator.
+    /// Reason for the device failure, for the log and the operator.
     failure: Mutex<Option<String>>,
     /// Minimum time without progress before the device counts as stuck.
     patience: Duration,

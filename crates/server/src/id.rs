@@ -68,7 +68,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Returns a generator whose ids sort after `last`, if there is an earlier id.
+    /// Returns a generator whose ids sort after `last`. `None`: there are no earlier ids.
     pub fn after(last: Option<&VideoId>) -> Self {
         let bits = last.map_or(0, |id| {
             let digit = |b: u8| DIGITS.iter().position(|d| *d == b).expect("ids contain only these digits") as u128;

@@ -21,7 +21,7 @@ const MIN_IMAGE_SIDE: u64 = 2;
 /// once.
 const MAX_VIDEO_BYTES: u64 = 2 << 30;
 const MAX_VIDEO_PIXELS: u64 = 40_000_000;
-/// How many seconds of audio after the start offset are decoded before a job is accepted.
+/// Maximum duration of audio, after the start offset, that is decoded before a job is accepted, in seconds.
 const MAX_CHECKED_SECONDS: f64 = 3600.0;
 /// Maximum number of concurrent decodes. Decoding an image may need two buffers of 120 MB.
 const DECODERS: usize = 2;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Configuration of a job's run: the JSON text of the generator's own type, and the values that the server shows.
+/// Configuration of a job's run: JSON text that only the generator interprets, and a summary for the server.
 #[derive(Clone, Debug)]
 pub struct JobConfig {
     json: Box<RawValue>,
@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for JobConfig {
     }
 }
 
-/// The keys of the JSON text that [`Summary`] is derived from.
+/// Keys of the JSON text from which [`Summary`] is derived.
 #[derive(Deserialize)]
 struct ConfigKeys {
     pipeline: String,
@@ -161,7 +161,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn stored_text_of_a_configuration_is_kept() {
+    fn stored_configuration_is_serialized_unchanged() {
         let text = r#"{"pipeline":"hq","request":{"prompt":"a","width":64,"height":32,"num_frames":"auto",
             "frame_rate":23.976023976023978,"seed":18446744073709551615,"other":1e0},"sampler":{"steps":4,
             "sigmas":[1.0,0.5,0.0]},"model":{"loras":[{"path":"a"},{"path":"b"}]},"output":{"audio":false}}"#;
@@ -184,7 +184,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn missing_key_is_an_error() {
+    fn configuration_without_required_key_is_rejected() {
         let error = JobConfig::new(&json!({"pipeline": "hq"})).expect_err("refused");
         assert!(error.to_string().contains("request"), "{error}");
     }

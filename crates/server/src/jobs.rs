@@ -123,7 +123,7 @@ pub struct Jobs {
     has_failed: AtomicBool,
     /// Whether a [`Jobs::sweep`] is requested, and a condition variable that is notified of requests.
     sweeps: (Mutex<bool>, Condvar),
-    /// Held while a request sweeps a full disk, so that only one request does.
+    /// Lock held while a request sweeps a full disk, so that concurrent requests do not all sweep.
     sweeping: Mutex<()>,
 }
 
@@ -160,8 +160,8 @@ impl Jobs {
         JobPage { jobs, has_more }
     }
 
-    /// Returns a receiver of a job's snapshots, which may skip some of them. The channel closes when the job is
-    /// removed.
+    /// Returns a receiver of a job's snapshots. A slow receiver skips intermediate snapshots. The channel closes when
+    /// the job is removed.
     ///
     /// # Errors
     /// Same as [`Jobs::get`].
@@ -292,8 +292,8 @@ impl Jobs {
         }
     }
 
-    /// Same as [`Jobs::write`], but retries for up to [`JobTiming::patience`] if too many files are open. Blocks: for
-    /// the device and finisher threads only.
+    /// Same as [`Jobs::write`], but retries for up to [`JobTiming::patience`] if too many files are open. Blocks: call
+    /// it only from the device and finisher threads.
     fn write_with_retry(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         let until = Instant::now() + self.pace.patience;
         loop {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_stays_at_99_until_completed() {
+    fn progress_is_below_100_until_completed() {
         let running = video(&snapshot(Record { state: JobState::InProgress, ..Record::queued() }));
         assert_eq!(
             (&running["progress"], &running["phase"], &running["step"]),

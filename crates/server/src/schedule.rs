@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-/// How many of the jobs after the first one in the queue the scheduler considers.
+/// Maximum number of queued jobs, after the first one, that the scheduler considers.
 pub(crate) const AHEAD: usize = 64;
-/// How often a job may be overtaken by jobs that need no new program and no LoRA switch.
+/// Maximum number of jobs that may overtake a job because they need no new program and no LoRA switch.
 pub(crate) const MAX_OVERTAKEN: usize = 4;
 
 /// Properties of a job that determine when it runs.

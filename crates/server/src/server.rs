@@ -59,7 +59,7 @@ pub enum StartError {
     /// I/O error of a folder, socket or thread.
     #[error("{what}: {source}")]
     Io {
-        /// What the server tried to do.
+        /// Description of the failed operation.
         what: String,
         /// The error.
         source: io::Error,
@@ -89,8 +89,8 @@ pub struct Server {
 
 impl Server {
     /// Starts a server: listens for connections, loads the stored jobs, and loads the model in the background.
-    /// `generator` creates the interface of the model for the server's store of input files; `factory` creates its
-    /// device.
+    /// `generator` receives the server's store of input files and returns the interface of the model. `factory` creates
+    /// the device.
     ///
     /// # Errors
     /// Returns an error if the settings are invalid, the state folder is in use, or an address cannot be bound.
@@ -233,7 +233,8 @@ impl Server {
     }
 
     /// Same as [`Server::end`], but does not wait for compilations, which cannot be interrupted. `compiles` returns
-    /// whether the device is only compiling: stopping then loses no work, and the running video returns to the queue.
+    /// whether the device is only compiling. In this case stopping loses no work: the running video returns to the
+    /// queue.
     pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
         let until = Instant::now().checked_add(self.app.settings.drain_timeout);

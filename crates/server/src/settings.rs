@@ -43,8 +43,8 @@ pub struct Settings {
     pub disk: u64,
     /// Disk space to keep free, in bytes.
     pub min_free: u64,
-    /// Whether a running video is finished when the server shuts down; otherwise its device saves a checkpoint, and the
-    /// next start resumes it.
+    /// Whether a running video is finished when the server shuts down. Otherwise the device saves a checkpoint, and the
+    /// next start resumes the video.
     pub finish_at_shutdown: bool,
     /// Maximum duration of the shutdown.
     pub drain_timeout: Duration,

@@ -180,7 +180,7 @@ pub fn no_room() -> ApiError {
         .should_retry(false)
 }
 
-/// Converts the error of a write into a response. `what`: what the server cannot store.
+/// Converts a write error into a response. `what` names the data that the server cannot store.
 pub fn unstored(error: &io::Error, what: &str) -> ApiError {
     match error {
         error if is_full(error) => no_room(),

@@ -41,7 +41,7 @@ pub(super) struct Streams {
 pub(super) enum StreamRefusal {
     /// All event streams of the server are in use.
     Full,
-    /// The client already has the contained number of streams, which is at least the number of free streams.
+    /// Contains the number of streams that the client has open, which is at least the number of free streams.
     Share(usize),
 }
 
@@ -50,8 +50,8 @@ impl Streams {
         Arc::new(Streams { most, held: Mutex::default() })
     }
 
-    /// Reserves an event stream for a client, which may hold at most as many streams as are free. A single client can
-    /// therefore use half of all streams, and the next client half of the rest.
+    /// Reserves an event stream for a client. A client may hold at most as many streams as are free, so a single client
+    /// can use half of all streams, and the next client half of the rest.
     pub(super) fn enter(self: &Arc<Self>, client: StreamOwner) -> Result<StreamPermit, StreamRefusal> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.most - held.values().sum::<usize>();

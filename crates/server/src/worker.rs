@@ -110,7 +110,7 @@ struct WriteTask {
 
 type StatusSender = Arc<watch::Sender<Status>>;
 
-/// Records a device failure, after which nothing runs.
+/// Records a device failure, after which no job runs.
 fn fail(jobs: &Jobs, status: &StatusSender, reason: &str) {
     tracing::error!("the device failed: {reason}");
     jobs.device_failed(reason);

@@ -48,9 +48,7 @@ pub struct Value {
     pub(super) sharding: KnownSharding,
 }
 
-/// A region under construction. Kinds of regions differ in how they use values from outside: the regions of a `while`
-/// carry them through the loop, as XLA requires; a manual computation takes them as operands; a `case` uses them
-/// directly; a function cannot use them.
+/// A region under construction. Its kind determines how it uses outer values, which are defined outside of the region.
 pub(super) struct Region {
     pub id: usize,
     pub kind: RegionKind,
@@ -60,15 +58,15 @@ pub(super) struct Region {
 pub(super) enum RegionKind {
     /// A function body, which cannot use outer values.
     Isolated,
-    /// Both regions of a `while`. Outer values become carried values.
+    /// Both regions of a `while`. Outer values become carried values, as XLA requires.
     Loop { captures: Captures },
     /// The body of a manual computation. Outer values become replicated operands.
     Manual { captures: Captures },
-    /// A branch of a `case`, which uses outer values under their own names.
+    /// A branch of a `case`, which uses outer values directly.
     Choice,
 }
 
-/// Captured outer values, each with its name inside the region, in order of first use.
+/// Outer values that a region uses, each with its name inside the region, in order of first use.
 pub(super) type Captures = IndexMap<(usize, Rc<str>), (Value, Rc<str>)>;
 
 impl RegionKind {
@@ -163,13 +161,14 @@ impl Builder {
         self
     }
 
-    /// Omits name scopes (MLIR locations) from the program text, which makes snapshots readable.
+    /// Omits name scopes (MLIR locations) from the program text, for readable snapshots.
     pub fn without_locations(self) -> Self {
         self.0.borrow_mut().locations = false;
         self
     }
 
-    /// Enters a name scope. Operations that are added while the guard is alive have the scope in their metadata.
+    /// Enters a name scope and returns its guard. Operations that are added before the guard is dropped have the scope
+    /// in their metadata.
     #[must_use]
     pub fn scope(&self, name: impl Into<String>) -> Scope {
         self.0.borrow_mut().scopes.push(name.into());
@@ -231,14 +230,13 @@ impl Builder {
         format!("%{}", s.next_name - 1).into()
     }
 
-    /// Returns whether the current region is inside a manual computation. Its operations work on one device's shard of
-    /// each value.
+    /// Returns whether the current region is inside a manual computation, in which values are shards of one device.
     pub(super) fn is_manual(&self) -> bool {
         self.0.borrow().regions.iter().any(|r| matches!(r.kind, RegionKind::Manual { .. }))
     }
 
-    /// Returns the name of `v` in the current region. If an outer region defines `v`, captures it in each region in
-    /// between.
+    /// Returns the name of `v` in the current region. If an outer region defines `v`, the loops and manual computations
+    /// between that region and the current one capture `v`.
     pub(super) fn name_of(&self, v: &Value) -> Rc<str> {
         let depth = self.0.borrow().regions.len();
         self.resolve(v, depth - 1)
@@ -420,7 +418,7 @@ impl Builder {
 }
 
 impl Value {
-    /// Returns the type: the global one or, in a manual computation, that of one device's shard.
+    /// Returns the type of the value. In a manual computation, this is the type of one device's shard.
     pub fn ty(&self) -> &Type {
         &self.ty
     }

@@ -26,14 +26,14 @@ impl Value {
         known(from.into_iter().map(|dim| dim.map_or_else(Vec::new, |dim| self.axes_of(dim))).collect())
     }
 
-    /// Returns the sharding of a result in which only the dimension `changed` differs from this value; that dimension
-    /// is not sharded.
+    /// Returns the sharding of a result that differs from this value only in the size of dimension `changed`. That
+    /// dimension is not sharded.
     pub(super) fn carried_but(&self, changed: usize) -> KnownSharding {
         self.carried((0..self.rank()).map(|i| (i != changed).then_some(i)))
     }
 
     /// Returns the sharding after a reshape to `to`. If dimensions are merged or split, their mesh axes shard the
-    /// outermost of the new dimensions whose sizes are divisible.
+    /// outermost new dimensions whose sizes are divisible.
     pub(super) fn carried_through_reshape(&self, to: &[usize]) -> KnownSharding {
         self.sharding.as_ref()?;
         let from = self.dims();
@@ -43,8 +43,8 @@ impl Value {
             let (first, start) = (i, j);
             let (mut a, mut b) = (from[i], to[j]);
             while a != b {
-                // Both shapes have the same number of elements, so multiplying further dimensions makes the two
-                // products equal.
+                // Both shapes have the same number of elements, so the products become equal when further dimensions
+                // are included.
                 if a < b && i + 1 < from.len() {
                     i += 1;
                     a *= from[i];
@@ -90,7 +90,8 @@ impl Value {
     }
 }
 
-/// Returns the sharding of an elementwise result. Each dimension is sharded like in the first operand that shards it.
+/// Returns the sharding of an elementwise result. Each dimension is sharded as in the first operand that shards this
+/// dimension.
 pub(super) fn merged(operands: &[&Value]) -> KnownSharding {
     let rank = operands.iter().find(|v| v.sharding.is_some())?.rank();
     let split = |dim: usize| operands.iter().map(|v| v.axes_of(dim)).find(|axes| !axes.is_empty());

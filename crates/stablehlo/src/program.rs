@@ -11,7 +11,7 @@ use super::work::ProgramWork;
 pub struct Argument {
     /// Name, unique in the program.
     pub name: String,
-    /// Global type: that of the value before it is sharded.
+    /// Global type: the type of the unsharded value.
     pub ty: Type,
     /// Sharding. `None`: the partitioner chooses.
     pub sharding: Option<Sharding>,
@@ -36,7 +36,7 @@ impl Argument {
 pub struct ProgramOutput {
     /// Name, unique in the program.
     pub name: String,
-    /// Global type: that of the value before it is sharded.
+    /// Global type: the type of the unsharded value.
     pub ty: Type,
     /// Sharding. `None`: the partitioner chooses.
     pub sharding: Option<Sharding>,
@@ -56,7 +56,7 @@ impl ProgramOutput {
 /// A finished program.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The module as StableHLO text.
+    /// The program as StableHLO text.
     pub text: String,
     /// Arguments of `main`, in order.
     pub arguments: Vec<Argument>,

@@ -8,7 +8,8 @@ use super::sharding::Sharding;
 /// Sharding of a value. `None`: the value counts as replicated.
 pub(super) type KnownSharding = Option<Rc<Sharding>>;
 
-/// Returns a sharding in which each mesh axis shards only the first of the dimensions that it is listed for.
+/// Returns the sharding with the mesh axes `dims` of each dimension. If several dimensions list the same mesh axis, it
+/// shards only the first of them.
 pub(super) fn known(dims: Vec<Vec<String>>) -> KnownSharding {
     let mut taken: Vec<String> = Vec::new();
     let distinct = dims.into_iter().map(|axes| {

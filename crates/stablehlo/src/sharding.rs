@@ -70,8 +70,8 @@ impl Groups {
         self.0.first().map_or(1, Vec::len)
     }
 
-    /// Splits each group into chunks of `inner` adjacent devices. Returns the chunks, and the groups of devices that
-    /// have the same position in the chunks of one group.
+    /// Splits each group into chunks of `inner` adjacent devices. Returns the chunks as groups, and groups of the
+    /// devices that have the same position in the chunks of one original group.
     pub fn nested(&self, inner: usize) -> (Groups, Groups) {
         let near = self.0.iter().flat_map(|g| g.chunks(inner).map(<[usize]>::to_vec)).collect();
         let far = self.0.iter().flat_map(|g| (0..inner).map(|i| g.iter().skip(i).step_by(inner).copied().collect()));
@@ -108,7 +108,7 @@ impl Sharding {
     ///
     /// # Errors
     /// Returns an error if `ty` and the sharding have different numbers of dimensions, if the mesh lacks an axis of the
-    /// sharding, or if a dimension is not divisible by the size of its axes.
+    /// sharding, or if a dimension is not divisible by the sizes of its mesh axes.
     pub fn local(&self, ty: &Type, mesh: &DeviceMesh) -> Result<Type, String> {
         if self.0.len() != ty.rank() {
             return Err(format!("{ty} has {} dimensions, but the sharding has {}", ty.rank(), self.0.len()));

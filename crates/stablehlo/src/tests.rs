@@ -76,7 +76,7 @@ fn shape_error_has_operation_scope_and_both_shapes() {
         let _attn = b.scope("attn1");
         &x + &y
     };
-    // The error that is reported stays the first one.
+    // This second error is not reported.
     let z = z.reshape(vec![5]);
     let e = b.finish(&[("z", &z)]).expect_err("shapes differ");
     assert_eq!(
@@ -144,7 +144,7 @@ fn constant_literals_preserve_bits() {
 }
 
 #[test]
-fn constraint_must_divide_the_dimension() {
+fn sharding_constraint_must_divide_the_dimension() {
     let b = builder().with_mesh(DeviceMesh::new(&[("fsdp", 2), ("context", 4)]));
     let x = arg(&b, "x", F32, &[6, 8]);
     let y = x.constrain(&Sharding::new(&[&["context"], &[]]));

@@ -3,7 +3,7 @@
 use super::DType;
 use super::sharding::Groups;
 
-/// A matmul, or attention in a fused kernel, as one device runs it.
+/// The share of one device in a matmul, or in attention that a fused kernel computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// FLOPs of one run; a multiply-add counts as two.
@@ -12,7 +12,7 @@ pub struct Matmul {
     pub bytes: [f64; 3],
     /// Element type of the operands.
     pub dtype: DType,
-    /// Sizes of the attention; `None` for a matmul.
+    /// Sizes of the attention operands. `None`: the work is a matmul.
     pub attention: Option<FusedAttention>,
     /// Number of runs; includes loop trip counts where these are known.
     pub times: f64,
@@ -64,7 +64,7 @@ pub struct ProgramWork {
     pub transfers: Vec<CollectiveTransfer>,
 }
 
-/// A position in the program: the numbers of matmuls and of collectives up to it.
+/// A position in the program: the numbers of matmuls and of collectives before it.
 pub(super) type Mark = [usize; 2];
 
 impl ProgramWork {

@@ -92,7 +92,8 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Opens a file to look at its header. Quantized weights have the types of their codes.
+    /// Opens a file to inspect its header. Quantized weights are not decoded: their types are those of the stored
+    /// codes.
     pub(super) fn headers_only(path: &Path) -> Result<Self, WeightsError> {
         Self::unrestored(path, None)
     }
@@ -234,7 +235,7 @@ impl Checkpoint {
         Ok(Checkpoint { origin: self.origin.clone(), shards: self.shards.clone(), tensors: Arc::new(tensors) })
     }
 
-    /// Combines these tensors with those of `other`.
+    /// Returns a checkpoint with the tensors of both checkpoints.
     ///
     /// # Errors
     /// Returns an error if both contain a tensor of the same name.
@@ -327,7 +328,7 @@ impl Checkpoint {
         Ok(entry.view.clone())
     }
 
-    /// Returns a tensor that must be floating point, as weights are.
+    /// Returns a floating-point tensor, such as a weight.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or not floating point.
@@ -353,7 +354,8 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the kind of model in a GGUF file, empty if the file does not state it. `None`: not a GGUF file.
+    /// Returns the architecture in a GGUF file's metadata; empty if the file does not state one. `None`: not a GGUF
+    /// file.
     pub(crate) fn architecture(&self) -> Option<&str> {
         self.metadata(gguf::ARCHITECTURE)
     }

@@ -79,7 +79,8 @@ impl Component {
         self.facts().weights_stem
     }
 
-    /// Returns the key under `model` in the YAML that replaces this component. `None`: it cannot be replaced by itself.
+    /// Returns the key under `model` in the YAML that replaces this component. `None`: it cannot be replaced
+    /// separately.
     pub const fn override_key(self) -> Option<&'static str> {
         self.facts().override_key
     }
@@ -91,7 +92,7 @@ impl fmt::Display for Component {
     }
 }
 
-/// Names of a component: of its folder, in messages, of its files, and of its YAML key.
+/// Names of a component: its folder, its label in messages, its files and its YAML key.
 struct ComponentNames {
     folder: &'static str,
     label: &'static str,

@@ -1,4 +1,4 @@
-//! Conversion of model files to one safetensors file in which linear layers have the wanted form.
+//! Converts model files to one safetensors file in which linear layers are bf16 or have a requested quantized form.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use ltx2_stablehlo::DType;
 
 mod names;
 
-/// Name ends of the linear layers of blocks of the transformer and of the connectors.
+/// Name suffixes of the linear layers in the blocks of the transformer and of the connectors.
 const LINEAR: [&str; 6] = [".to_q", ".to_k", ".to_v", ".to_out.0", ".net.0.proj", ".net.2"];
 /// Levels of subfolders whose files an error lists.
 const DEPTH: usize = 3;
@@ -36,39 +36,39 @@ pub struct Conversion {
     metadata: BTreeMap<String, String>,
     /// Number of layers whose codes are computed.
     pub quantized: usize,
-    /// Number of layers whose codes are copied, because they have the wanted form.
+    /// Number of layers whose codes are copied, because they already have the requested form.
     pub copied: usize,
-    /// Number of layers that stay wider, because their number of columns does not fit the wanted form.
+    /// Number of layers that are not quantized, because the requested form does not support their number of columns.
     pub unfit: usize,
 }
 
-/// Bytes of a tensor.
+/// Source of a tensor's bytes.
 enum Content {
-    /// The values of a tensor, as they are read.
+    /// The values of a tensor.
     Values(TensorView),
     Bytes(Vec<u8>),
-    /// Codes of the values of a matrix.
+    /// Codes that are computed from the values of a matrix.
     Codes(TensorView, QuantizedForm),
     /// Scales, which are written with the codes.
     Scales,
 }
 
-/// What becomes of a tensor.
+/// How a tensor is converted.
 enum Decision {
-    /// It has the wanted form, with these codes and scales.
+    /// Copied, because it already has the requested form, with these codes and scales.
     Copy(TensorView, Option<TensorView>),
     Quantize,
-    /// It is a layer to quantize, but its number of columns does not fit.
+    /// Not quantized, because the requested form does not support its number of columns.
     Unfit,
-    /// It becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is copied.
+    /// Becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is copied.
     Keep,
 }
 
-/// The wanted form of the layers of a file.
+/// The requested form of the linear layers of a file.
 struct Target {
     /// `None`: bf16.
     form: Option<QuantizedForm>,
-    /// The transformer's blocks that are quantized to floats and unrotated integers.
+    /// Transformer blocks that the forms fp8 and int8 quantize; int8-convrot quantizes all blocks.
     blocks: Range<usize>,
 }
 
@@ -81,13 +81,13 @@ fn marker(form: QuantizedForm) -> &'static str {
     }
 }
 
-/// Returns the number of the transformer's block from a name without prefix.
+/// Returns the index of the transformer block that a name without prefix belongs to.
 fn block(name: &str) -> Option<usize> {
     name.strip_prefix("transformer_blocks.")?.split('.').next()?.parse().ok()
 }
 
 impl Target {
-    /// Whether a weight is a linear layer that published files of the form quantize.
+    /// Whether published files of the requested form quantize this weight.
     fn selects(&self, name: &str) -> bool {
         let Some(module) = name.strip_suffix(".weight") else { return false };
         if keys::gemma(module).strip_prefix(GEMMA).is_some_and(|rest| rest.starts_with("layers.")) {
@@ -122,10 +122,10 @@ impl Target {
 }
 
 impl Conversion {
-    /// Plans the conversion of a file, or of a folder with one component, by reading only headers. Linear layers get the
-    /// form `form`; `None`: bf16. Which layers these are depends on the form, as in published files. Layers that have the
-    /// form already are copied, other quantized tensors become bf16, and unquantized tensors are copied. The header keeps
-    /// its metadata, except for the format.
+    /// Plans the conversion of a file, or of a folder with one component, by reading only headers. Converts linear
+    /// layers to `form`; `None`: bf16. The form determines which linear layers are converted, as in published files.
+    /// Layers that already have the form are copied, other quantized tensors become bf16, and unquantized tensors are
+    /// copied. The header keeps its metadata, except for the format.
     ///
     /// # Errors
     /// Returns an error if the input cannot be read, if its names cannot be converted to those of Lightricks' files, or if
@@ -157,11 +157,12 @@ impl Conversion {
         let target = Target { form, blocks: quantized_blocks(last.map_or(0, |last| last + 1)) };
         source.names().try_for_each(|name| plan.add(&source, name, &target))?;
         if let Some(form) = form.filter(|_| plan.quantized + plan.copied == 0) {
-            let what = if plan.unfit > 0 { ", whose columns are a multiple of 256" } else { "" };
+            let what = if plan.unfit > 0 { " whose number of columns is a multiple of 256" } else { "" };
             let connectors = if form == QuantizedForm::Int8Convrot { ", connectors" } else { "" };
             let name = form.name();
             return none(format!(
-                "{name} needs linear layers of transformer blocks{connectors} or a text encoder{what}; there are none"
+                "nothing to convert to {name}: there are no linear layers of transformer blocks{connectors} or a text \
+                 encoder{what}"
             ));
         }
         // Readers need each tensor to start at a multiple of the size of its elements.
@@ -335,7 +336,7 @@ fn weight_files(folder: &Path, depth: usize) -> Vec<String> {
     found.collect()
 }
 
-/// Returns the metadata of the new file: that of the source, except what describes its format.
+/// Returns the metadata of the new file: the source's metadata without the entries that describe its format.
 fn metadata(source: &Checkpoint) -> BTreeMap<String, String> {
     let is_kept = |key: &str| match source.architecture() {
         Some(_) => matches!(key, CONFIG | VERSION),

@@ -1,4 +1,5 @@
-//! Configurations of files whose header has none: sizes come from the tensors, the rest from the published models.
+//! Derives configurations for files whose header has none: sizes come from the tensors, other values from the published
+//! models.
 
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use super::version::KEYFRAMES;
 /// number of heads.
 const CONNECTOR_HEADS: usize = 30;
 
-/// Returns the number of elements `list.N` with the largest `N`, plus 1.
+/// Returns the length of a list: the largest `N` in tensor names that start with `list` followed by `N`, plus 1.
 fn count(tensors: &Checkpoint, list: &str) -> u64 {
     let number = |name: &str| name.strip_prefix(list)?.split('.').next()?.parse::<u64>().ok();
     tensors.names().filter_map(number).max().map_or(0, |last| last.saturating_add(1))
@@ -72,7 +73,7 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Value, WeightsErro
     Ok(json!({"transformer": config}))
 }
 
-/// Adds to a transformer's section the keys of its connectors that it lacks. `connectors` has diffusers names.
+/// Adds the connectors' keys that a transformer's section lacks. `connectors` has diffusers names.
 pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -> Result<(), WeightsError> {
     let mut add = |key: &str, value: Value| {
         if section[key].is_null() {

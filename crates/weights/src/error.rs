@@ -16,7 +16,7 @@ pub enum WeightsError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What failed, as in `cannot open`.
+        /// The operation that failed, such as `cannot open`.
         action: &'static str,
         /// The error of the operating system.
         source: io::Error,

@@ -1,6 +1,6 @@
-//! Configurations and tensor names of GGUF files. The files usually have no configuration: a transformer's is
-//! derived from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors
-//! files that lost their configuration are treated in the same way.
+//! Configurations and tensor names of GGUF files. The files usually have no configuration: a transformer's is derived
+//! from its tensors, a text encoder's from llama.cpp's metadata. Transformers in safetensors files that lost their
+//! configuration are treated in the same way.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ const LTX: &str = "ltxv";
 const GEMMA_3: &str = "gemma3";
 const GEMMA_4: &str = "gemma4";
 
-/// Module names of llama.cpp's Gemma 3, and transformers' names.
+/// Module names of Gemma 3 in llama.cpp and in transformers.
 const MODULES: [(&str, &str); 15] = [
     ("token_embd", "model.embed_tokens"),
     ("output_norm", "model.norm"),
@@ -33,12 +33,12 @@ const MODULES: [(&str, &str); 15] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Whether this kind of model may be LTX's transformer.
+/// Whether a GGUF file of this architecture may be LTX's transformer.
 pub(super) fn is_transformer(architecture: &str) -> bool {
     matches!(architecture, LTX | "")
 }
 
-/// Whether this kind of model is Gemma 3 or 4.
+/// Whether this architecture is Gemma 3 or 4.
 pub(super) fn is_text_encoder(architecture: &str) -> bool {
     matches!(architecture, GEMMA_3 | GEMMA_4)
 }
@@ -58,12 +58,11 @@ fn is_published_transformer(file: &Checkpoint) -> bool {
     is("patchify_proj.weight", 4096) && is("audio_patchify_proj.weight", 2048) && !file.names().any(other)
 }
 
-/// Derives the `config` of a GGUF file, or of a safetensors file whose header lost it, which is assumed to be that of a
-/// published model. `None`: another safetensors file.
+/// Derives the `config` of a transformer in a GGUF file, or in a safetensors file that lost its configuration and has
+/// the size of a published transformer. `None`: another safetensors file.
 ///
 /// # Errors
-/// Returns an error if a GGUF file is not LTX's transformer, or if the tensors have other forms than those of published
-/// models.
+/// Returns an error if a GGUF file is not LTX's transformer, or if a tensor is missing.
 pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, WeightsError> {
     let is_derivable = |architecture: Option<&str>| match architecture {
         Some(architecture) => is_transformer(architecture),
@@ -78,7 +77,7 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
     derived::transformer_config(file).map(Some)
 }
 
-/// Derives `config.json` of a Gemma 3 file. `None`: not a GGUF file.
+/// Derives the `config.json` of a Gemma 3 GGUF file from its metadata. `None`: not a GGUF file.
 ///
 /// # Errors
 /// Returns an error for other architectures, and if metadata is missing.
@@ -124,7 +123,7 @@ pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, We
     Ok(Some(json!({"model_type": GEMMA_3, "text_config": text})))
 }
 
-/// Returns the name in transformers of a tensor of a Gemma 3 file. `None`: not a tensor of the text model.
+/// Converts the name of a Gemma 3 tensor from llama.cpp's to transformers'. `None`: not a tensor of the text model.
 fn text_encoder_name(key: &str) -> Option<String> {
     let (module, leaf) = key.rsplit_once('.')?;
     let (layer, module) = match module.strip_prefix("blk.") {

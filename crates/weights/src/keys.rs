@@ -10,7 +10,7 @@ pub(super) const TRANSFORMER: &str = "model.diffusion_model.";
 /// Prefix of the text projections in a single file.
 const PROJECTION: &str = "text_embedding_projection.";
 
-/// Starts of keys that show that a file's transformer or connectors have no prefix.
+/// Key prefixes that occur only in files whose transformer or connectors have no prefix.
 const UNPREFIXED: [&str; 3] = ["patchify_proj.", "video_embeddings_connector.", "audio_embeddings_connector."];
 
 /// Renamed name segments of the transformer: single-file name, diffusers name.
@@ -84,8 +84,8 @@ pub struct SingleFileKeys {
 }
 
 impl SingleFileKeys {
-    /// Detects from all keys of a file what the mapping depends on: the prefix, the kind of video decoder, and the
-    /// number of video encoder blocks.
+    /// Examines all keys of a file. The mapping depends on the prefix, the kind of video decoder, and the number of
+    /// video encoder blocks.
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names = SingleFileKeys { transformer: TRANSFORMER, diffusion: false, encoder_middle: 0 };
         for key in keys {
@@ -172,7 +172,8 @@ impl SingleFileKeys {
     }
 }
 
-/// Returns a key of the video VAE without its prefix, which files with only the VAE may omit.
+/// Returns a key of the video VAE without its prefix, which files with only the VAE may lack. `None`: the key is not
+/// one of the video VAE.
 fn video_vae(key: &str) -> Option<&str> {
     let bare = ["encoder.", "decoder.", "per_channel_statistics."];
     key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))
@@ -197,7 +198,7 @@ pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, Weight
     Ok(head)
 }
 
-/// Whether a diffusers name of a connector's tensor is that of a text projection.
+/// Whether the connectors' tensor with this diffusers name belongs to a text projection.
 pub(super) fn is_projection_name(name: &str) -> bool {
     name.contains("text_proj_in.")
 }

@@ -1,5 +1,5 @@
-//! Adapter files: LoRAs, which add `strength · (alpha / rank) · B·A` to weights of a model, and DoRAs, LoHas, LoKrs and
-//! differences.
+//! Adapter files: LoRAs, which add `strength · (alpha / rank) · B·A` to weights of a model, DoRAs, LoHas, LoKrs, and
+//! stored differences of weights.
 //!
 //! A tensor's name contains the name of the updated module, as diffusers or Lightricks name it. The module name may
 //! have a prefix of diffusers (`transformer.`), of Lightricks and ComfyUI (`diffusion_model.`) or of PEFT
@@ -39,7 +39,7 @@ pub struct LoraFile {
     /// `model_version` in the file's header.
     version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
-    /// Updates of modules whose names have `_` instead of `.`: the name, `weight` or `bias`, and the update.
+    /// Updates of modules whose names have `_` instead of `.`, by module name and parameter (`weight` or `bias`).
     flat: BTreeMap<(String, &'static str), Update>,
     /// The updates in `flat`, by component and tensor name; set by [`LoraFile::check`].
     resolved: OnceLock<BTreeMap<(Component, String), Update>>,
@@ -235,7 +235,7 @@ pub fn lora_fingerprint(name: &str) -> Result<String, WeightsError> {
     Ok(format!("{}{}", fingerprint::SAMPLED, hex::encode(hash.finalize())))
 }
 
-/// Returns an error if the file is a LoRA, where a model file is needed.
+/// Returns an error if the file is a LoRA instead of a model file.
 pub(super) fn refuse(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     // Vocoders have alphas too.
     let is_part = |key: &&str| keys::split(key).is_ok_and(|(_, role)| role != LoraTensorRole::Alpha);

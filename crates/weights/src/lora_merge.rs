@@ -71,7 +71,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Reads updates, all of which are LoRAs.
+    /// Reads the matrices of `updates`, which must all be LoRAs.
     fn new(order: MergeOrder, updates: &[(&LoraFile, &Update, f64)], round: RoundFn) -> Result<Self, WeightsError> {
         let mut terms = Vec::new();
         for (i, (_, update, strength)) in updates.iter().enumerate() {
@@ -130,7 +130,8 @@ impl Sum {
     }
 }
 
-/// A weight as stored, in blocks of rows. Tensors other than matrices are matrices with their first dimension as rows.
+/// A stored weight, divided into blocks of rows. A tensor that is not a matrix is treated as one: its first dimension
+/// is the rows.
 struct WeightBlocks<'a> {
     dtype: DType,
     bytes: &'a [u8],
@@ -164,7 +165,7 @@ impl WeightBlocks<'_> {
     }
 }
 
-/// How the updates of a weight are merged.
+/// The updates of a weight: a sum of LoRAs, or steps if there are other kinds.
 enum WeightChange {
     Sum(Sum),
     Steps(Steps),

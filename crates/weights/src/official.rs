@@ -405,7 +405,7 @@ fn duration_head(path: &Path, tensors: &Checkpoint) -> Result<Value, WeightsErro
     }))
 }
 
-/// Derives the configuration of an upsampler; tensor names and shapes supply what the header does not state.
+/// Derives the configuration of an upsampler. Keys that the header lacks are derived from tensor names and shapes.
 fn upsampler(path: &Path, config: &Value, tensors: &Checkpoint) -> Result<Value, WeightsError> {
     let missing = |key: &str| WeightsError::MissingTensor { path: path.to_path_buf(), key: key.into() };
     let shape = |key: &str| tensors.shape(key).ok_or_else(|| missing(key));

@@ -9,7 +9,7 @@ use super::error::WeightsError;
 use super::official_vae;
 use super::section::Section;
 
-/// A key that is not read, a test for its accepted values, and the reason why they have no effect.
+/// A key that is not read, a predicate for its accepted values, and the reason why these values have no effect.
 type IgnoredKey = (&'static str, fn(&Value) -> bool, &'static str);
 
 /// The keys of one section of the configuration; `section` is the path of the section.

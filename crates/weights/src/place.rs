@@ -130,7 +130,7 @@ pub(super) fn is_diffusers(path: &Path) -> bool {
     path.join("model_index.json").is_file() || has_folder(path, Component::Transformer)
 }
 
-/// Determines what is at a path. `part`: the requested component; `None`: a model.
+/// Detects the kind of model or component at a path. `part`: the requested component; `None`: a complete model.
 pub(super) fn place(path: &Path, part: Option<Component>) -> Result<ModelLocation, WeightsError> {
     if path.is_file() {
         return match part {

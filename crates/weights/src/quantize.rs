@@ -38,19 +38,19 @@ impl QuantizedForm {
         if self == QuantizedForm::Fp8 { DType::F8E4M3FN } else { DType::I8 }
     }
 
-    /// Returns the largest code.
+    /// Returns the largest magnitude of a code.
     fn largest(self) -> f32 {
         if self == QuantizedForm::Fp8 { F8::MAX } else { f32::from(i8::MAX) }
     }
 
-    /// Whether matrices with this number of columns have the form.
+    /// Whether matrices with this number of columns can have the form.
     pub fn fits(self, columns: usize) -> bool {
         self != QuantizedForm::Int8Convrot || columns.is_multiple_of(GROUP)
     }
 }
 
-/// A quantized matrix. Its values, rotated if the form is [`QuantizedForm::Int8Convrot`], are the codes multiplied by
-/// the scales of their rows.
+/// A quantized matrix. The codes multiplied by the scales of their rows give the values, which are still rotated if the
+/// form is [`QuantizedForm::Int8Convrot`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     /// One byte per value, in row-major order.
@@ -80,8 +80,8 @@ pub fn quantize(form: QuantizedForm, dtype: DType, columns: usize, values: &[u8]
     Quantized { codes, scales }
 }
 
-/// Returns the blocks, of `count` blocks of a transformer, that are quantized to floats or unrotated integers. The first
-/// block and about the last tenth keep their type, as in the published fp8 models (of 48 blocks: 0 and 43 to 47).
+/// Returns the blocks of a transformer with `count` blocks that the forms fp8 and int8 quantize. The first block and
+/// about the last tenth are not quantized, as in the published fp8 models (of 48 blocks: 0 and 43 to 47).
 pub fn quantized_blocks(count: usize) -> Range<usize> {
     1..count.saturating_sub((5 * count + 24) / 48)
 }
@@ -99,8 +99,8 @@ pub(crate) fn scale(form: QuantizedForm, largest: f32) -> f32 {
     (largest / form.largest()).max(1e-30)
 }
 
-/// Quantizes little-endian values of the float type `dtype` to 8-bit floats with one scale for all, with the bits of
-/// comfy-kitchen's f32 kernel.
+/// Quantizes little-endian values of the float type `dtype` to 8-bit floats with a single scale. The codes equal those
+/// of comfy-kitchen's f32 kernel bit for bit.
 pub(crate) fn fp8_codes(dtype: DType, scale: f32, values: &[u8]) -> Vec<u8> {
     let mut wide = vec![0.0; values.len() / dtype.size()];
     widen(dtype, values, &mut wide);
@@ -108,8 +108,8 @@ pub(crate) fn fp8_codes(dtype: DType, scale: f32, values: &[u8]) -> Vec<u8> {
     wide.iter().map(|v| F8::from_f32(v * inverse).0).collect()
 }
 
-/// Quantizes a row: writes the codes, and returns the scale. Integers have the bits of comfy-kitchen's f32 kernels on a
-/// CPU.
+/// Quantizes a row: writes the codes, and returns the scale. Integer codes equal those of comfy-kitchen's f32 kernels
+/// on a CPU bit for bit.
 fn quantize_row(form: QuantizedForm, row: &mut [f32], codes: &mut [u8]) -> f32 {
     if form == QuantizedForm::Int8Convrot {
         rotate(row);

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-/// Columns of a group: the only size in published files.
+/// Number of columns per group. Published files use no other size.
 pub const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
-/// Columns whose sums are computed together, because they fit into registers.
+/// Number of columns whose sums are computed together; they fit into registers.
 const LANES: usize = 16;
 const PARTS: usize = QUARTER / LANES;
 

@@ -18,11 +18,11 @@ use super::split::{Choice, SplitFolder};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
 use super::{Component, derived, fingerprint, keys, official, official_diffusion, quantization, unsupported};
 
-/// Components that replace those of the model, and what selects between several files of a component. A component is a
-/// path, or `org/name` in the Hugging Face cache. `None`: the model's own component.
+/// Components that replace those of the model, and the variant of its files. A component is a path, or `org/name` in
+/// the Hugging Face cache. `None`: the model's own component.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Folder or file of Gemma-3; for LTX-2.5, the folder or file of its own text encoder.
+    /// Folder or file of Gemma 3 or, for LTX-2.5, of LTX-2.5's text encoder.
     pub text_encoder: Option<String>,
     /// A folder with `tokenizer.json`, or that file.
     pub tokenizer: Option<String>,
@@ -41,9 +41,9 @@ pub struct Overrides {
     pub temporal_upsampler: Option<String>,
     /// Folder or file of the duration head (LTX-2.5).
     pub duration_head: Option<String>,
-    /// Parts of a file name, separated by commas or spaces, such as `fp8` or `distilled, Q4_K_M`: selects the
-    /// transformer in a folder of single files, whose other components prefer files with most of the parts, and the
-    /// variant in a diffusers folder. `None`: unquantized files are preferred.
+    /// Parts of a file name, separated by commas or spaces, such as `fp8` or `distilled, Q4_K_M`. In a folder of single
+    /// files, selects the transformer whose name has all parts, and prefers files of other components with most parts.
+    /// In a diffusers folder, selects the variant of the weights. `None`: unquantized files are preferred.
     pub variant: Option<String>,
 }
 
@@ -67,9 +67,9 @@ pub struct ModelSource {
     path: PathBuf,
     main: ModelLocation,
     parts: BTreeMap<Component, ModelLocation>,
-    /// Components of which the model's folder contains several files, with the names of the files.
+    /// Components for which the model's folder contains several files, and the names of these files.
     ambiguous: BTreeMap<Component, Vec<String>>,
-    /// Files in the model's folder of components that a model can run without and that cannot be opened.
+    /// Optional components whose file in the model's folder cannot be opened, and the path of that file.
     damaged: BTreeMap<Component, PathBuf>,
     /// Folder of single files in which the components were searched.
     folder: Option<PathBuf>,
@@ -237,8 +237,8 @@ impl ModelSource {
         own.or_else(|| Some(&self.main).filter(holds)).or_else(beside).unwrap_or(&self.main)
     }
 
-    /// Returns an error if the model's folder contains several files of a component and nothing decides between them, or
-    /// only one that cannot be opened.
+    /// Returns an error if the model's folder contains several files of a component, none of which is preferred, or an
+    /// optional component's file that cannot be opened. `None`: neither is the case.
     pub fn ambiguity(&self, component: Component) -> Option<WeightsError> {
         if let Some(file) = self.damaged.get(&component) {
             return place(file, Some(component)).err();
@@ -261,8 +261,8 @@ impl ModelSource {
 
     /// Returns a component's folder.
     ///
-    /// The tokenizer is also looked for in and next to the text encoder's folder, as in Google's repository, and next to
-    /// the text encoder's file.
+    /// The tokenizer may also be inside the text encoder's folder, as in Google's repository, next to that folder, or
+    /// next to the text encoder's file.
     ///
     /// # Errors
     /// Returns an error if the component is missing or inside a single file.
@@ -425,8 +425,8 @@ impl ModelSource {
         }
     }
 
-    /// Combines the connectors' blocks and text projections, which may be in different files: in order, those of `own`,
-    /// of the transformer's file, and of the text encoder's file.
+    /// Combines the connectors' blocks and text projections, which may be in different files. Each is taken from the
+    /// first of these that contains it: `own`, the transformer's file, the text encoder's file.
     fn connectors(&self, own: Checkpoint) -> Result<Checkpoint, WeightsError> {
         let path = own.path().to_path_buf();
         let mut sources = vec![own];
@@ -480,8 +480,8 @@ impl ModelSource {
         Ok(connectors)
     }
 
-    /// Returns the header's configuration that describes the connectors: that of their file or of the transformer's
-    /// file. What neither states is derived from tensors.
+    /// Returns the configuration that describes the connectors, from the header of their file or of the transformer's
+    /// file. If neither header has one, it is derived from tensors.
     fn connectors_config(&self, own: &SingleFile, connectors: &Checkpoint) -> Result<Value, WeightsError> {
         let has_section = |s: &SingleFile| s.config["transformer"].is_object();
         let main = match &self.main {
@@ -539,8 +539,8 @@ impl ModelSource {
         asks && self.checkpoint(Component::Transformer).is_ok_and(|tensors| !tensors.contains(KEYFRAMES))
     }
 
-    /// Checks that components read all tensors of the model's single files. The video latents' training statistics
-    /// other than mean and deviation are not checked.
+    /// Checks that every tensor of the model's single files is read by a component. Unused statistics of latents are
+    /// ignored.
     ///
     /// # Errors
     /// Returns an error for the first unread tensor.

@@ -1,6 +1,6 @@
-//! Folders of single files, such as a downloaded repository or ComfyUI's model folder: each component is a file of its
-//! own. Files are recognized by their tensors, wherever they are in the folder; names only decide between several files
-//! of the same component.
+//! Folders of single files, such as a downloaded repository or ComfyUI's model folder: each component is a separate
+//! file. Files are recognized by their tensors, wherever they are in the folder. Names only decide between several
+//! files of the same component.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -22,13 +22,14 @@ const TRANSFORMER_FOLDERS: [&str; 3] = ["diffusion_models", "unet", "checkpoints
 const PART_FOLDERS: [&str; 7] =
     ["text_encoders", "text_encoder", "clip", "vae", "latent_upscale_models", "model_patches", "split_files"];
 
-/// Number of levels of subfolders that are searched, and of parent folders in which a transformer's file may be.
+/// Maximum number of levels of subfolders that are searched, and of folders between a transformer's file and the folder
+/// of single files.
 const DEPTH: usize = 3;
 
 /// `mid_channels` of LTX-Video's spatial upsampler; LTX-2's has twice as many.
 const LTX_VIDEO_UPSAMPLER_CHANNELS: usize = 512;
 
-/// What a file name says about the training of the transformer: files of the two kinds do not fit each other.
+/// Kind of transformer training that a file name indicates. Files of one kind do not fit a transformer of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Training {
     Dev,
@@ -71,12 +72,13 @@ pub(super) struct SplitFolder {
 pub(super) enum Choice {
     None,
     One(PathBuf),
-    /// Names of files, relative to the folder, among which nothing decides.
+    /// Paths of several files, relative to the folder, none of which is preferred.
     Several(Vec<String>),
 }
 
 impl SplitFolder {
-    /// Finds the transformer in a folder, or the folder that contains a transformer's file. `None`: the path is neither.
+    /// Finds the transformer in the folder `path`, or the folder that contains the transformer's file `path`. `None`:
+    /// the folder has no transformer, or the file is not a weight file.
     ///
     /// # Errors
     /// Returns an error if there are several transformers, or none that `variant` selects.
@@ -126,10 +128,10 @@ impl SplitFolder {
         Err(WeightsError::NoVariant { path: self.root.clone(), variant: variant.clone(), files })
     }
 
-    /// Finds the file of a component for a transformer of this version. In order, preferred are files in a folder whose
-    /// name is not that of another version, files of the transformer's training, files with most of the variant's words,
-    /// unquantized files, the convolutional decoder (which the video VAE of the diffusion decoder lacks), x2 upsamplers,
-    /// and the latest of files that differ in a version number at the end.
+    /// Finds the file of a component for a transformer of this version. Prefers, in this order: files that are not in a
+    /// folder named after another version, files of the transformer's training, files with the most words of the
+    /// variant, unquantized files, video VAEs with a convolutional decoder, and x2 upsamplers. Of unquantized files
+    /// whose names differ only in a version number at the end, the latest is used.
     pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
         let fits = |file: &Candidate| {
             file.versions.is_empty() || version.is_none_or(|version| file.versions.contains(&version))
@@ -158,7 +160,7 @@ impl SplitFolder {
         }
         let names: BTreeSet<&str> = found.iter().map(|file| &*file.words).collect();
         let is_series = |file: &&Candidate| !file.is_quantized && series(&file.words) == series(&found[0].words);
-        // Nothing decides between files of the same name in different folders.
+        // Files of the same name in different folders are equally preferred.
         if names.len() == found.len() && found.iter().all(is_series) {
             found.sort_by(|a, b| by_numbers(&a.words, &b.words));
             found = found.split_off(found.len().saturating_sub(1));
@@ -216,16 +218,17 @@ fn is_transformer_folder(path: &Path) -> bool {
     name.is_some_and(|name| TRANSFORMER_FOLDERS.contains(&&*name))
 }
 
-/// Subfolders in which components are searched.
+/// Subfolders that are searched for components.
 #[derive(Clone, Copy)]
 enum Searched {
     None,
-    /// Those in [`PART_FOLDERS`].
+    /// Only subfolders with a name in [`PART_FOLDERS`].
     Parts,
     All,
 }
 
-/// Returns the folder with the folders of parts that belong to a transformer's file. `None`: there is none.
+/// Returns the nearest folder that contains a transformer's file and also folders with names in [`PART_FOLDERS`].
+/// `None`: there is none.
 fn root_of(file: &Path) -> Option<&Path> {
     let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
@@ -234,8 +237,8 @@ fn root_of(file: &Path) -> Option<&Path> {
     };
     (0..=DEPTH).zip(file.ancestors()).find_map(|(level, inner)| {
         let folder = inner.parent()?;
-        // One folder of parts next to the file or to a folder of transformers is enough; a file in another subfolder of
-        // the repository needs better evidence.
+        // One such folder next to the file or to a folder of transformers is enough. For a file in another subfolder,
+        // two are required.
         let least = match level {
             0 => 1,
             _ if is_transformer_folder(inner) => 1,
@@ -364,8 +367,8 @@ impl Candidate {
         let mapped = || file.names().filter_map(|key| keys.map(key));
         self.components.extend(mapped().map(|(component, _)| component));
         self.components.remove(&Component::Transformer);
-        // Other models' VAEs have similar names, but no statistics of latents. LTX-Video's have, and decoders with
-        // time steps.
+        // Other models' VAEs have similar names, but no statistics of latents. LTX-Video's VAEs have statistics, but
+        // their decoders also have time steps.
         let has = |part: &str| mapped().any(|(component, name)| component == Component::Vae && name.contains(part));
         let has_steps = has("time_embedder.") || has("timestep_scale_multiplier");
         if !has("latents_") || has_steps && self.versions.is_empty() {
@@ -429,7 +432,7 @@ fn gemma_versions(model_type: &str) -> Option<Vec<Version>> {
     }
 }
 
-/// Returns a name in lower case, with one hyphen for each separator, at the start and at the end.
+/// Converts a name to lower case, replaces each sequence of separators by a hyphen, and adds a hyphen at both ends.
 fn normalized(name: &str) -> String {
     let parts = name.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty());
     format!("-{}-", parts.map(str::to_lowercase).collect::<Vec<_>>().join("-"))

@@ -25,6 +25,7 @@ pub enum OpCategory {
     Copy,
     /// Loop overhead, and kernels of unknown purpose.
     Other,
+    /// Collectives of this kind.
     Collective(CollectiveKind),
 }
 
@@ -67,6 +68,7 @@ impl From<OpCategory> for &'static str {
 /// Category and name scope of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purpose {
+    /// Category of the instruction.
     pub category: OpCategory,
     /// Name scope, without the name of the operation at its end.
     pub scope: String,
@@ -148,9 +150,9 @@ impl Module {
         Some(at)
     }
 
-    /// Returns the category of a fusion: that of a collective in the fusion, or copy if the fusion only moves data, or
-    /// attention in the scope of attention, or else the first category in the order of [`OpCategory`] that the fusion
-    /// contains.
+    /// Returns the category of a fusion. A fusion that contains a collective has the category of the collective, and
+    /// one that only moves data is a copy. In the scope of attention, other fusions are attention. Elsewhere, the
+    /// category is the first in the order of [`OpCategory`] that the fusion contains.
     fn fused_category(&self, c: &ComputationProto, in_attention: bool) -> OpCategory {
         if let Some((_, collective)) = self.fused_collectives(c).first() {
             return CollectiveKind::from_opcode(&collective.opcode).map_or(OpCategory::Other, OpCategory::Collective);
@@ -248,7 +250,7 @@ fn collective_of_name(name: &str) -> Option<CollectiveKind> {
     }
 }
 
-/// Returns the category of an event from the category that a TPU trace states for it.
+/// Converts the `hlo_category` that a TPU trace states for an event; `None` if it is unknown.
 pub(crate) fn of_category(category: &str) -> Option<OpCategory> {
     if let Some(kind) = collective_of_name(&category.to_lowercase()) {
         return Some(OpCategory::Collective(kind));

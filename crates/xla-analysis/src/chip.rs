@@ -13,8 +13,8 @@
 //! bandwidth of a device's port. A group of GPUs on several hosts uses the network. An asynchronous collective overlaps
 //! with the work between its start and its end; the same work can hide only one collective.
 //!
-//! For chips without a calibration, the model leaves out launch overhead, caches and contention. Use such predictions
-//! to rank layouts, not as absolute times.
+//! For chips without a calibration, the model ignores launch overhead, caches and contention. Use such predictions to
+//! rank layouts, not as absolute times.
 //!
 //! **Measured chips.** A [`Calibration`] replaces the data sheet: an instruction takes `launch + max(flops / measured
 //! rate, bytes / measured bandwidth)`, and a collective inside a host takes `latency + w / measured rate` for its kind
@@ -34,7 +34,7 @@ use super::cost::{Work, idle_flops};
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Links {
-    /// A torus, in which each chip has links to its neighbours.
+    /// A torus, in which each chip has links to its neighbors.
     Torus {
         /// Bandwidth of one link.
         bandwidth: f64,
@@ -48,6 +48,7 @@ pub enum Links {
         bandwidth: f64,
         /// Bandwidth of a device's network adapter.
         network: f64,
+        /// Number of devices that share a switch.
         devices_per_host: usize,
     },
 }
@@ -79,11 +80,12 @@ pub struct Chip {
     pub devices_per_chip: Option<usize>,
     /// Number of chips in the largest TPU slice that is a single VM. Larger slices have 4 chips per VM. `None`: 4.
     pub single_vm_chips: Option<usize>,
+    /// Interconnect of the device.
     pub links: Links,
     /// Measured constants, which replace the data sheet.
     pub calibration: Option<Calibration>,
-    /// XLA's description of a GPU (`stream_executor.GpuTargetConfigProto` as text), with which programs compile without
-    /// the GPU. Only GPUs have it.
+    /// XLA's description of a GPU (`stream_executor.GpuTargetConfigProto` as text), which lets hosts without the GPU
+    /// compile programs for it. `None` for other chips.
     pub target_config: Option<String>,
 }
 
@@ -115,8 +117,11 @@ fn known() -> String {
 /// Predicted time of an instruction, by component, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OpTime {
+    /// FLOPs divided by the peak or measured rate.
     pub compute: f64,
+    /// Bytes divided by the bandwidth of device memory.
     pub memory: f64,
+    /// Launch latency; 0 for a chip without a calibration.
     pub launch: f64,
 }
 
@@ -167,7 +172,7 @@ impl Chip {
         wrong.map_or(Ok(chip), |(key, figure)| Err(ChipError::Figure(name, key, figure)))
     }
 
-    /// Returns the figures that the model divides by, with their keys.
+    /// Returns the figures that must be positive, each with its key in the chip file.
     fn figures(&self) -> Vec<(&'static str, f64)> {
         let mut all = vec![
             ("capacity", self.capacity as f64),
@@ -193,7 +198,7 @@ impl Chip {
         all
     }
 
-    /// Returns by which factor attention is faster than other matmuls; at least 1.
+    /// Returns the FLOP rate of attention divided by that of other matmuls, at least 1; 1 if it was not measured.
     #[must_use]
     pub fn attention_speed(&self) -> f64 {
         let rates = self.calibration.as_ref().and_then(|c| Some((c.attention?.rate, c.matmul.rate)));
@@ -220,7 +225,7 @@ impl Chip {
         }
     }
 
-    /// Returns whether a value of `--chip` is the path of a file instead of a name.
+    /// Returns whether the value of `--chip` is the path of a file; if not, it is the name of an embedded chip.
     pub fn is_file(name_or_path: &str) -> bool {
         name_or_path.ends_with(".toml") || name_or_path.contains('/')
     }
@@ -295,8 +300,8 @@ impl Chip {
         contention.map_or(Shares::default(), |c| if time.compute > time.memory { c.compute } else { c.memory })
     }
 
-    /// Predicts the seconds that a collective over the device groups `groups` takes if each device receives `wire`
-    /// bytes.
+    /// Predicts the seconds that a collective takes if each device receives `wire` bytes. `groups` has the device ids
+    /// of each group.
     pub fn link_seconds(&self, kind: CollectiveKind, wire: f64, groups: &[Vec<i64>]) -> f64 {
         let n = groups.iter().map(Vec::len).max().unwrap_or(1) as f64;
         match self.links {

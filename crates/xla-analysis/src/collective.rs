@@ -24,13 +24,13 @@ pub enum CollectiveKind {
     AllToAll,
     /// Each device sends its value to at most one other device.
     CollectivePermute,
-    /// Every device receives the value of the same device.
+    /// Every device receives the value of one source device.
     CollectiveBroadcast,
 }
 
 impl CollectiveKind {
-    /// All kinds with XLA's opcodes. `reduce-scatter` precedes `all-reduce`, so that a search for a contained name
-    /// finds it first in `all-reduce-scatter`.
+    /// All kinds with XLA's opcodes. `reduce-scatter` precedes `all-reduce`, so that a search for an opcode that the
+    /// name `all-reduce-scatter` contains finds `reduce-scatter`.
     pub(super) const NAMES: [(CollectiveKind, &str); 6] = [
         (CollectiveKind::AllGather, "all-gather"),
         (CollectiveKind::ReduceScatter, "reduce-scatter"),
@@ -74,7 +74,9 @@ impl CollectiveKind {
 /// A collective of the program. It counts once even if the compiler split it into several instructions or cloned it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collective {
+    /// Kind of the collective.
     pub kind: CollectiveKind,
+    /// Name scope (XLA's `op_name` without compiler wrappers and the operation's name); empty if unknown.
     pub scope: String,
     /// Element types, joined by `+`.
     pub dtype: String,
@@ -109,8 +111,8 @@ pub(super) fn is_async_marker(i: &InstructionProto) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncPart {
     Start,
-    /// A clone of the collective that overlaps with other work. If the program has no start for it, this is the
-    /// complete collective.
+    /// A clone of the collective that overlaps with other work. If the program has no start instruction for the
+    /// collective, this is the complete collective.
     Middle,
     Done,
 }
@@ -168,8 +170,8 @@ impl Module {
         Some((kind, result))
     }
 
-    /// Returns the name scope of a collective, without the name of the operation. If the collective has no scope,
-    /// returns that of the value that it moves.
+    /// Returns the name scope of an instruction, without the name of the operation. If the instruction has no scope,
+    /// returns the scope of its first operand.
     pub(super) fn scope_of(&self, i: &InstructionProto) -> String {
         let mut at = Some(i);
         for _ in 0..8 {
@@ -235,7 +237,7 @@ fn trim_one(scope: &str) -> String {
     parts[..parts.len().saturating_sub(1)].join("/")
 }
 
-/// Returns the paths that an abbreviated path stands for: `a/b/c` and `a/d/e` for `a/(b/c:d/e)`.
+/// Expands an abbreviated path: `a/(b/c:d/e)` becomes `a/b/c` and `a/d/e`.
 fn alternatives(path: &str) -> Vec<String> {
     let opens = |at: &usize| *at == 0 || path.as_bytes()[at - 1] == b'/';
     let Some(open) = path.match_indices('(').map(|(at, _)| at).find(opens) else { return vec![path.to_string()] };

@@ -29,7 +29,9 @@ pub struct TraceComparison {
 /// Predicted and measured milliseconds per step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Pair {
+    /// Predicted milliseconds per step.
     pub predicted_ms: f64,
+    /// Measured milliseconds per step.
     pub measured_ms: f64,
 }
 
@@ -38,7 +40,9 @@ pub struct Pair {
 pub struct ScopeComparison {
     /// Name scope; empty for operations that have none.
     pub scope: String,
+    /// Category of the operations.
     pub category: OpCategory,
+    /// Sum over the operations.
     #[serde(flatten)]
     pub ms: Pair,
 }
@@ -59,8 +63,8 @@ impl Pair {
 }
 
 impl TraceComparison {
-    /// Compares a trace with the prediction for the largest program in it, which is partitioned over `mesh`. `None` if
-    /// no program can be decoded or if the prediction is 0.
+    /// Compares a trace with the prediction for the largest program in it. The program is partitioned over `mesh`
+    /// (names and sizes of the axes, outermost first). `None` if the program cannot be decoded or the prediction is 0.
     pub fn of_space(space: &XSpace, trace: &Trace, mesh: &[(String, usize)], chip: &Chip) -> Option<TraceComparison> {
         let program = space.programs().max_by_key(|bytes| bytes.len())?;
         let module = Module::decode("hlo_with_config", program).ok()?;
@@ -70,7 +74,7 @@ impl TraceComparison {
         Some(TraceComparison::from_trace(trace, step, &report.scopes))
     }
 
-    /// Compares a trace with the predicted milliseconds of a step and of its name scopes.
+    /// Compares a trace with a prediction: the milliseconds of a step, and those of each name scope and category.
     pub fn from_trace(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> TraceComparison {
         let steps = trace.steps.unwrap_or(1).max(1) as f64;
         let mut all: BTreeMap<(&str, OpCategory), Pair> = BTreeMap::new();

@@ -97,7 +97,7 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Returns work that consists of `flops` FLOPs in the operand type of an instruction and causes no memory traffic.
+    /// Returns work of `flops` FLOPs, of the type of the instruction's operands and without memory traffic.
     fn operations(&self, i: &InstructionProto, flops: f64) -> Work {
         let both = |is: fn(i32) -> bool| {
             let operand = |n| self.module.operand(i, n).and_then(|o| o.shape.as_ref());
@@ -185,7 +185,7 @@ impl<'a> Counter<'a> {
         Some(sum)
     }
 
-    /// Returns the number of bytes that a fusion writes; for an in-place update of stacked layers, the update's size.
+    /// Returns the number of bytes that a fusion with this root writes. An in-place update writes only the update.
     fn written(&self, root: &InstructionProto) -> u64 {
         let mut sum: u64 = 0;
         let mut parts = vec![root];
@@ -207,7 +207,7 @@ impl<'a> Counter<'a> {
         sum
     }
 
-    /// Returns how many bytes of a value are in device memory.
+    /// Returns how many bytes of a value with this shape are in device memory, not in on-chip memory.
     fn size(&self, shape: Option<&ShapeProto>) -> u64 {
         shape.map_or(0, |s| if self.on_chip { shape::bytes_off_chip(s) } else { shape::bytes(s) })
     }
@@ -251,8 +251,8 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Returns the FLOPs of a convolution on elements of the input; padding and the holes of dilation cost nothing.
-    /// (TPU programs express batched matmuls as convolutions that use such holes to step through the batch.)
+    /// Returns the FLOPs of a convolution that use elements of the input. Padding and the gaps of a dilated input do
+    /// not count: TPU programs express batched matmuls as convolutions with large gaps.
     fn convolution_flops(&self, i: &InstructionProto) -> Option<f64> {
         let (window, numbers) = (i.window.as_ref()?, i.convolution.as_ref()?);
         let [input, kernel] = [0, 1].map(|n| self.module.operand(i, n).and_then(|o| o.shape.as_ref()));
@@ -270,9 +270,8 @@ impl<'a> Counter<'a> {
         Some(2.0 * elements(output) as f64 / positions.max(1.0) * pairs * features as f64)
     }
 
-    /// Returns the FLOPs that idle multiprocessors could do while the others compute attention scores with the
-    /// dimensions `scores`. Each multiprocessor processes some rows of a head at a time, and all wait for the last
-    /// tiles.
+    /// Returns the FLOPs that idle multiprocessors could do while the others compute attention scores of shape `scores`
+    /// (`[…, queries, keys]`).
     fn idle(&self, scores: &[f64], flops: f64) -> f64 {
         let (Some(processors), [heads @ .., queries, _]) = (self.processors, scores) else { return 0.0 };
         idle_flops(processors, heads.iter().product(), *queries, flops)
@@ -314,7 +313,8 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Returns the FLOPs that idle multiprocessors could do during attention. A tile is 128 queries of a head.
+/// Returns the FLOPs that idle multiprocessors could do while the others compute the last tiles of attention. Each
+/// multiprocessor processes one tile of 128 queries of a head at a time. `flops`: FLOPs of the attention.
 pub(super) fn idle_flops(processors: usize, heads: f64, queries: f64, flops: f64) -> f64 {
     const ROWS: f64 = 128.0;
     let tiles = heads * (queries / ROWS).ceil();
@@ -328,7 +328,7 @@ fn stated_flops(attributes: &[u8]) -> Option<f64> {
     text.split_once("flops = ")?.1.split_whitespace().next()?.parse().ok()
 }
 
-/// Parses a number. Library configurations store numbers either as JSON numbers or as strings.
+/// Parses a number in the backend config of a library call, which is a JSON number or a string.
 fn number(v: &Value) -> Option<f64> {
     v.as_f64().or_else(|| v.as_str()?.parse().ok())
 }
@@ -337,7 +337,7 @@ fn product(dims: &[i64], which: &[i64]) -> f64 {
     which.iter().filter_map(|&d| dims.get(usize::try_from(d).ok()?)).map(|d| *d as f64).product()
 }
 
-/// Returns the result shape of an instruction; for a library call, without the workspace.
+/// Returns the result shape of an instruction; for a library call, that of the result without the workspace.
 fn result(i: &InstructionProto) -> Option<&ShapeProto> {
     i.shape.as_ref().map(|s| s.tuple_shapes.first().unwrap_or(s))
 }
@@ -349,8 +349,8 @@ fn output_elements(i: &InstructionProto) -> f64 {
 /// Maximum accepted product of kernel size and base dilation. Compilers stay far below it.
 const STEPS: i128 = 1 << 22;
 
-/// Returns the number of pairs of a kernel position and an output position that use an element of the input. `None`:
-/// the window is larger than any that a compiler produces.
+/// Returns, for one spatial dimension of a convolution, the number of pairs of a kernel position and an output position
+/// that use an element of the input. `None`: the window is larger than any that a compiler produces.
 fn valid_pairs(input: i64, output: i64, w: &WindowDimensionProto) -> Option<f64> {
     let steps = [w.stride, w.window_dilation, w.base_dilation].map(|n| i128::from(n.max(1)));
     let ([stride, dilation, base], size) = (steps, i128::from(w.size));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::proto::{InstructionProto, IotaGroupsProto};
 
-/// Returns the device groups of a collective. If it lists none, all devices form one group.
+/// Returns the device groups of a collective. If the instruction lists no groups, all devices form one group.
 fn groups(i: &InstructionProto, devices: usize) -> Vec<Vec<i64>> {
     let listed = |groups: &[super::proto::ReplicaGroupProto]| -> Vec<Vec<i64>> {
         groups.iter().map(|g| g.ids.clone()).filter(|g| !g.is_empty()).collect()
@@ -30,11 +30,11 @@ fn iota_groups(iota: &IotaGroupsProto) -> Vec<Vec<i64>> {
     ids.chunks(usize::try_from(iota.per_group).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// A number of devices that no machine reaches.
+/// Maximum accepted number of devices; larger numbers are a sign of a damaged file.
 const MOST: i64 = 1 << 20;
 
-/// Numbers the elements of an array with dimensions `dims` from 0, and permutes its axes. `None`: `order` is not a
-/// permutation or the array is too large.
+/// Numbers the elements of an array of shape `dims` from 0, transposes it to the axis order `order`, and returns the
+/// numbers in row-major order. `None`: `order` is not a permutation or the array is too large.
 fn transposed(dims: &[i64], order: &[i64]) -> Option<Vec<i64>> {
     let all = dims.iter().try_fold(1i64, |all, d| all.checked_mul(*d).filter(|_| *d > 0))?;
     let order: Vec<usize> = order.iter().filter_map(|&d| usize::try_from(d).ok()).collect();
@@ -76,9 +76,10 @@ fn mesh_axes_groups(list: &super::proto::MeshAxesGroupsProto) -> Vec<Vec<i64>> {
     ids.chunks(usize::try_from(size).unwrap_or(1).max(1)).map(<[i64]>::to_vec).collect()
 }
 
-/// The devices that a collective connects: group size, mesh axes and groups.
+/// The devices that a collective connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceGroups {
+    /// Number of devices of the largest group.
     pub size: usize,
     /// Mesh axes along which the devices of a group differ, outermost first.
     pub axes: Vec<String>,

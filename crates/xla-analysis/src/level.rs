@@ -1,6 +1,6 @@
 //! The loops of a program over denoising steps and over transformer blocks.
 
-/// Which loop contains an instruction, and thus how often it runs.
+/// Innermost loop that contains an operation, which determines how often the operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

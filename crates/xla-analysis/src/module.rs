@@ -7,7 +7,7 @@ use prost::Message;
 use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
 use super::shape::{dtype_name, elements};
 
-/// Reasons why an optimized program cannot be decoded.
+/// Error of decoding an optimized program.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The bytes are not a valid protobuf.
@@ -31,31 +31,40 @@ pub struct Module {
     name: String,
     entry: i64,
     computations: BTreeMap<i64, ComputationProto>,
-    /// Computation of each instruction and index in that computation, by instruction id.
+    /// For each instruction id: the id of its computation, and its index in the computation.
     places: HashMap<i64, (i64, usize)>,
+    /// For each computation id: the ids of its instructions in execution order.
     schedule: HashMap<i64, Vec<i64>>,
 }
 
 /// A `while` loop of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
+    /// Name of the `while` instruction.
     pub name: String,
+    /// Name scope as the compiler recorded it (`op_name`).
     pub scope: String,
+    /// Loops nested in this loop.
     pub inner: Vec<Loop>,
 }
 
 /// An array that the program writes to device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredArray {
+    /// Element type, such as `bf16`.
     pub dtype: &'static str,
+    /// Dimensions of the array.
     pub dims: Vec<i64>,
+    /// HLO opcode of the instruction that writes the array.
     pub opcode: String,
+    /// Name scope of the instruction, as the compiler recorded it (`op_name`).
     pub scope: String,
 }
 
 /// An instruction of the optimized program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
+    /// Name, which is unique in the module.
     pub name: String,
     /// HLO opcode: `all-gather`, `dot`, `while` …
     pub opcode: String,
@@ -63,8 +72,11 @@ pub struct Instruction {
     pub dims: Vec<i64>,
     /// Number of elements of the result; for a tuple, the sum over its arrays.
     pub elements: i64,
+    /// Name scope as the compiler recorded it (`op_name`).
     pub scope: String,
+    /// Target of a custom call; empty for other opcodes.
     pub target: String,
+    /// Backend config as text, usually JSON; empty if there is none.
     pub config: String,
 }
 
@@ -99,8 +111,7 @@ impl Module {
         Ok(module)
     }
 
-    /// Checks that operands precede their users in the same computation. This ensures that following operands
-    /// terminates.
+    /// Checks that operands precede their users in the same computation, so that walks along operands terminate.
     fn check_operands(&self) -> Result<(), ModuleError> {
         for c in self.computations.values() {
             for (at, i) in c.instructions.iter().enumerate() {
@@ -141,8 +152,8 @@ impl Module {
         }
     }
 
-    /// Returns the number of instructions of a computation, including those of the computations that it calls. `None`:
-    /// the number of a called computation is not known yet.
+    /// Returns the number of instructions of a computation, including those of the computations that it calls. `met`
+    /// has the numbers that are known so far; `None`: it lacks the number of a called computation.
     fn met_in(&self, c: &ComputationProto, met: &HashMap<i64, u64>) -> Option<u64> {
         c.instructions.iter().try_fold(0u64, |sum, i| {
             let called = i.called_computation_ids.iter().filter(|id| self.computations.contains_key(id));
@@ -201,7 +212,7 @@ impl Module {
         self.instruction(c.root_id)
     }
 
-    /// Returns the loops, with nested loops inside the outer ones.
+    /// Returns the outermost loops, each with its nested loops.
     pub fn loops(&self) -> Vec<Loop> {
         self.loops_in(self.entry)
     }

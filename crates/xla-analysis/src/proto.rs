@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// Declares messages as a table of fields: each with its number and prost's attributes for its wire type.
+/// Declares protobuf messages. Each field has the form `name: Type = number [prost attributes of the wire type]`.
 macro_rules! messages {
     ($(
         $(#[$about:meta])*

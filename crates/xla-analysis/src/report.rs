@@ -21,7 +21,9 @@ pub struct Report {
     pub layers: f64,
     /// Collectives in schedule order. A collective that the compiler split into several instructions is one entry.
     pub collectives: Vec<Collective>,
+    /// Work per step, including all blocks.
     pub step: Work,
+    /// Work per block.
     pub layer: Work,
     /// Work per call outside the loop over steps.
     pub call: Work,
@@ -41,6 +43,7 @@ pub struct Report {
 pub struct ScopePrediction {
     /// Name scope; empty for operations that have none.
     pub scope: String,
+    /// Category of the operations.
     pub category: OpCategory,
     /// Predicted milliseconds per step.
     pub ms: f64,
@@ -50,10 +53,13 @@ pub struct ScopePrediction {
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Predicted {
+    /// Compute time of all operations.
     pub compute: f64,
+    /// Memory access time of all operations.
     pub memory: f64,
     /// Launch latency of kernels; 0 for a chip without a calibration.
     pub launch: f64,
+    /// Transfer time of all collectives.
     pub collective: f64,
     /// Time of the complete step, in which asynchronous collectives overlap with the work between their start and end.
     pub step: f64,
@@ -122,7 +128,7 @@ fn predicted(step: &Cost) -> Predicted {
 }
 
 impl Predicted {
-    /// Returns `self + more * other`.
+    /// Returns the sum of these times and `more` times those of `other`.
     #[must_use]
     pub fn with(&self, more: f64, other: &Predicted) -> Predicted {
         Predicted {

@@ -15,12 +15,17 @@ const SMALLEST: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct StackCopy {
+    /// Name of the instruction.
     pub name: String,
+    /// HLO opcode: `copy`, `copy-start`, `transpose`, `convert` or `fusion`.
     pub opcode: String,
     /// Element type and dimensions of the result.
     pub shape: String,
+    /// Name scope; empty if unknown.
     pub scope: String,
+    /// Size of the result in bytes.
     pub bytes: f64,
+    /// Innermost loop that contains the operation.
     #[serde(rename = "phase")]
     pub level: LoopLevel,
     /// How often the operation runs per call, per step or per block, depending on the loop that contains it.
@@ -48,7 +53,7 @@ impl Stacks {
         Stacks { layers, sizes }
     }
 
-    /// Returns a description of the instruction if it copies a stacked parameter.
+    /// Describes an instruction that copies a stacked parameter; `None` for other instructions.
     pub(crate) fn copy(
         &self,
         module: &Module,

@@ -17,15 +17,20 @@ pub struct Trace {
     pub steps: Option<usize>,
     /// Time from the start of the first operation to the end of the last.
     pub window_ms: f64,
+    /// Time in which at least one operation ran.
     pub busy_ms: f64,
+    /// Time in the window in which no operation ran.
     pub idle_ms: f64,
+    /// `idle_ms` as a fraction of the window.
     pub idle_share: f64,
+    /// Time by category, in the order of [`OpCategory`].
     #[serde(rename = "activities")]
     pub categories: Vec<CategoryTime>,
     /// Time by name scope, longest first.
     pub scopes: Vec<ScopeTime>,
     /// Fraction of the operations' time that belongs to operations without a name scope.
     pub without_scope: f64,
+    /// Times of each device.
     pub devices: Vec<DeviceTime>,
     /// Operations of all devices, longest first.
     pub operations: Vec<Operation>,
@@ -36,13 +41,14 @@ pub struct Trace {
 /// Time of the operations of one category.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CategoryTime {
+    /// Category of the operations.
     #[serde(rename = "activity")]
     pub category: OpCategory,
     /// Sum over the operations of the category. Operations that run at the same time each count in full.
     pub ms: f64,
-    /// Fraction of the window. Time in which operations of several categories run counts only for the category that is
-    /// first in [`OpCategory`], so that all shares and the idle share add up to 1. The share of a collective is
-    /// therefore its exposed time.
+    /// Fraction of the window. While operations of several categories run, the time counts only for the category that
+    /// is first in [`OpCategory`], so that all shares and the idle share add up to 1. Collectives are last, so their
+    /// share contains only time that other work does not hide.
     pub share: f64,
     /// For a collective, the time in which no other kind of work ran on the device.
     pub exposed_ms: Option<f64>,
@@ -55,32 +61,44 @@ pub struct CategoryTime {
 pub struct ScopeTime {
     /// Name scope; empty for operations that have none.
     pub scope: String,
+    /// Sum over the operations, in milliseconds. Operations that run at the same time each count in full.
     pub ms: f64,
+    /// `ms` as a fraction of the window.
     pub share: f64,
+    /// Milliseconds by category; they add up to `ms`.
     #[serde(rename = "activities")]
     pub categories: BTreeMap<OpCategory, f64>,
 }
 
-/// Times of one device.
+/// Times of one device, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceTime {
+    /// Name of the device's plane in the trace, such as `/device:GPU:0`.
     pub device: String,
+    /// Time from the start of the first operation to the end of the last.
     pub window_ms: f64,
+    /// Time in which at least one operation ran.
     pub busy_ms: f64,
+    /// Time in the window in which no operation ran.
     pub idle_ms: f64,
+    /// Time by category, in the order of [`OpCategory`].
     #[serde(rename = "activities")]
     pub categories: Vec<CategoryTime>,
 }
 
-/// An instruction or a kernel; figures cover all devices.
+/// An instruction or a kernel, with sums over all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operation {
     /// Name of the instruction. If the trace does not have it, the name of the kernel.
     pub name: String,
+    /// Category of the operation.
     #[serde(rename = "activity")]
     pub category: OpCategory,
+    /// Name scope; empty if unknown.
     pub scope: String,
+    /// Number of times that the operation ran.
     pub count: u64,
+    /// Time in milliseconds, without the time of operations nested in this one.
     pub ms: f64,
 }
 
@@ -186,7 +204,7 @@ impl TraceReader {
             }
             let operation = self.operation(plane, event);
             let known = &mut self.operations[operation].1;
-            // On a TPU, prefetch copies run in the background all the time, so they are left out.
+            // On a TPU, prefetch copies run in the background all the time, so they are ignored.
             if background && !known.purpose.category.is_collective() {
                 continue;
             }
@@ -261,8 +279,8 @@ impl TraceReader {
         }
     }
 
-    /// Returns the time of a device, and adds its slices to the times of the operations. `None`: nothing ran on the
-    /// device.
+    /// Returns the times of a device, and adds its slices to the times of the operations. `None`: no operation ran on
+    /// the device.
     fn device(&mut self, name: &str, pieces: &[Slice]) -> Option<DeviceTime> {
         let mut spans: BTreeMap<OpCategory, Vec<(i64, i64)>> = BTreeMap::new();
         let mut sums: BTreeMap<OpCategory, i64> = BTreeMap::new();

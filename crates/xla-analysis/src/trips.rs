@@ -7,7 +7,7 @@
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
 
-/// Call stack of a computation: the instruction that calls it, and the call stack of that instruction's computation.
+/// Call stack of a computation: the instruction `by` that calls it, and the call stack `from` of the caller.
 #[derive(Clone, Copy)]
 pub(super) struct CallStack<'a> {
     pub by: &'a InstructionProto,
@@ -88,7 +88,8 @@ impl Module {
         (next.carried == Some(element)).then_some(next.offset)
     }
 
-    /// Returns the number that a value has in every iteration of the loop `i`; `None` if it changes or depends on data.
+    /// Returns the value if it is the same constant in every iteration of the loop `i`; `None` if it changes or depends
+    /// on data.
     fn fixed(&self, value: Linear, i: &InstructionProto, from: Option<&CallStack>) -> Option<i64> {
         let Some(element) = value.carried else { return Some(value.offset) };
         let inside = CallStack { by: i, from };
@@ -102,7 +103,7 @@ impl Module {
         let value = self.linear(start, from, DEPTH)?;
         match value.carried {
             None => Some(value.offset),
-            // The enclosing loop carries the value, which is a number only if that loop does not change it.
+            // The enclosing loop carries the value, which is a constant only if this loop does not change it.
             Some(_) => {
                 let outer = innermost_loop(from)?;
                 self.fixed(value, outer.by, outer.from)

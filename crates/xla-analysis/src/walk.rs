@@ -55,6 +55,7 @@ pub(super) struct Walk<'a> {
     pub copies: Vec<StackCopy>,
     /// Cost of one iteration of the loop over steps.
     pub step: Option<Cost>,
+    /// Cost of one transformer block, and the number of blocks per step.
     pub layer: Option<(Cost, f64)>,
     /// Cost per step of the instructions in the name scope of transformer blocks that are unrolled.
     pub unrolled: Cost,
@@ -62,17 +63,17 @@ pub(super) struct Walk<'a> {
     pub scopes: BTreeMap<(String, OpCategory), f64>,
 }
 
-/// Where the walk is, and how often the computation there runs.
+/// The computation that the walk has reached: the loops around it, and how often it runs.
 #[derive(Clone, Copy)]
 struct WalkPosition<'a> {
     level: LoopLevel,
-    /// How often this computation runs per iteration of its loop.
+    /// How often the computation runs per call, step or block, depending on `level`.
     times: f64,
-    /// How often this computation runs per step; 0 outside the loop over steps.
+    /// How often the computation runs per step; 0 outside the loop over steps.
     per_step: f64,
     entered: Option<&'a CallStack<'a>>,
-    /// The loop in this computation that covers the most blocks. Loops over other kinds of blocks count as part of the
-    /// step.
+    /// Id of the `while` instruction in the computation that iterates over the most blocks. Loops over fewer blocks of
+    /// another kind count as part of the step.
     blocks: Option<i64>,
 }
 
@@ -294,8 +295,8 @@ impl<'a> Walk<'a> {
         2 * scopes.iter().filter(|s| in_blocks(s)).count() > scopes.len()
     }
 
-    /// Returns the collectives that an instruction is, contains or starts. For an asynchronous collective, also returns
-    /// the schedule position of its end.
+    /// Returns the collective that an instruction is or starts, or the collectives that a fusion contains. For an
+    /// asynchronous collective, also returns the schedule position of its end.
     fn collectives_of(
         &self,
         i: &'a InstructionProto,

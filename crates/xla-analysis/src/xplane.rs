@@ -12,7 +12,9 @@ messages! {
     pub struct XSpace {
         /// One plane per device, one per host, and one with the programs.
         planes: Vec<XPlane> = 1 [message, repeated],
+        /// Errors of the profiler.
         errors: Vec<String> = 2 [string, repeated],
+        /// Warnings of the profiler.
         warnings: Vec<String> = 3 [string, repeated],
     }
 
@@ -55,7 +57,7 @@ messages! {
         stats: Vec<XStat> = 5 [message, repeated],
     }
 
-    /// The name of a stat, which is a property of an event.
+    /// The name of a stat (see [`XStat`]).
     pub struct XStatMetadata {
         id: i64 = 1 [int64],
         name: String = 2 [string],
@@ -143,7 +145,7 @@ impl XSpace {
         })
     }
 
-    /// Returns the program id by which device events refer to a program.
+    /// Returns the id by which device events refer to the program with this name; `None` if no event refers to it.
     pub fn program_id(&self, program: &str) -> Option<i64> {
         let of = |plane: &XPlane, event: &XEvent| {
             let named = plane.fact(event, "hlo_module").is_some_and(|name| name == program);

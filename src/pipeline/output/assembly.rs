@@ -18,7 +18,7 @@ const FADE: f64 = 0.02;
 
 /// Returns the frames and the audio samples `[channels, n]` of the finished video. `made` and `sound`: generated frames
 /// and audio samples. `rate`: sample rate (Hz) of `sound` and of the returned samples. `times`: start and end of each
-/// generated token in seconds, `[1, axes, n, 2]`.
+/// generated token along each axis, time (seconds) first, `[1, axes, tokens, 2]`.
 pub(in crate::pipeline) fn assemble(
     request: &Request,
     clip: &Clip,
@@ -74,8 +74,8 @@ pub(in crate::pipeline) fn assemble(
     }
 }
 
-/// Returns the time span (seconds) of the tokens that a retake regenerates in a stream. `bounds`: start and end of each
-/// token, `[1, axes, n, 2]`. `None`: the retake keeps all tokens of the stream.
+/// Returns the time span (seconds) of the tokens that a retake regenerates in the video or the audio. `bounds`: start
+/// and end of each token along each axis, time first, `[1, axes, tokens, 2]`. `None`: the retake keeps all tokens.
 fn regenerated_span(conditions: &[Condition], bounds: &Array4<f32>) -> Option<Range<f64>> {
     let span = conditions.iter().find_map(|condition| match condition.placement {
         Placement::Outside { start, end } => Some(start..end),
@@ -97,8 +97,8 @@ fn around(source: Frames, made: &Frames, regenerated: Range<usize>) -> Frames {
     Frames::new(data).expect("a video has frames")
 }
 
-/// Returns `given` with the samples in the range `regenerated` replaced by those of `made`. The transitions are crossfades of
-/// up to `fade` samples on both sides of the range.
+/// Returns `given` with the samples in the range `regenerated` replaced by those of `made`. Crossfades of up to `fade`
+/// samples on both sides of the range join the two signals.
 fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, regenerated: Range<usize>, fade: usize) -> Array2<f32> {
     let n = made.ncols();
     let (before, behind) = (fade.min(regenerated.start), fade.min(n.saturating_sub(regenerated.end)));
@@ -109,8 +109,8 @@ fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, regenerated: Range
     if behind == 0 { made } else { crossfade(&made, given, 0, regenerated.end, behind, n) }
 }
 
-/// Returns the frames of the input video for which audio is generated: all frames if the request covers every complete
-/// latent frame of the video, otherwise the first `num_frames`.
+/// Returns the frames of the input video for which audio is generated: all frames if the request covers the complete
+/// latent frames of the video, otherwise its first `num_frames` frames.
 fn given_frames(request: &Request, clip: &Clip) -> Frames {
     if request.num_frames >= whole_frames(clip.frames.count()) {
         clip.frames.clone()

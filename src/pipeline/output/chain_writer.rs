@@ -67,7 +67,8 @@ impl<'a> ChainWriter<'a> {
         first: &Request,
         replaceable: &'a Replaceable,
     ) -> Result<Self> {
-        let chain = first.chain.as_ref().ok_or_else(|| PipelineError::Bug("the request has only one clip".into()))?;
+        let chain =
+            first.chain.as_ref().ok_or_else(|| PipelineError::Bug("a chained video needs several clips".into()))?;
         let videos = jobs.iter().zip(paths).map(|(job, path)| ChainVideo {
             job,
             path,
@@ -169,8 +170,8 @@ impl<'a> ChainWriter<'a> {
 }
 
 impl ChainVideo<'_> {
-    /// Appends a piece to the video file, and its frames to `folder`, if set. Frame rate and sample rate are those of
-    /// `clip`.
+    /// Appends the frames and samples of `piece` to the video file, with the frame rate and sample rate of `clip`. If
+    /// `folder` is set, also writes the frames there as PNG files.
     fn write(
         &mut self,
         folder: Option<&Path>,
@@ -226,15 +227,15 @@ impl ChainVideo<'_> {
         }
     }
 
-    /// Returns the first failure, if any, after saving the results that could not be written. `is_there`: whether the
-    /// video itself was written; only the latents are saved then.
+    /// If a file could not be written, saves the results and returns the first error. `is_there`: whether the video
+    /// file itself was written, in which case only the latents are saved.
     fn kept(&mut self, is_there: bool) -> Option<PipelineError> {
         let error = std::mem::take(&mut self.failures).first().err()?;
         Some(if is_there { self.keep_latents(error) } else { self.keep(error) })
     }
 
-    /// Saves what exists of a failed video: an MP4 of the frames encoded so far, a WAV of the audio if some frames
-    /// could not be encoded, and the latents of all clips.
+    /// Saves the results so far of a video that could not be written: an MP4 file of the frames encoded so far, a WAV
+    /// file of the audio if some frames could not be encoded, and the latents of all clips.
     fn keep(&mut self, error: PipelineError) -> PipelineError {
         let (mut error, place) = (error, KeepPlace::Temporary);
         if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
@@ -243,7 +244,7 @@ impl ChainVideo<'_> {
             }
             let (all, encoded) = (file.frames(), file.encoded_frames());
             if encoded > 0 {
-                let what = format!("the first {encoded} frames with their audio are");
+                let what = format!("the first {encoded} frames with their audio");
                 error =
                     partial_results::keep(
                         error,
@@ -255,7 +256,7 @@ impl ChainVideo<'_> {
                     );
             }
             if encoded < all {
-                error = partial_results::keep(error, place, "the audio is", self.path, ".wav", |kept| {
+                error = partial_results::keep(error, place, "the audio samples", self.path, ".wav", |kept| {
                     Ok(file.write_wav(kept, WavFormat::Float32, true)?)
                 });
             }
@@ -269,8 +270,8 @@ impl ChainVideo<'_> {
         let latents = format!("the latents of {} clips", self.clips);
         let what = match (frames, self.latents.is_empty()) {
             (None, true) => return error,
-            (None, false) => format!("{latents} are"),
-            (Some(frames), _) => format!("{latents} and the last {} frames are", frames.count()),
+            (None, false) => latents,
+            (Some(frames), _) => format!("{latents} and the last {} frames", frames.count()),
         };
         let tensors = partial_results::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
         partial_results::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)

@@ -37,14 +37,15 @@ pub struct Saving {
     /// Output files of the run. The checkpoint records them, because a resumed run may replace them.
     outputs: Vec<PathBuf>,
     found: Option<DenoiseState>,
-    /// Number of clips of a chained video that the interrupted run saved.
+    /// For chained videos: number of clips that the interrupted run saved.
     clips: usize,
     /// Index of the clip that is being generated.
     clip: usize,
     /// Flags with which the user can resume. Set if the user did not request checkpoints; a checkpoint is then written
     /// only when the run is interrupted. `None`: checkpoints were requested with `--checkpoint-every` or `--resume`.
     unasked: Option<String>,
-    /// For a server job: counts the checkpoints written. `None`: the command line, which prints how to resume.
+    /// For a server job: number of checkpoints written. `None`: the run was started on the command line and prints how
+    /// to resume.
     server: Option<Arc<AtomicU64>>,
 }
 
@@ -52,7 +53,7 @@ pub struct Saving {
 #[derive(Clone, Debug)]
 struct RunIdentity {
     hash: String,
-    /// The hashed JSON, from which error messages quote differences.
+    /// The JSON text that `hash` covers. Error messages quote the keys in which two runs differ.
     text: String,
 }
 
@@ -112,8 +113,8 @@ fn clips_of(output: &Path) -> usize {
 }
 
 impl Saving {
-    /// Configures checkpoints of the batch `jobs`. The files are next to its first video, `output`, and are written at
-    /// the interval `every`; `None`: only when the run is interrupted.
+    /// Configures checkpoints of the batch `jobs`, in files next to its first video, `output`. `every`: interval
+    /// between checkpoints; `None`: a checkpoint is written only when the run is interrupted.
     pub(crate) fn new(
         config: &Config,
         model: &OpenModel,
@@ -227,8 +228,8 @@ impl Saving {
         Saving { clip: at, found: self.found.clone().filter(|_| at == self.clips), ..self.clone() }
     }
 
-    /// Returns the final tokens of the passes that were finished before the checkpoint, from which the next clip
-    /// starts.
+    /// Returns the tokens from which the next clip starts: the final tokens of the passes that were finished before the
+    /// checkpoint.
     pub(crate) fn saved_ends(&self) -> Option<&ClipEnds> {
         self.found.as_ref().map(|saved| &saved.ends)
     }
@@ -292,8 +293,8 @@ impl Saving {
         }
     }
 
-    /// Returns whether to write a checkpoint now. `steps` and `time`: steps and time since the last checkpoint;
-    /// `stops`: the run is about to stop, so a checkpoint is due if checkpoints are configured.
+    /// Returns whether to write a checkpoint now. `steps` and `time`: steps and time since the last checkpoint.
+    /// `stops`: whether the run is about to stop; a checkpoint is then written regardless of the interval.
     pub(crate) fn is_due(&self, steps: usize, time: Duration, stops: bool) -> bool {
         match self.every {
             None => false,

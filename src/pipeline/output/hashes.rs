@@ -10,8 +10,8 @@ use crate::pipeline::error::Result;
 use crate::weights::lora::lora_fingerprint;
 
 /// Returns the hash of each input file of a configuration, by path. Images, audio, videos and layout files are hashed
-/// with SHA-256; for a folder of frames, over its files in order. LoRAs have a fingerprint, which covers only samples
-/// of their tensors.
+/// with SHA-256; the hash of a folder of frames covers its files in order. The hash of a LoRA is a fingerprint, which
+/// covers only samples of its tensors.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.

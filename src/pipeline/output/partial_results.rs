@@ -49,7 +49,7 @@ pub(in crate::pipeline) fn store(
 }
 
 /// Saves results with [`store`] after the run failed with `error`. Returns an error with the message "{error}; {what}
-/// kept in {file}", or `error` itself if the results cannot be saved.
+/// are kept in {file}", or `error` itself if the results cannot be saved.
 pub(in crate::pipeline) fn keep(
     error: PipelineError,
     place: KeepPlace,
@@ -61,7 +61,7 @@ pub(in crate::pipeline) fn keep(
     match store(place, path, ending, write) {
         Ok(kept) => PipelineError::Kept { source: Box::new(error), what: what.into(), kept },
         Err(failed) => {
-            tracing::error!("{what} not kept: {}", one_line(&failed));
+            tracing::error!("{what} are not kept: {}", one_line(&failed));
             error
         }
     }
@@ -111,7 +111,7 @@ pub(in crate::pipeline) fn keep_latents(
     let is_written = |path: &&PathBuf| path.file_name().is_some();
     for (at, (path, latents)) in options.outputs.iter().filter(is_written).zip(latents).enumerate() {
         let decoded = frames.get(at).filter(|frames| frames.count() > 0);
-        let what = if decoded.is_some() { "the frames and latents are" } else { "the latents are" };
+        let what = if decoded.is_some() { "the frames and latents" } else { "the latents" };
         let tensors = named(decoded.unwrap_or(&Frames::none()), None, latents);
         error = keep_tensors(error, options.keep, what, path, ".latents.safetensors", &tensors);
     }

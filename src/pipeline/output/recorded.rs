@@ -92,11 +92,12 @@ fn input_differences(recorded: &Value, inputs: &Map<String, Value>) -> Vec<Strin
     changed.collect()
 }
 
-/// Result of comparing two models.
+/// Result of comparing the model that a sidecar records with the model of this run.
 #[derive(Debug, PartialEq)]
 enum ModelMatch {
     Same,
-    /// The sidecar was written by an earlier release, whose fingerprint does not cover the weights.
+    /// The models cannot be compared: the sidecar was written by an earlier release, whose fingerprint does not cover
+    /// the weights.
     Unknown,
     Differs(String),
 }
@@ -178,7 +179,7 @@ pub(in crate::pipeline) fn check_rerun(config: &Config, sidecar: Option<&Sidecar
     Err(PipelineError::File { path: sidecar.file.clone().into(), reason })
 }
 
-/// Result of comparing an existing video with a job.
+/// Result of comparing an existing video with the job that would generate it.
 pub(in crate::pipeline) enum ExistingVideo {
     /// The request, the inputs and the model are the same.
     Same,

@@ -23,10 +23,10 @@ pub(crate) fn peak_memory(executor: &Executor) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Figures of a generated video, except for the time to write its files.
+/// Timings, counts and memory use of a generated video, except for the time to write its files.
 pub(crate) struct RunReport {
     rows: Vec<(String, Duration)>,
-    /// Name, time and origin of each program that was compiled or read from the cache.
+    /// Name, compile or load time, and origin of each program that was compiled or read from the cache.
     programs: Vec<(String, Duration, ExecutableOrigin)>,
     /// Lines with counts and memory use that are printed after the timings.
     memory: String,

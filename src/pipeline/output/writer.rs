@@ -45,7 +45,7 @@ pub(crate) struct UnwrittenVideo {
     /// [`UnwrittenVideo::keep_beside`].
     pub(crate) keep: Option<KeepPlace>,
     pub(crate) report: RunReport,
-    /// The sidecar, without output hashes and timings. `None`: no sidecar is written.
+    /// The sidecar (JSON file next to the video), without output hashes and timings. `None`: no sidecar is written.
     pub(crate) sidecar: Option<Value>,
     pub(crate) generated: Generated,
 }
@@ -58,7 +58,7 @@ pub(crate) struct WriteOutcome {
 }
 
 impl WriteOutcome {
-    /// Creates the result of a video none of whose files was written.
+    /// Creates the result of a video if none of its files was written.
     fn lost(error: PipelineError) -> Self {
         WriteOutcome { written: None, failed: Some(error) }
     }
@@ -224,10 +224,10 @@ impl UnwrittenVideo {
         partial_results::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
     }
 
-    /// Describes the saved results, followed by a verb.
+    /// Describes the saved results, as a plural for messages.
     fn results(&self) -> &'static str {
         let has_frames = self.generated.frames.count() > 0;
-        if has_frames { "the frames, audio samples and latents are" } else { "the audio samples and latents are" }
+        if has_frames { "the frames, audio samples and latents" } else { "the audio samples and latents" }
     }
 
     fn tensors(&self, audio: Option<&Audio>) -> partial_results::NamedTensors {
@@ -244,8 +244,10 @@ impl UnwrittenVideo {
     pub(crate) fn keep_beside(&self) {
         let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
         match partial_results::store(KeepPlace::NextToVideo, &self.path, KEPT, write) {
-            Ok(kept) => tracing::error!("{}: {} kept in {}", self.path.display(), self.results(), kept.display()),
-            Err(error) => tracing::error!("{}: {} not kept: {}", self.path.display(), self.results(), one_line(&error)),
+            Ok(kept) => tracing::error!("{}: {} are kept in {}", self.path.display(), self.results(), kept.display()),
+            Err(error) => {
+                tracing::error!("{}: {} are not kept: {}", self.path.display(), self.results(), one_line(&error));
+            }
         }
     }
 
@@ -286,7 +288,8 @@ pub(in crate::pipeline) fn write_sidecar(
     write_json(path, &sidecar, replace)
 }
 
-/// Writes a sidecar next to the file in which the results were saved, if `error` refers to such a file.
+/// Writes a sidecar next to the file in which the results were saved. Does nothing if `error` is not
+/// [`PipelineError::Kept`].
 pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &FinishedVideo, figures: &Value) {
     if let PipelineError::Kept { kept, .. } = error {
         let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
@@ -294,8 +297,8 @@ pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, v
     }
 }
 
-/// Returns the path of the folder for frames, or of the audio file, of the video `path`. For a single video, this is
-/// `asked`; for several videos, it is a path in the folder `asked` with the video's name.
+/// Returns the path of the folder for frames, or of the audio file, of the video `path`. For a single video, returns
+/// `asked`, the path that the user passed; for several videos, a path in the folder `asked` with the video's name.
 pub(in crate::pipeline) fn place_of(asked: &str, path: &Path, extension: &str, several: bool) -> PathBuf {
     let mut name = path.file_stem().expect("a video is written to a named file").to_owned();
     if !extension.is_empty() {

@@ -11,8 +11,8 @@ use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::weights::Component;
 
-/// Derives the parameters of a component from its configuration, and the sizes and host tables of a small request.
-/// `fuzz/` calls this with damaged configurations.
+/// Derives the parameters of a component from its configuration, and the latent sizes and RoPE tables of a small
+/// request. `fuzz/` calls this with damaged configurations.
 ///
 /// # Errors
 /// Returns an error if the configuration is invalid.

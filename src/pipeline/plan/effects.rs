@@ -21,7 +21,7 @@ use crate::weights::Component;
 
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
-/// Keys that change neither the request nor its programs, each with what it affects instead.
+/// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
 const ELSEWHERE: [(&str, &str); 34] = [
     ("model.path", "weights"),
     ("model.variant", "weights"),
@@ -206,8 +206,8 @@ fn by_schema(options: &[&'static Value]) -> Vec<Value> {
 /// A pipeline, with a minimal configuration for it.
 struct PipelineCase {
     name: &'static str,
-    /// Path of the base configuration, which the tested keys override. It is a sidecar, because no value in a sidecar
-    /// is rejected for having no effect.
+    /// Path of the base configuration, which the tested keys override. The file is a sidecar, because values in a
+    /// sidecar are never rejected for having no effect.
     base: String,
     folder: tempfile::TempDir,
 }
@@ -347,7 +347,7 @@ fn cases() -> Vec<PipelineCase> {
     ]
 }
 
-/// Configuration without the tested key, and its [`plan`].
+/// Configuration without the tested key, and the text that [`plan`] returns for it.
 struct Baseline {
     config: Config,
     plan: Result<String, String>,
@@ -427,7 +427,7 @@ fn fault(case: &PipelineCase, key: &str, options: &[&'static Value], known: &mut
         }
         silent.push(set);
     }
-    (!silent.is_empty()).then(|| format!("neither refused nor effective: {}", silent.join(", ")))
+    (!silent.is_empty()).then(|| format!("neither rejected nor has an effect: {}", silent.join(", ")))
 }
 
 /// Returns whether an error mentions a key by another name, or mentions the pipeline, which does not support the key.

@@ -73,7 +73,7 @@ pub(crate) struct MemoryPlan {
     limit: Option<usize>,
 }
 
-/// A plan that fits in memory, and which parameters stay on the devices.
+/// A plan that fits in memory, with the decision which parameters stay on the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct FittedPlan {
     plan: Rc<MemoryPlan>,

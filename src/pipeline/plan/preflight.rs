@@ -1,5 +1,5 @@
-//! Checks of a [`RunPlan`](super::run_plan::RunPlan) before anything is compiled, so that errors are reported as early as
-//! possible.
+//! Checks of a [`RunPlan`](super::run_plan::RunPlan) before anything is compiled, so that errors are reported as early
+//! as possible.
 
 use std::path::Path;
 
@@ -131,7 +131,7 @@ pub(crate) fn give(config: &Config, requests: &mut [Request]) -> Result<()> {
 fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Result<Audio> {
     if clip.sound.is_some() {
         let why = "has its own sound; remove request.audio, or pass the frames without sound";
-        return Err(PipelineError::Usage(format!("request.audio = {}: the video {path} {why}", audio.path)));
+        return Err(PipelineError::Usage(format!("request.audio = {}: the input video {path} {why}", audio.path)));
     }
     let seconds = clip.frames.count() as f64 / frame_rate;
     given_sound(Path::new(&audio.path), audio.start, audio.duration, seconds)
@@ -147,7 +147,7 @@ pub(super) fn check_chain(requests: &[Request], videos: &RunVideos, audio: bool)
         (!audio, "output.audio: false is not supported for a video of several clips"),
     ];
     match unserved.into_iter().find(|(asked, _)| *asked) {
-        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; remove it, or --chain (request.chain)"))),
+        Some((_, why)) => Err(PipelineError::Usage(format!("{why}; remove this setting or --chain (request.chain)"))),
         None => Ok(()),
     }
 }

@@ -20,8 +20,8 @@ use crate::pipeline::stages::duration;
 use crate::request::Request;
 use crate::runtime::processes::Group;
 
-/// What a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all make this
-/// plan.
+/// Plan of what a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all
+/// make this plan.
 pub struct RunPlan {
     /// Configuration of the run, with the decisions of this plan.
     pub config: ResolvedConfig,

@@ -21,7 +21,7 @@ use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platfo
 /// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
     let lowering = (platforms::spec_by_name(platform).lowering)(kind);
-    let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}");
+    let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}; use auto");
     let attention = config.runtime.attention.kernel(lowering.attention);
     let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
     Ok(Build {

@@ -9,7 +9,7 @@ use super::{
 use crate::models::audio_vae;
 use crate::pipeline::runner::Runner;
 
-/// A run executes the program if it generates audio.
+/// Audio decoder program. Runs that generate audio execute it.
 pub(super) const AUDIO_DECODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::AudioDecoder,
     name: "audio_decoder",
@@ -27,7 +27,7 @@ pub(super) const AUDIO_DECODER: ProgramDeclaration = ProgramDeclaration {
     }),
 };
 
-/// Returns the program for latents `[b, c, l, m]`.
+/// Returns the program for latents `[batch, channels, length, mel bins]`.
 fn network(configs: &ModelConfigs, [n, _, l, m]: [usize; 4], build: &Build) -> Result<Network> {
     Ok(audio_vae::decoder_program(&configs.audio_vae()?, [n, l, m], build)?)
 }

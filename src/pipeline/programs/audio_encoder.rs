@@ -6,7 +6,7 @@ use super::{Build, Call, Component, ModelConfigs, Network, Phase, ProgramDeclara
 use crate::models::audio_vae;
 use crate::pipeline::runner::Runner;
 
-/// A run executes the program if it has input audio.
+/// Audio encoder program. Runs with input audio execute it.
 pub(super) const AUDIO_ENCODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::AudioEncoder,
     name: "audio_encoder",

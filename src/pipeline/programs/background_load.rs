@@ -13,7 +13,7 @@ use crate::nn::Param;
 use crate::pipeline::error::Result;
 use crate::runtime::{Engine, LoadedParameters};
 
-/// Progress callback; its arguments are the bytes loaded so far and the total bytes. The first call of a load reports 0
+/// Progress callback of a load; its arguments are the bytes loaded so far and the total bytes. The first call reports 0
 /// bytes.
 pub type OnLoad = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
@@ -45,7 +45,7 @@ impl LoadProgress {
 /// Which parameters the load thread may load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoadPermission {
-    /// Parameters of the first program; whether all parameters fit in device memory is not known yet.
+    /// Only parameters of the first program, because it is not known yet whether all parameters fit in device memory.
     Undecided,
     First,
     All,
@@ -78,7 +78,7 @@ impl LoadGate {
     }
 
     /// Returns whether the next program's parameters may be loaded. Unless this is the first program, blocks while the
-    /// reach is undecided.
+    /// permission is [`LoadPermission::Undecided`].
     fn may_load(&self, is_first: bool) -> bool {
         let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.moved.wait_while(reach, |reach| *reach == LoadPermission::Undecided && !is_first);

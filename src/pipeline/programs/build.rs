@@ -59,7 +59,7 @@ pub(super) struct Rounds {
     tiles: usize,
 }
 
-/// A run, and the sizes for which one of its programs is built.
+/// The input for building one program of a run: the run, the program's sizes, and the build options.
 pub(super) struct ProgramSpec<'a> {
     pub(super) run: &'a Programs,
     /// Request with the sizes of the program.
@@ -238,13 +238,13 @@ impl Programs {
         self.second.as_ref().unwrap_or(&self.first)
     }
 
-    /// Returns the request of the second pass. If the run has one pass, returns what it lacks.
+    /// Returns the request of the second pass. If the run has only one pass, the error names what a run with two needs.
     pub(super) fn second_pass(&self) -> std::result::Result<&Request, &'static str> {
         self.second.as_ref().ok_or("a two-stage pipeline")
     }
 
-    /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, returns what it
-    /// lacks.
+    /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, the error names
+    /// what a run with rounds needs.
     pub(super) fn largest_tile(&self) -> std::result::Result<&Request, &'static str> {
         let rounds = self.rounds.as_ref().ok_or("the pipeline dfr with dfr.temporal_rounds of 1 or 2")?;
         Ok(&rounds.tile)
@@ -255,8 +255,8 @@ impl Programs {
         PROGRAMS.iter().filter(|program| (program.runs)(self)).map(|program| program.kind)
     }
 
-    /// Builds the programs that draw the starting noise of each pass and the diffusion decoder's noise. Returns none if
-    /// the host draws the noise.
+    /// Builds the programs that draw the starting noise of each pass and the diffusion decoder's noise on the devices.
+    /// Returns an empty list if the host draws the noise.
     pub(in crate::pipeline) fn noise(&self) -> Result<Vec<Program>> {
         let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
         let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
@@ -321,7 +321,7 @@ pub(crate) fn warn_once(lines: Vec<String>) {
     }
 }
 
-/// Returns the bytes of each component's parameters on a device, for all networks together.
+/// Returns the bytes of each component's parameters on a device. Parameters that several networks read count once.
 pub(in crate::pipeline) fn parameters<'a>(
     networks: impl IntoIterator<Item = &'a Network>,
 ) -> BTreeMap<&'static str, usize> {

@@ -66,7 +66,7 @@ impl<'a> ReferenceArguments<'a> {
     }
 
     pub(crate) fn required(&mut self, name: &'static str) -> Result<Tensor> {
-        self.optional(name).ok_or_else(|| PipelineError::Input(format!("input '{name}' is missing")))
+        self.optional(name).ok_or_else(|| PipelineError::Input(format!("input '{name}' is missing from --inputs")))
     }
 
     pub(crate) fn ranked(&mut self, name: &'static str, rank: usize) -> Result<Tensor> {
@@ -106,8 +106,8 @@ impl<'a> ReferenceArguments<'a> {
     }
 }
 
-/// Runs one component on `tensors` and `scalars`, whose names are the argument names of the reference implementation,
-/// and returns its results.
+/// Runs one component and returns its results. The names of `tensors` and `scalars` are the argument names of the
+/// reference implementation.
 ///
 /// # Errors
 /// Returns an error if an input is missing, unknown or has the wrong shape, or if the model or the device fails.
@@ -121,7 +121,7 @@ pub fn run_component(
 ) -> Result<Vec<(String, Tensor)>> {
     let name = kind.name();
     let single = kind.declaration().single_run.as_ref();
-    let single = single.ok_or_else(|| PipelineError::Usage(format!("program '{name}' cannot be run on its own")))?;
+    let single = single.ok_or_else(|| PipelineError::Usage(format!("ltx2 run does not support program '{name}'")))?;
     let mut inputs = Vec::new();
     let network = executor.accepted(name, build, |build| {
         let mut given = ReferenceArguments::new(configs, build, tensors.clone(), scalars, single.scalars)?;

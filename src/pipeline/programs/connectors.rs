@@ -1,4 +1,4 @@
-//! Connectors: map the text encoder's embeddings to the text contexts of both streams.
+//! Connectors: map the text encoder's embeddings to the text contexts of the video and audio streams.
 
 use std::rc::Rc;
 
@@ -38,7 +38,7 @@ fn network(configs: &ModelConfigs, [rows, tokens]: [usize; 2], input: Input, bui
     Ok(connectors::program(&configs.connectors()?, rows, tokens, input, build)?)
 }
 
-/// Returns the tables that are inputs of the program, by input name.
+/// Returns the RoPE tables, which are inputs of the program, by input name.
 fn tables(configs: &ModelConfigs, tokens: usize) -> Result<Vec<(String, Tensor)>> {
     Ok(connectors::host_inputs(&configs.connectors()?, tokens))
 }
@@ -83,8 +83,8 @@ fn reference_inputs(given: &mut ReferenceArguments) -> Result<Ready> {
 }
 
 impl Runner {
-    /// Prepares the connectors, which map embeddings `[prompts, tokens, channels]` to the text contexts of both
-    /// streams.
+    /// Prepares the connectors, which map embeddings `[prompts, tokens, channels]` to the text contexts of the video
+    /// and audio streams.
     pub(crate) fn connectors(&mut self, embeds: Tensor, mask: Tensor) -> Result<Call<'static>> {
         let size = [mask.shape()[0], mask.shape()[1]];
         let network = self.network(ProgramKind::Connectors, size, |model, build| {
@@ -96,8 +96,8 @@ impl Runner {
         self.call(ProgramKind::Connectors, &network, inputs, given)
     }
 
-    /// Returns the connectors' tables on the devices. They are cached if all parameters stay on the devices, because
-    /// computing and uploading the tables takes longer than the program itself.
+    /// Returns the connectors' RoPE tables on the devices. They are cached if all parameters stay on the devices,
+    /// because computing and uploading the tables takes longer than the program itself.
     fn connector_tables(&mut self, network: &Network, tokens: usize) -> Result<Rc<UploadedTables>> {
         let program = self.executor.prepare(ProgramKind::Connectors.name(), network)?;
         let made_for = (program.hash().to_string(), tokens);

@@ -46,7 +46,7 @@ pub(super) const ROUND: ProgramDeclaration = ProgramDeclaration {
     ..DENOISE
 };
 
-/// A pass of a request, with the shapes and conditions that its programs depend on.
+/// A pass (run of the denoising loop) of a request, with the shapes and conditions that its programs depend on.
 #[derive(Clone, Copy)]
 pub(crate) struct PassSpec<'a> {
     /// The request with the sizes and steps of this pass.
@@ -59,7 +59,8 @@ pub(crate) struct PassSpec<'a> {
 }
 
 impl Runner {
-    /// Prepares the denoising loop of a pass, and uploads its tables and guidance scales.
+    /// Prepares the denoising loop of a pass, and uploads its constant inputs: RoPE tables, noise levels, conditions
+    /// and guidance scales.
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let network = self.network(program, NetworkSizes::Denoise(shape.clone().into()), |model, build| {

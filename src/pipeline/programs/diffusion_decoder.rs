@@ -27,7 +27,8 @@ pub(super) const DIFFUSION_FEATURES: ProgramDeclaration = ProgramDeclaration {
     single_run: None,
 };
 
-/// Without tiling, the program decodes the complete video; with tiling, a tile of its features.
+/// Program that returns frames. Without tiling, it decodes the latents of the complete video; with tiling, one tile of
+/// the features that [`DIFFUSION_FEATURES`] returns.
 pub(super) const DIFFUSION_DECODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::DiffusionDecoder,
     name: "diffusion_decoder",
@@ -97,8 +98,8 @@ impl Runner {
         self.call_on(ProgramKind::DiffusionFeatures, "latents", latents.into(), features_network)
     }
 
-    /// Prepares the second part of the diffusion decoder for one tile. It maps noise and the part of `features` that
-    /// begins at feature `start` (frame, row, column) to `video`. `shape`: shape of the latents, `[b, f, h, w]`.
+    /// Prepares the second part of the diffusion decoder for one tile. The call maps noise and the tile of `features`
+    /// that begins at `start` (frame, row, column) to `video`. `shape`: shape of the latents, `[b, f, h, w]`.
     /// `features` are already on the devices and are not copied.
     pub(crate) fn diffusion_tile<'a>(
         &mut self,

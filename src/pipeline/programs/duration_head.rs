@@ -8,7 +8,7 @@ use crate::models::duration_head;
 use crate::pipeline::runner::Runner;
 use crate::tensor::Tensor;
 
-/// The program runs before a run whose number of frames is `auto`, and is not one of the run's programs.
+/// Duration head program. It is executed before a run whose number of frames is `auto`, not as part of the run.
 pub(super) const DURATION_HEAD: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::DurationHead,
     name: "duration_head",

@@ -19,7 +19,7 @@ pub(in crate::pipeline) struct Files {
 type FileResult<T> = std::result::Result<T, String>;
 
 fn part(component: &str) -> FileResult<Component> {
-    Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a model folder"))
+    Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a component of a model"))
 }
 
 impl Files {

@@ -1,5 +1,5 @@
-//! The programs of a run, one per file. Each file declares when a run executes the program, its sizes, its network, its
-//! call, and its inputs in `ltx2 run`. `PROGRAMS` lists all programs.
+//! The programs of a run, one per file. Each file declares when a run executes the program, for which sizes and how it
+//! is built, how it is called, and its inputs in `ltx2 run`. `PROGRAMS` lists all programs.
 
 mod audio_decoder;
 mod audio_encoder;
@@ -108,7 +108,8 @@ pub(crate) struct ProgramDeclaration {
     pub(crate) phase: Phase,
     /// Returns whether a run executes the program.
     runs: fn(&Programs) -> bool,
-    /// Returns the request with the program's sizes. If a run has none, returns what the program needs.
+    /// Returns the request with the program's sizes. If the run does not have the program, the error names what the
+    /// program needs.
     request: fn(&Programs) -> std::result::Result<&Request, &'static str>,
     network: fn(&ProgramSpec) -> Result<Network>,
     /// How `ltx2 run` runs the program. `None`: `ltx2 run` does not support it.

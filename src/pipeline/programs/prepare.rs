@@ -41,8 +41,8 @@ pub(super) const ROUND_PREPARE: ProgramDeclaration = ProgramDeclaration {
 };
 
 impl Runner {
-    /// Prepares the program that computes the step-invariant inputs of a pass. `text_contexts`: `[videos, branches,
-    /// tokens, channels]` for each stream.
+    /// Prepares the program that computes the step-invariant inputs of a pass. `text_contexts`: outputs of the
+    /// connectors, `[videos, guidance branches, tokens, channels]` for video and audio.
     pub(crate) fn prepare(
         &mut self,
         program: ProgramKind,

@@ -38,8 +38,8 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
 };
 
 impl ModelConfigs {
-    /// Returns the program of the text encoder, which maps prompts `[rows, tokens]` to `prompt_embeds`: projected
-    /// embeddings if `projected` is set, otherwise the hidden states of all layers.
+    /// Returns the program of the text encoder, which maps the token ids of prompts, `[rows, tokens]`, to
+    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers.
     ///
     /// # Errors
     /// Returns an error if a configuration is missing or invalid, or if a size is not supported.

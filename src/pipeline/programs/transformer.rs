@@ -13,7 +13,7 @@ use crate::request::coordinate_grids;
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
 
-/// No run executes the program; a run denoises with the programs of `denoise.rs`.
+/// Program of a single forward pass, for `ltx2 run`. Other runs denoise with the programs of `denoise.rs` instead.
 pub(super) const TRANSFORMER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::Transformer,
     name: "transformer",
@@ -113,8 +113,8 @@ fn smallest(configs: &ModelConfigs, build: &Build) -> Result<Network> {
     Ok(transformer::program(&c, &shape, build)?)
 }
 
-/// Returns a mask `[b, n]` of the video tokens that belong to a keyframe: 1 where the input (`[b, n]` or `[b, n, 1]`)
-/// is greater than 0.
+/// Returns a mask of the video tokens that belong to a keyframe, `[batch, tokens]`: 1 where the input is greater than
+/// 0. The input can have a last dimension of size 1.
 fn keyframes(c: &TransformerConfig, given: &mut ReferenceArguments, batch: usize, n: usize) -> Result<Option<Tensor>> {
     const NAME: &str = "video_keyframes_mask";
     let Some(mask) = given.optional(NAME) else { return Ok(None) };
@@ -139,8 +139,8 @@ fn cross_timestep(given: &ReferenceArguments) -> Result<CrossModalTimestep> {
     }
 }
 
-/// Returns the timesteps and the scalar noise levels of both streams, and whether each stream has one timestep per
-/// token.
+/// Returns the timesteps and the noise levels per sample of video and audio, and whether each of the two streams has
+/// one timestep per token.
 fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>) -> Result<(NamedInputs, Av<bool>)> {
     let (video, per_token) = timesteps(given.required("timestep")?, batch, tokens.video, "timestep")?;
     let (audio, audio_per_token) = match given.optional("audio_timestep") {
@@ -165,8 +165,8 @@ fn noise_levels(given: &mut ReferenceArguments, batch: usize, tokens: Av<usize>)
     Ok((named.map(|(name, tensor)| (name.to_string(), tensor)).into(), per_token))
 }
 
-/// Reshapes a timestep input of shape `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]` to `[b]` or `[b, n]`. Also returns
-/// whether it has one value per token.
+/// Reshapes the timesteps of `b` samples with `n` tokens from `[b]`, `[b, 1]`, `[b, n]` or `[b, n, 1]` to `[b]` or
+/// `[b, n]`. Also returns whether there is one timestep per token.
 fn timesteps(t: Tensor, batch: usize, tokens: usize, name: &str) -> Result<(Tensor, bool)> {
     let values = t.to_f32();
     let per_token = values.len() == batch * tokens && values.ndim() > 1;
@@ -193,15 +193,15 @@ fn largest(t: &Tensor) -> Tensor {
     }
 }
 
-/// Returns the bounds `[b, axes, tokens, 2]` of the tokens of both streams: the inputs, or bounds that are computed
-/// from the sizes of the latents.
+/// Returns the start and end position of each token along each axis, `[b, axes, tokens, 2]`, for video and audio: the
+/// inputs, or positions that are computed from the sizes of the latents.
 fn coords(c: &TransformerConfig, given: &mut ReferenceArguments, tokens: Av<usize>) -> Result<Av<Array4<f32>>> {
     let grid = |t: Tensor, name: &str| -> Result<Array4<f32>> {
         let message = format!("input '{name}' must be [b, axes, tokens, 2], but has shape {:?}", t.shape());
         t.to_f32().into_dimensionality::<Ix4>().map_err(|_| PipelineError::Input(message))
     };
     let need = |given: &ReferenceArguments, name: &str| -> Result<usize> {
-        let message = || format!("pass input 'video_coords', or --set {name} (in latent units)");
+        let message = || format!("no video positions: pass input 'video_coords', or --set {name} (in latent units)");
         given.scalar(name)?.ok_or_else(|| PipelineError::Input(message()))
     };
     let (video_grid, audio_grid) = coordinate_grids(c);
@@ -221,7 +221,7 @@ fn coords(c: &TransformerConfig, given: &mut ReferenceArguments, tokens: Av<usiz
             audio_grid.coords(1, length, c.audio_scale_factor, c.audio_patch_size_t, c.causal_offset as i64)
         }
     };
-    // Use one table for all samples if their bounds are equal.
+    // Repeat the positions of a stream that has only one sample, so that both streams have equally many.
     let rows = video.shape()[0].max(audio.shape()[0]);
     let broadcast = |a: Array4<f32>, name: &str| -> Result<Array4<f32>> {
         let (own, axes, tokens, bounds) = a.dim();

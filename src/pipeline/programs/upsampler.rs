@@ -1,4 +1,4 @@
-//! Upsampling of latents between two passes: in space, in time, and of generated keyframes.
+//! Upsamplers: enlarge latents between two passes, in space or in time, and enlarge generated keyframes in space.
 
 use ndarray::Array5;
 
@@ -65,20 +65,20 @@ fn network(configs: &ModelConfigs, [n, _, f, h, w]: [usize; 5], build: &Build) -
     Ok(upsampler::program(&configs.upsampler(Component::LatentUpsampler)?, [n, f, h, w], build)?)
 }
 
-/// Returns the program of the first upsampling step between two passes: in time if `in_time` is set, otherwise in space.
+/// Returns the program of the first temporal (if `in_time` is set) or spatial upsampling step between two passes.
 fn network_of_run(spec: &ProgramSpec, in_time: bool) -> Result<Network> {
     let (from, to) = (&spec.shapes.video, Shapes::from_request(&spec.run.sizes, spec.run.last())?.video);
     let mut steps = upsampling_steps(&spec.run.upsample, from, &to).into_iter();
     let step = steps.find(|step| (step.upsampling == Upsampling::TemporalX2) == in_time);
-    let step = step.ok_or_else(|| PipelineError::Bug("the request has no upsampling of this kind".into()))?;
+    let step = step.ok_or_else(|| PipelineError::Bug("the request lacks this program's upsampling step".into()))?;
     step_network(&spec.run.configs, &step, [spec.batch(), from.channels], spec.build)
 }
 
 /// Returns the program of an upsampling step, for `batch` videos whose latents have `channels` channels.
 ///
 /// # Errors
-/// Returns an error that quotes the upsampler's file if the upsampler does not perform the kind of upsampling (axes and
-/// factor) that the step requires, or if the shape of its output is not the one that the step requires.
+/// Returns an error that quotes the upsampler's file if the kind of upsampling (axes and factor) or the output shape of
+/// the upsampler is not the one that the step requires.
 fn step_network(
     configs: &ModelConfigs,
     step: &UpsamplingStep,
@@ -96,8 +96,8 @@ fn step_network(
 
 impl Runner {
     /// Prepares an upsampling step, which maps un-normalised latents to upsampled `latents`. `program`: the spatial,
-    /// temporal or keyframe upsampler. Fails if the model's upsampler does not perform the kind of upsampling (axes and
-    /// factor) that `step` requires.
+    /// temporal or keyframe upsampler. Fails if the model's upsampler does not upsample the axes by the factor that
+    /// `step` requires.
     pub(crate) fn upsampler(
         &mut self,
         program: ProgramKind,

@@ -9,7 +9,7 @@ use crate::models::pixels::Pixels;
 use crate::models::video_vae::{self, VideoVaeConfig};
 use crate::pipeline::runner::{NetworkSizes, Runner};
 
-/// A run executes the program if the video VAE, and not the diffusion decoder, decodes the video.
+/// Video decoder program. A run executes it if the video VAE, not the diffusion decoder, decodes the video.
 pub(super) const VIDEO_DECODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::VideoDecoder,
     name: "video_decoder",

@@ -9,7 +9,7 @@ use super::{
 use crate::models::video_vae::{self, VideoVaeConfig};
 use crate::pipeline::runner::Runner;
 
-/// A run executes the program if it encodes images, an input video or reference videos.
+/// Video encoder program. Runs with conditioning images, an input video or reference videos execute it.
 pub(super) const VIDEO_ENCODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::VideoEncoder,
     name: "video_encoder",

@@ -10,7 +10,7 @@ use crate::models::vocoder;
 use crate::pipeline::runner::Runner;
 use crate::runtime::Outputs;
 
-/// A run executes the program if it generates audio.
+/// Vocoder program. Runs that generate audio execute it.
 pub(super) const VOCODER: ProgramDeclaration = ProgramDeclaration {
     kind: ProgramKind::Vocoder,
     name: "vocoder",
@@ -23,7 +23,8 @@ pub(super) const VOCODER: ProgramDeclaration = ProgramDeclaration {
         let decoder = audio_decoder::network_of_run(spec)?;
         let mel = decoder.program.results.first().map(|o| &o.logical_dims[..]);
         let dims = mel.and_then(|mel| <[usize; 4]>::try_from(mel).ok());
-        let wrong = || PipelineError::Bug(format!("the audio decoder's mel must have 4 dimensions, but is {mel:?}"));
+        let wrong =
+            || PipelineError::Bug(format!("the audio decoder's mel must have 4 dimensions, but has shape {mel:?}"));
         let dims = dims.ok_or_else(wrong)?;
         spec.run.configs.vocoder_program(dims, spec.build)
     },

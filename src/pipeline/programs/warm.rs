@@ -86,7 +86,7 @@ impl WarmedProgram {
     }
 }
 
-/// Returns the programs that draw random weights: for each network, those that draw the parameters that no earlier
+/// Returns the programs that draw random weights. The programs of each network draw only the parameters that no earlier
 /// network reads.
 fn weights(networks: &[(&str, Network)]) -> Result<Vec<Program>> {
     let mut seen = HashSet::new();

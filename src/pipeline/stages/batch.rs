@@ -25,8 +25,8 @@ pub fn videos_at_once(layout: &Layout) -> usize {
     layout.parts("transformer.latents.video", Axis::Batch).max(1)
 }
 
-/// Requests that differ only in prompt and seed. The number of rows is padded to a multiple of [`videos_at_once`], so
-/// that the last batch of a run uses the same programs as the others.
+/// Requests that differ only in prompt and seed, one per row. The number of rows is padded to a multiple of
+/// [`videos_at_once`], so that the last batch of a run uses the same programs as the others.
 pub struct Batch<'a> {
     /// Requested videos, excluding padding; at least one.
     pub asked: &'a [Request],
@@ -100,7 +100,7 @@ pub(in crate::pipeline) fn decoder_draws(
 /// Noise generators of a batch. Every pass draws from the same generators: a pass continues the random sequence where
 /// the previous pass stopped.
 pub enum BatchNoise {
-    /// One host generator per row, identical to torch's CPU generator.
+    /// One host generator per row, which draws the same numbers as torch's CPU generator.
     Torch(Vec<TorchRng>),
     /// A program that generates the noise on a device.
     Device {
@@ -115,7 +115,7 @@ pub enum BatchNoise {
     },
 }
 
-/// Shape and element type in which torch's generator draws the starting noise of a pass.
+/// Shape and element type in which the host generators draw the starting noise of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DrawOrder {
     /// Whether a stream's noise is drawn in the shape of its tokens, including appended tokens (tokens of conditions
@@ -161,7 +161,7 @@ impl NoiseTensors {
     }
 
     /// Returns the starting tokens of a pass with `batch` videos: the noise, with appended tokens after the video's own
-    /// tokens; zeros for a stream that the request does not have.
+    /// tokens. If the request has no video or no audio, the tokens of that stream are zeros.
     pub(crate) fn start(mut self, shapes: &Shapes, sizes: &ModelSizes, batch: usize) -> Result<Av<Array3<f32>>> {
         let appended = self.appended.take();
         let mut start = self.tokens(sizes)?;
@@ -201,7 +201,7 @@ impl BatchNoise {
         Ok(NoiseTensors { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
     }
 
-    /// Implements [`BatchNoise::draw`] on the host for a `DrawOrder` other than the default.
+    /// Implements [`BatchNoise::draw`] on the host for a [`DrawOrder`] other than the default.
     fn draw_in(
         &mut self,
         executor: &mut Executor,
@@ -261,8 +261,8 @@ impl BatchNoise {
         }
     }
 
-    /// Runs [`BatchNoise::draw_decoder`] on a host thread, concurrently with the device. Moves torch's generators to
-    /// the thread, so nothing can be drawn afterwards. `None`: noise is drawn on a device.
+    /// Runs [`BatchNoise::draw_decoder`] on a host thread, concurrently with the device. Moves the host generators to
+    /// the thread, so nothing can be drawn afterwards. `None`: noise is drawn on a device, so no thread is started.
     pub(crate) fn draw_decoder_in_background(
         &mut self,
         c: &DiffusionDecoderConfig,
@@ -344,8 +344,8 @@ impl Dump {
         Dump { kept: vec![Vec::new(); videos], wanted }
     }
 
-    /// Adds one row per video from a tensor `[b · n, …]`, whose rows are grouped by video: row `offset` of each group
-    /// of `n`, as `[1, …]`.
+    /// Adds one row of `tensor` per video, as `[1, …]`. `tensor` has `n` rows per video, `[b · n, …]`; the added row is
+    /// number `offset` of these.
     pub(crate) fn keep_row<D: RemoveAxis>(&mut self, name: &str, tensor: &Array<f32, D>, n: usize, offset: usize) {
         for (video, kept) in self.kept.iter_mut().enumerate().filter(|_| self.wanted) {
             kept.push((name.to_string(), Tensor::from(tensor.select(Dim(0), &[video * n + offset]))));

@@ -20,8 +20,8 @@ const FADE: f64 = 0.02;
 
 impl Runner {
     /// Generates the clips of chained videos, one clip after the other, for requests that differ only in prompt and
-    /// seed. Reads the clips that an interrupted run has saved instead of generating them again. Calls `each` with
-    /// every clip of all videos (one [`Generated`] per video); [`ClipJoiner`] combines the clips of a video.
+    /// seed. Reads the clips that an interrupted run has saved instead of generating them again. Calls `each` for every
+    /// clip, with one [`Generated`] per video; [`ClipJoiner`] combines the clips of a video.
     ///
     /// # Errors
     /// Returns the errors of [`Runner::generate`] and of `each`, or an error if a request has no [`Request::chain`].
@@ -121,7 +121,7 @@ pub struct ClipJoiner {
 }
 
 impl ClipJoiner {
-    /// Creates an empty join for the clips of `chain`.
+    /// Creates a joiner for the clips of `chain`, without clips.
     pub fn new(chain: &ClipChain, model: &OpenModel, frame_rate: f64) -> Self {
         let (grid, rate) = (&model.sizes.audio_grid, model.sample_rate as f64);
         let sample = |latent: usize| (latent as f64 / grid.per_second() * rate).round() as usize;

@@ -1,4 +1,4 @@
-//! Final latents of a clip, with which the same pass of the next clip starts.
+//! Final latents of each pass of a clip, with which the same pass of the next clip starts.
 
 use ndarray::{Array3, s};
 
@@ -10,9 +10,9 @@ use crate::request::{ClipChain, ModelSizes, Shapes};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Final latents of a clip, by pass. They become the latents of the next clip from its second latent frame on; the
-/// first latent frame of a clip encodes a single frame (or spectrum) and is generated. They are stored as normalised
-/// tokens, so they need not be decoded and encoded again.
+/// Final latents of a clip, by pass. In the next clip, they are the latents from the second latent frame on. The first
+/// latent frame of a clip encodes a single frame (or audio spectrum), so it is generated. The latents are stored as
+/// normalised tokens and need not be decoded and encoded again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClipEnds {
     /// Index of the first latent that is kept, for each stream.
@@ -25,7 +25,7 @@ impl ClipEnds {
     pub(in crate::pipeline) fn enter(&mut self, chain: &ClipChain, at: usize, sizes: &ModelSizes, frame_rate: f64) {
         let [own, next] = [at, at + 1].map(|at| chain.audio_start(at, &sizes.audio_grid, frame_rate));
         let video = chain.step() / sizes.video_grid.temporal_compression;
-        // The next clip does not contain the latent frame whose last frame is the next clip's first frame.
+        // Skip the latent frame whose last frame is the first frame of the next clip.
         self.from = Av { video: video + 1, audio: next - own + 1 };
     }
 

@@ -21,8 +21,8 @@ use crate::weights::Checkpoint;
 /// Tensor name of the audio latents in a dump file.
 const AUDIO_LATENTS: &str = "latents.audio";
 
-/// Checks that the file of a condition can be used, by decoding the same part of it as the run. Does not check the input
-/// video and audio, which have already been read.
+/// Checks that the file of a condition can be used, by decoding the part of it that the run needs. Does not check the
+/// input video and audio, which have already been read.
 pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
@@ -42,7 +42,7 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
 }
 
 fn no_grid(path: &Path) -> PipelineError {
-    PipelineError::Bug(format!("{}: the condition on this reference video has no grid", path.display()))
+    PipelineError::Bug(format!("{}: the condition on this reference video has no latent grid", path.display()))
 }
 
 fn too_short(path: &Path, have: usize, needed: usize) -> PipelineError {
@@ -72,8 +72,8 @@ fn audio_latents(path: &Path) -> Result<Array4<f32>> {
     latents.into_dimensionality().map_err(|_| PipelineError::File { path: path.into(), reason })
 }
 
-/// Returns the range of tokens that are entirely within `span` (seconds). `bounds`: start and end of each token, `[1,
-/// axes, n, 2]`. `key`: config key of the span, for the error message.
+/// Returns the range of tokens that are entirely within `span` (seconds). `bounds`: start and end of each token along
+/// each axis, time first, `[1, axes, tokens, 2]`. `key`: config key of the span, for the error message.
 fn within(bounds: &Array4<f32>, span: Range<f64>, key: &str) -> Result<Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let inside = |n: &usize| f64::from(time[[*n, 0]]) >= span.start && f64::from(time[[*n, 1]]) <= span.end;
@@ -98,9 +98,8 @@ fn clip(request: &Request) -> Result<Shared<Clip>> {
         .ok_or_else(|| PipelineError::Usage("this request needs an input video: set request.video".into()))
 }
 
-/// Returns the audio of the input video, cut to the duration of the requested video: `delay` frames of silence,
-/// followed by the audio that begins `last` frames before the end of the input video (`None`: at its start). Returns
-/// `None` if the input video has no audio.
+/// Returns audio with the duration of the requested video: silence for `delay` frames, then the input video's audio,
+/// beginning `last` frames before its end (`None`: at its start). Returns `None` if the input video has no audio.
 fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize) -> Option<Audio> {
     let sound = clip.sound.as_ref()?;
     let seconds = |frames: usize| frames as f64 / request.frame_rate;
@@ -110,9 +109,9 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
     Some(sound.span(start, length - silence).delayed(silence))
 }
 
-/// Returns the tokens that do not overlap `span` (seconds). `bounds`: start and end of each token, `[1, axes, n, 2]`.
-/// These are the tokens that `TemporalRegionMask` of the reference implementation keeps; as there, times are compared
-/// in f32.
+/// Returns the tokens that do not overlap `span` (seconds). `bounds`: start and end of each token along each axis, time
+/// first, `[1, axes, tokens, 2]`. These are the tokens that `TemporalRegionMask` of the reference implementation keeps;
+/// as there, times are compared in f32.
 pub(in crate::pipeline) fn outside(bounds: &Array4<f32>, span: Range<f64>) -> impl Iterator<Item = Range<usize>> {
     let time = bounds.slice(s![0, 0, .., ..]);
     let (start, end) = (span.start as f32, span.end as f32);
@@ -149,7 +148,8 @@ fn weights_by_place(mask: &Frames, group: usize, size: [usize; 2], latents: &Vid
     weights.into_iter().collect()
 }
 
-/// Tokens of conditions that are supplied by the caller instead of encoded from a file, `[1 or b, n, c]`.
+/// Tokens of conditions that the caller supplies, instead of encoding them from a file: `[1 or videos, tokens,
+/// channels]`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PassTokens<'a> {
     /// Tokens of the keyframes that the previous pass generated.
@@ -198,7 +198,7 @@ impl Runner {
                 let tokens = match tokens {
                     Some(tokens) => tokens,
                     None if role == StreamRole::Denoised => continue,
-                    None => return Err(PipelineError::Usage("the input video has no sound to keep".into())),
+                    None => return Err(PipelineError::Usage("the input video has no audio to keep".into())),
                 };
                 if role == StreamRole::Kept {
                     *kept = Some(tokens);
@@ -235,8 +235,8 @@ impl Runner {
     }
 
     /// Returns the clean tokens of a condition, either encoded or taken from `given`. `None`: the condition is the
-    /// audio of an input video without audio, or its content is handled by the caller (generated keyframes, ends of
-    /// clips).
+    /// audio of an input video without audio, or the caller handles its content (generated keyframes, final tokens of
+    /// the previous clip).
     fn known_tokens(
         &mut self,
         condition: &Condition,
@@ -247,7 +247,7 @@ impl Runner {
         Ok(Some(match &condition.content {
             Content::Image { path, crf } => self.image_tokens(path, *crf, request)?,
             Content::Sound { .. } => {
-                given.sound.cloned().ok_or_else(|| PipelineError::Bug("the pass has no input audio".into()))?
+                given.sound.cloned().ok_or_else(|| PipelineError::Bug("the input audio is not encoded".into()))?
             }
             Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
             Content::Video(part) => self.video_tokens(part, request)?,
@@ -258,7 +258,7 @@ impl Runner {
             },
             Content::Carried(at) => {
                 let frame = shapes.frame_tokens();
-                let none = || PipelineError::Bug(format!("the pass has no keyframe {at}"));
+                let none = || PipelineError::Bug(format!("keyframe {at} of the previous pass is missing"));
                 let all = given.keyframes.filter(|all| all.dim().1 >= (at + 1) * frame).ok_or_else(none)?;
                 all.slice(s![.., at * frame..(at + 1) * frame, ..]).to_owned()
             }
@@ -289,7 +289,7 @@ impl Runner {
         let have = given.frames.count();
         if have < part.frames {
             return Err(PipelineError::Usage(format!(
-                "the input video has {have} frames, but {} are needed",
+                "the input video has {have} frames, but the request needs {}",
                 part.frames
             )));
         }

@@ -1,9 +1,9 @@
 //! Conditions as inputs of the denoising loop.
 //!
-//! The tokens of a condition either replace tokens of the stream, or are appended to them with positions of their own
-//! and dropped after the pass. A condition with a given strength has the noise level `(1 - strength) · sigma`, where
-//! `sigma` is the noise level of the step. In each step, the clean prediction of its tokens is computed at that noise
-//! level and then blended with the condition, as in Lightricks' code.
+//! The tokens of a condition either replace tokens of the stream, or are appended to them with separate positions and
+//! dropped after the pass. A condition with a given strength has the noise level `(1 - strength) · sigma`, where
+//! `sigma` is the noise level of the step. In each step, the clean prediction of the condition's tokens is computed at
+//! that noise level and then blended with the condition, as in Lightricks' code.
 
 use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 
@@ -16,13 +16,13 @@ use crate::tensor::Tensor;
 
 /// Encoded conditions of a pass.
 pub(crate) struct ConditionTokens {
-    /// Noise levels as fractions of the step's noise level, `[k]`.
+    /// Distinct noise levels of the tokens, as fractions of the step's noise level, `[levels]`.
     pub(crate) levels: Vec<f32>,
     /// Condition tokens of each stream.
     pub(crate) streams: Av<StreamTokens>,
-    /// Tokens `[1, n, c]` of a stream that is kept unchanged; `None` for other streams.
+    /// Tokens `[1, tokens, channels]` of a stream that is kept unchanged; `None` for other streams.
     pub(crate) given: Av<Option<Array3<f32>>>,
-    /// Attention weights (0..1) between the video's tokens, `[n, n]`. `None`: all weights are 1.
+    /// Attention weights (0..1) between the video's tokens, including appended ones, `[n, n]`. `None`: all are 1.
     pub(crate) attention: Option<Array2<f32>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct StreamTokens {
 }
 
 impl StreamTokens {
-    /// Creates the tokens of a stream that has no conditions.
+    /// Creates the tokens of a stream, initially without conditions.
     pub(crate) fn new(videos: usize, tokens: usize, channels: usize) -> Self {
         StreamTokens { level: Array2::zeros((1, tokens)), clean: Array3::zeros((videos, tokens, channels)) }
     }
@@ -53,7 +53,8 @@ impl StreamTokens {
 }
 
 impl ConditionTokens {
-    /// Replaces the starting tokens of the streams that are kept unchanged, for `batch` videos.
+    /// Sets the starting tokens of each stream that is kept unchanged to [`ConditionTokens::given`], repeated for
+    /// `batch` videos.
     pub(crate) fn give(&self, start: Av<&mut Array3<f32>>, batch: usize) {
         for (start, given) in start.zip(self.given.as_ref()) {
             if let Some(given) = given {
@@ -102,7 +103,7 @@ impl ConditionTokens {
     }
 }
 
-/// Converts attention weights to a bias that is added to the attention scores, `[n, n]`: the logarithm of each weight.
+/// Converts attention weights `[n, n]` to the bias that is added to the attention scores: the logarithm of each weight.
 fn score_bias(weights: &Array2<f32>) -> Array2<f32> {
     weights.mapv(|weight| if weight > 0.0 { weight.ln() } else { MASK_VALUE as f32 })
 }
@@ -118,7 +119,7 @@ pub(crate) struct AttentionWeights {
 }
 
 impl AttentionWeights {
-    /// Starts with the video's `own` tokens and no appended tokens.
+    /// Creates the matrix of a video with `own` tokens and no appended tokens; all weights are 1.
     pub(crate) fn new(own: usize) -> Self {
         AttentionWeights { own, tokens: own, weights: None }
     }
@@ -152,9 +153,9 @@ impl AttentionWeights {
     }
 }
 
-/// Returns the positions of the appended tokens, `[1, 3, extra, 2]`. An image has the positions of the frame at which
-/// it is placed. A reference video has the positions of a video that covers the same area and duration as the generated
-/// video.
+/// Returns the positions of the appended tokens: start and end along time, rows and columns, `[1, 3, tokens, 2]`. An
+/// image has the positions of the frame at which it is placed. A reference video has the positions of a video that
+/// covers the same area and duration as the generated video.
 pub(crate) fn appended_coords(
     c: &TransformerConfig,
     shapes: &Shapes,

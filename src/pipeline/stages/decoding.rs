@@ -122,8 +122,8 @@ impl Run<'_> {
     }
 
     /// Starts a thread that draws the diffusion decoder's noise while the last pass runs. `None`: there is no diffusion
-    /// decoder, or the noise must be drawn later, because the video is decoded in tiles, DFR rounds follow the pass, or
-    /// the steps of the pass draw from the same generator.
+    /// decoder, or the noise must be drawn later, because the video is decoded in tiles, temporal rounds (pipeline
+    /// `dfr`) follow the pass, or the steps of the pass draw from the same generator.
     pub(in crate::pipeline) fn begin_decoder_noise(
         &mut self,
         shapes: &Shapes,
@@ -136,7 +136,7 @@ impl Run<'_> {
         is_next.then(|| self.noise.draw_decoder_in_background(&c, &shapes.video, self.runner.build.dtype)).flatten()
     }
 
-    /// Returns the diffusion decoder's noise: the result of the thread `begun`, or newly drawn noise.
+    /// Returns the diffusion decoder's noise: the result of the thread `begun` or, if there is none, newly drawn noise.
     fn decoder_noise(&mut self, shapes: &Shapes, begun: Option<DecoderNoise>) -> Result<Tensor> {
         let noise = match begun {
             Some(thread) => thread.join().unwrap_or_else(|panic| Err(PipelineError::Bug(panic_message(&*panic))))?,
@@ -181,8 +181,8 @@ impl Run<'_> {
         ndarray::concatenate(Dim(0), &views).map_err(|e| PipelineError::Bug(e.to_string()))
     }
 
-    /// Decodes one batch of audio latents. With DFR, the audio is trimmed to the length of the video, because latents
-    /// are generated for a longer canvas.
+    /// Decodes one batch of audio latents. In the pipeline `dfr`, whose latents are generated for a canvas longer than
+    /// the video, trims the audio to the length of the video.
     fn decode_audio_at_once(&mut self, latents: Array4<f32>, request: &Request) -> Result<Array3<f32>> {
         let decoded = self.runner.audio_decoder(latents)?.run(&self.runner.executor)?;
         let sounds = self.runner.vocoder(&decoded)?.run(&self.runner.executor)?;

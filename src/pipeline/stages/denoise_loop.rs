@@ -18,11 +18,11 @@ use crate::sampling::noise::step_noise;
 use crate::sampling::{Sampler, Schedule, TorchRng};
 use crate::tensor::Tensor;
 
-/// Returns the tables of the request's sampler, padded to [`MAX_STEPS`] + 1 rows.
+/// Returns the noise levels and the coefficients of the request's sampler, padded to [`MAX_STEPS`] + 1 rows.
 ///
 /// # Errors
-/// Returns an error if the sampler needs more than [`MAX_STEPS`] evaluations, or if its tables do not have the sizes
-/// that it declares.
+/// Returns an error if the sampler needs more than [`MAX_STEPS`] evaluations, or if it returns another number of levels
+/// or coefficients than it declares.
 pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String, Tensor)>> {
     let sampler = &request.sampler;
     let Schedule { mut levels, coefficients } = sampler.schedule(&request.sigmas);
@@ -49,7 +49,7 @@ pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String,
     Ok(vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())])
 }
 
-/// A [`StepNoise`](crate::sampling::StepNoise) that can borrow its generator.
+/// Noise source of one video, like [`StepNoise`](crate::sampling::StepNoise), that can borrow its generator.
 type NoiseSource<'a> = Box<dyn FnMut(Av<[usize; 2]>) -> Av<Array3<f32>> + 'a>;
 
 /// Generators of the noise that a sampler adds in each step of a pass, one per video; none if the sampler adds no
@@ -93,7 +93,8 @@ impl<'a> CallNoise<'a> {
         CallNoise { generators: generators.iter_mut().map(of_video).collect(), tokens }
     }
 
-    /// Draws the noise for the next call of the loop, `[noises, b, n, c]` for each stream, by input name.
+    /// Draws the noise for the next call of the loop: for each stream, a tensor `[draws per call, b, n, c]`, by input
+    /// name.
     pub(crate) fn draw(&mut self) -> Vec<(String, Tensor)> {
         let drawn: Vec<Array3<f32>> = self.generators.iter_mut().flat_map(|next| next(self.tokens)).collect();
         if drawn.is_empty() {
@@ -108,7 +109,8 @@ impl<'a> CallNoise<'a> {
     }
 }
 
-/// Compiled denoising loop, with its tables and guidance scales on the devices. Depends on neither prompts nor seeds.
+/// Compiled denoising loop, with its RoPE tables and guidance scales on the devices. Depends on neither prompts nor
+/// seeds.
 pub(crate) struct DenoiseLoop {
     pub(in crate::pipeline) network: Rc<Network>,
     pub(in crate::pipeline) call: Call<'static>,
@@ -141,7 +143,7 @@ impl DenoiseLoop {
         let names = &self.carried;
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!(
-                "the saved state has {} tensors, but the loop needs {}",
+                "the checkpoint has {} tensors of denoising state, but the denoising loop needs {}",
                 carried.len(),
                 names.len()
             )));
@@ -180,7 +182,7 @@ impl DenoiseLoop {
         let _evaluations = with_evaluations(steps.evaluations());
         let mut outputs = executor.run_with(self.program(), find)?;
         let take = |name: &String| {
-            outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the loop returned no '{name}'")))
+            outputs.take(name).ok_or_else(|| PipelineError::Input(format!("the denoising loop returned no '{name}'")))
         };
         names.iter().map(take).collect()
     }

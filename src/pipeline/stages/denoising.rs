@@ -58,8 +58,8 @@ impl PassNames {
         self.denoise.declaration().phase
     }
 
-    /// Returns the names for a tile of a DFR round. `around`: number of steps before and after this tile, over all
-    /// rounds.
+    /// Returns the names for a tile of a temporal round (pipeline `dfr`). `around`: number of steps of all rounds
+    /// before this tile and after it.
     pub(crate) fn of_tile(round: usize, tile: usize, around: [usize; 2]) -> Self {
         PassNames {
             prepare: ProgramKind::RoundPrepare,
@@ -75,9 +75,10 @@ pub(crate) struct InitialTokens {
     /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`. A stream that is not denoised keeps its
     /// tokens.
     pub(crate) tokens: Av<Array3<f32>>,
-    /// Tokens from which the generated keyframes start, `[b, k·n, c]`. `None`: the keyframes start from noise.
+    /// Tokens from which the `k` generated keyframes of `n` tokens each start, `[b, k·n, c]`. `None`: the keyframes
+    /// start from noise.
     pub(crate) generated: Option<Array3<f32>>,
-    /// Tokens of the keyframes that are conditions of the pass, `[b, k·n, c]`.
+    /// Tokens of the `k` keyframes that are conditions of the pass, `[b, k·n, c]`.
     pub(crate) carried: Option<Array3<f32>>,
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct InitialTokens {
 pub(crate) struct DenoisedTokens {
     /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`.
     pub(crate) tokens: Av<Array3<f32>>,
-    /// Tokens of the generated keyframes, `[b, k·n, c]`.
+    /// Tokens of the `k` generated keyframes, `[b, k·n, c]`.
     pub(crate) generated: Array3<f32>,
 }
 
@@ -335,8 +336,8 @@ impl Pass<'_> {
     }
 }
 
-/// Returns the number of finished evaluations, the carried tensors, and the latents of both streams. They come from a
-/// checkpoint, if there is one for this pass, or else are the start of the pass.
+/// Returns the number of finished evaluations, the tensors that the loop carries, and the latents of both streams:
+/// those of the checkpoint if it belongs to this pass, otherwise those at the start of the pass.
 fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
     let Some(saved) = saving.and_then(|s| s.found(pass.names.phase())) else {
         return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));

@@ -53,7 +53,7 @@ impl Run<'_> {
     }
 
     /// Runs all rounds. `before`: tokens of the second pass, whose latents have the shape `shape`. Returns the
-    /// normalised video tokens of the last round's canvas; the audio does not change.
+    /// normalised video tokens of the last round's canvas; the rounds do not change the audio.
     fn rounds(
         &mut self,
         dfr: &DfrPlan,
@@ -173,7 +173,8 @@ fn concatenated(parts: &[Array5<f32>]) -> Result<Array5<f32>> {
     ndarray::concatenate(Dim(2), &views).map_err(|e| PipelineError::Bug(e.to_string()))
 }
 
-/// Returns the keyframes that the next round uses, each of which comes from `before` or from `slots`.
+/// Returns the latents of the keyframes that the next round uses. `sources` says whether each of them comes from
+/// `before` (keyframes of the previous round) or `slots` (keyframes generated in this round).
 fn carried(before: &Array5<f32>, slots: &Array5<f32>, sources: &[KeyframeSource]) -> Result<Array5<f32>> {
     let one = |source: &KeyframeSource| match source {
         KeyframeSource::Before(at) => frames(before, *at..at + 1),

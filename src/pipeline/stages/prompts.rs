@@ -34,9 +34,9 @@ pub(crate) fn tokens(model: &OpenModel, batch: &Batch, kinds: usize) -> Result<(
     Ok((Tensor::from(ids), Tensor::from(mask), cut))
 }
 
-/// Orders the text contexts `[prompts, t, channels]` of a stream by guidance branch, as `[videos, branches, t,
-/// channels]`. `given`: whether the stream is an input stream. Such a stream is not guided, so all of its branches get
-/// the positive prompt.
+/// Orders the text contexts `[prompts, tokens, channels]` of a stream by guidance branch, as `[videos, branches,
+/// tokens, channels]`. `given`: whether the stream is an input (e.g. input audio) and is not guided; all of its
+/// branches then get the positive prompt.
 pub(in crate::pipeline) fn branch_text(
     text: &Outputs,
     name: &str,

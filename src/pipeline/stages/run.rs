@@ -13,7 +13,7 @@ use crate::pipeline::runner::Runner;
 pub(crate) struct Run<'a> {
     pub(crate) runner: &'a mut Runner,
     pub(crate) batch: Batch<'a>,
-    /// Generators of the noise that has not been drawn yet.
+    /// Noise generators, from which all passes draw.
     pub(crate) noise: BatchNoise,
     /// Input audio. `None`: the request has no input audio.
     pub(crate) sound: Option<GivenSound>,

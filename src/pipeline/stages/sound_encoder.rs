@@ -103,7 +103,7 @@ impl Runner {
         Ok(tokens)
     }
 
-    /// Encodes audio to un-normalised latents `[1, C, count, M]`.
+    /// Encodes audio to un-normalised latents `[1, channels, count, mel bins]`.
     fn encode_mel(&mut self, sound: &Audio, count: usize) -> Result<Array4<f32>> {
         let c = self.model.configs.audio_vae()?;
         let frames = c.frames_of(count);

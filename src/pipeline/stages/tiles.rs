@@ -81,7 +81,7 @@ pub(in crate::pipeline) fn joined(pieces: &[Array5<f32>]) -> Array5<f32> {
     ndarray::concatenate(Dim(2), &pieces).expect("pieces differ only in their number of frames")
 }
 
-/// Adds `from`, a decoded tile or a scalar, to `to`, multiplied by the weights of the tile.
+/// Multiplies `from`, a decoded tile or a scalar, by the weights of the tile, and adds the product to `to`.
 fn add(mut to: ArrayViewMut5<f32>, from: &Array5<f32>, [t, y, x]: [&Tile; 3]) {
     let Some(from) = from.broadcast(to.dim()) else { return };
     for (i, (mut to, from)) in to.axis_iter_mut(Dim(2)).zip(from.axis_iter(Dim(2))).enumerate() {

@@ -6,8 +6,8 @@ use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamS
 use crate::sampling::samplers::EulerAncestral;
 
 /// Ancestral Euler with the noise direction `(x - (1 - σ)·u) / σ`, where `u` is the negative-prompt prediction. Each
-/// step goes below the next noise-to-signal ratio, the further the larger `eta` is; fresh noise then raises the latents
-/// to that ratio.
+/// step first goes below the next noise-to-signal ratio, by an amount that grows with `eta`. Fresh noise then raises
+/// the latents to that ratio.
 #[derive(Debug, PartialEq)]
 pub struct CfgPlusPlus(
     /// Settings of the noise: `eta` and generator.

@@ -21,8 +21,8 @@ pub enum StepDraws {
     Continued,
 }
 
-/// Ancestral Euler: each step goes below the next noise level, the further the larger `eta` is; fresh noise then raises
-/// the latents to that level.
+/// Ancestral Euler: each step first goes below the next noise level, by an amount that grows with `eta`. Fresh noise
+/// then raises the latents to that level.
 #[derive(Debug, PartialEq)]
 pub struct EulerAncestral {
     /// Stochasticity, 0 to 1; 0 is [`Euler`](super::Euler).
@@ -64,8 +64,7 @@ impl Sampler for EulerAncestral {
         1
     }
 
-    /// Returns true for [`StepDraws::Continued`], unless a noise seed is set or `eta` is 0, with which no noise is
-    /// drawn.
+    /// Returns true for [`StepDraws::Continued`], unless a noise seed is set, or `eta` is 0 and no noise is drawn.
     fn continues_request(&self) -> bool {
         self.draws == StepDraws::Continued && self.noise_seed.is_none() && self.eta != 0.0
     }

@@ -1,11 +1,11 @@
 //! The second-order sampler of the HQ pipelines: an exponential Runge-Kutta step with a midpoint, with noise added at
 //! both evaluations (`res_2s` of Lightricks' ltx-pipelines).
 //!
-//! Between two evaluations of the transformer, everything is linear in the latents, the anchor, the clean predictions
-//! and the noise. The refinement of the anchor, 100 rounds of a linear map, is a geometric sum. The host therefore
-//! computes nine coefficients per evaluation in double precision and the loop combines f32 tensors with them. This is
-//! as exact as an f64 state that is rounded to f32 at each evaluation, and it gives the same result on platforms
-//! without f64.
+//! Between two evaluations of the transformer, everything is linear in the latents, the anchor (the point from which a
+//! step starts), the clean predictions and the noise. The refinement of the anchor, 100 rounds of a linear map, is a
+//! geometric sum. The host therefore computes nine coefficients per evaluation in double precision, and the loop
+//! combines f32 tensors with them. This is as exact as an f64 state that is rounded to f32 at each evaluation, and it
+//! gives the same result on platforms without f64.
 
 use ndarray::{Array3, Axis as Dim};
 
@@ -17,9 +17,9 @@ use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamS
 const COEFFICIENTS: usize = 9;
 /// Noise tensors per call of the loop: one for each of the two evaluations of a step.
 const NOISES: usize = 2;
-/// Replaces a final noise level of 0, whose logarithm does not exist.
+/// Replacement of a final noise level of 0, whose logarithm is not finite.
 const LAST: f64 = 0.0011;
-/// Position of the midpoint in a step.
+/// Position of the midpoint as a fraction of the step.
 const C2: f64 = 0.5;
 /// Fraction of the target noise level that is fresh noise.
 const ETA: f64 = 0.5;
@@ -72,8 +72,8 @@ fn schedule(sigmas: &[f32]) -> Schedule {
     Schedule { levels, coefficients }
 }
 
-/// Noise injection for a step from level `sigma` to `t`: `(α + g)·a - g·y + up·noise` with anchor `a` and next point
-/// `y`.
+/// Coefficients of the noise injection for a step from level `sigma` to `t`: `(α + g)·a - g·y + up·noise`, with
+/// anchor `a` and next point `y`.
 struct NoisedLatents {
     alpha: f64,
     g: f64,

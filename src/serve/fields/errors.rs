@@ -9,8 +9,8 @@ use crate::media;
 use crate::request::{RequestError, key_fault};
 use crate::serve::error::ApiError;
 
-/// Configuration keys that fields with [`FieldEffect::Own`] set, each with the field to which errors about the key
-/// refer.
+/// Configuration keys that fields with [`FieldEffect::Own`] set. Each key is paired with the field that errors about it
+/// mention.
 const OWN: [(&str, &str); 15] = [
     ("request.width", "size"),
     ("request.height", "size"),
@@ -29,8 +29,8 @@ const OWN: [(&str, &str); 15] = [
     ("request.audio.duration", "input_audio"),
 ];
 
-/// Returns the name of the request field for a setting that an error mentions. A setting without a field has its key,
-/// which clients set in the field `ltx2`.
+/// Returns the name of the request field for a setting that an error mentions. If no field sets the setting, returns
+/// its configuration key, which clients set in the field `ltx2`.
 fn field_name(setting: Setting, given: &RequestFields) -> Cow<'static, str> {
     Cow::Borrowed(match setting {
         Setting::Key(key) => {
@@ -159,7 +159,7 @@ mod tests {
     use crate::weights::Version;
 
     #[test]
-    fn messages_have_the_names_of_request_fields() {
+    fn config_errors_use_request_field_names() {
         let given = RequestFields::default();
         let from = "(from the server's configuration)";
         for (pair, want) in [
@@ -193,9 +193,10 @@ mod tests {
         assert_eq!(error.message, "max_sequence_length = 5: must be 8");
         assert_eq!(error.param.as_deref(), Some("max_sequence_length"));
     }
-    /// Every reason of the effect rules, for every pipeline, names the client's fields instead of their keys.
+    /// For every pipeline, the reasons why settings have no effect contain request fields instead of configuration
+    /// keys.
     #[test]
-    fn reasons_name_fields_instead_of_their_keys() {
+    fn reasons_for_no_effect_use_request_field_names() {
         let fields = RequestFields::default();
         let of_rows = FIELDS.iter().filter_map(|spec| match spec.place {
             FieldEffect::Keys(keys) => Some(keys),

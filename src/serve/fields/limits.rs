@@ -160,7 +160,7 @@ impl Fields {
     }
 }
 
-/// Returns the field that set a key of the effective configuration, or `or` if no field of the request set it.
+/// Returns the request field that set a key of the effective configuration; `or` if no field set it.
 fn written(loaded: &LoadedConfig, key: &str, or: &str) -> String {
     match loaded.origin(key) {
         ValueOrigin::Field(name) if name == "ltx2" => format!("ltx2.{key}"),

@@ -135,7 +135,7 @@ impl RequestFields {
     }
 }
 
-/// Fields of the source; `tree` contains the YAML keys from its field `ltx2`.
+/// Fields of the source job; `tree` contains the YAML keys from its field `ltx2`.
 struct SourceFields {
     fields: Map<String, Value>,
     tree: Value,

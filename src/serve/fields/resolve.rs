@@ -139,12 +139,12 @@ fn expected(
     })
 }
 
-/// Returns the number of rounds, each of which doubles the frame rate.
+/// Returns the number of DFR rounds, each of which doubles the frame rate.
 fn rounds(config: &Config) -> usize {
     if config.pipeline.spec().has_rounds() { config.dfr.temporal_rounds } else { 0 }
 }
 
-/// Returns the number of frames after the rounds.
+/// Returns the number of frames after the DFR rounds.
 fn doubled(config: &Config, frames: usize) -> usize {
     (0..rounds(config)).fold(frames, |frames, _| 2 * frames.saturating_sub(1) + 1)
 }

@@ -215,7 +215,7 @@ fn fields_set_their_configuration_keys() {
 }
 
 #[test]
-fn missing_seed_is_random_unless_fixed() {
+fn missing_seed_is_random_unless_server_fixes_it() {
     let server = TestConverter::new("nano", &[]);
     let seed = |body: &Value| server.good(body).config().request.seed;
     let drawn: Vec<u64> =

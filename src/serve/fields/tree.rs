@@ -80,12 +80,12 @@ const INSTEAD: [(&str, &str); 6] = [
     ("model", "lora"),
 ];
 
-/// Returns whether a list contains a key or a section that contains the key.
+/// Returns whether the list contains `key` or a section that contains it.
 fn is_in(list: &[&str], key: &str) -> bool {
     list.iter().any(|own| key == *own || key.strip_prefix(own).is_some_and(|rest| rest.starts_with('.')))
 }
 
-/// Returns whether a section contains a key or section of the list.
+/// Returns whether the list contains a key or section that is inside `section`.
 fn holds(list: &[&str], section: &str) -> bool {
     list.iter().any(|own| own.strip_prefix(section).is_some_and(|rest| rest.starts_with('.')))
 }

@@ -62,8 +62,8 @@ fn without_places(error: &PipelineError) -> String {
     media_error(error).and_then(replacement_message).map_or_else(|| without_folders(&one_line(error)), Into::into)
 }
 
-/// Returns the error message about an input file. It refers to the file by its request field, which is all that the
-/// client knows.
+/// Returns the error message about an input file. The message contains the request field, because the client does not
+/// know the name of the stored file.
 fn of_given(error: &PipelineError, field: &str) -> String {
     use media::MediaError::{Clip, Image, Png, Sound, Wav};
     let why = match media_error(error) {
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn failure_messages_hide_locations_of_kept_results() {
         let kept =
-            |source| PipelineError::Kept { source: Box::new(source), what: "the latents are".into(), kept: "a".into() };
+            |source| PipelineError::Kept { source: Box::new(source), what: "the latents".into(), kept: "a".into() };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
         let RunError::Job(failure) = classify(&error) else { panic!("{error}") };
         let client_message = (failure.code.as_str(), failure.message.as_str());

@@ -72,8 +72,8 @@ pub(super) fn local(config: &mut Config, own: &Config) {
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 
-/// Returns the configuration with which a device is started. Its number of frames is fixed. If its pipeline needs input
-/// files, which only requests have, the pipeline becomes `text_to_video`.
+/// Returns the configuration with which a device is started. A predicted number of frames is replaced by a fixed one.
+/// If the pipeline needs input files, which only requests have, the pipeline becomes `text_to_video`.
 pub(super) fn startup_config(config: &Config) -> Config {
     let mut plain = config.clone();
     if plain.request.num_frames.count().is_none() {

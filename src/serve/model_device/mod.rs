@@ -312,7 +312,7 @@ impl ModelDevice {
         made.map_err(|error| BatchFailure { error, stopped })
     }
 
-    /// Adds everything to the generated videos that the finisher thread needs to write them.
+    /// Combines the generated videos with the data that the finisher thread needs to write them.
     fn finish(
         &mut self,
         order: &JobBatch,

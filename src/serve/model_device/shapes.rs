@@ -10,8 +10,8 @@ use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::runner::Runner;
 use crate::runtime::processes::Group;
 
-/// Maximum number of plans for one shape. Each predicted frame count (`num_frames: auto`) needs a plan of its own. At the
-/// maximum, another plan first evicts all plans and programs of the shape.
+/// Maximum number of plans for one shape. Each predicted frame count (`num_frames: auto`) needs a separate plan. If a
+/// new plan would exceed the maximum, all plans and programs of the shape are evicted first.
 const MAX_PLANS: usize = 16;
 
 /// The shapes that have plans or loaded programs.

@@ -7,7 +7,7 @@ use image::{ExtendedColorType, RgbImage};
 use super::PipelineError;
 use crate::media::Frames;
 
-/// Maximum length of the longer side of a thumbnail, in pixels. `CELL` is that of each frame in a sprite sheet.
+/// Maximum length of the longer side of a thumbnail, in pixels. `CELL` is the maximum for each frame of a sprite sheet.
 const THUMBNAIL: usize = 512;
 const CELL: usize = 256;
 /// Number of rows and of columns of a sprite sheet.

@@ -18,14 +18,14 @@ use crate::runtime::processes::Group;
 /// A device call that process 0 broadcasts to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) enum DeviceCall {
-    /// Warms up a shape with the given batch size, and one step per denoising pass.
+    /// Warms up a shape with this batch size and one step per denoising pass.
     Warm(SentBatch, usize),
     Run(SentBatch),
     Evict(String),
     End,
 }
 
-/// A batch in the form in which process 0 sends it to the other processes.
+/// A batch as process 0 sends it to the other processes.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SentBatch {
     jobs: Vec<AcceptedJob>,

@@ -117,7 +117,7 @@ fn without_timeline(mut figures: Value) -> Value {
     figures
 }
 
-/// Returns whether a later attempt may succeed because the disk is full or the process is out of file descriptors.
+/// Returns whether the disk is full or the process is out of file descriptors, so that a later attempt may succeed.
 fn is_transient(error: &PipelineError) -> bool {
     is_full(error) || is_caused_by_exhaustion(error)
 }

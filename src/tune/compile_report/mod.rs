@@ -41,14 +41,13 @@ pub struct CompileReport {
     /// Number of transformer blocks that were compiled.
     pub(crate) layers: usize,
     pub(crate) memory: Memory,
-    /// Bytes that arguments and results take on each device with all transformer blocks of the model, not only the compiled
-    /// ones.
+    /// Bytes of arguments and results per device with all blocks of the model, not only the compiled ones.
     pub(crate) needed: Needed,
     /// Floating-point operations per step.
     pub flops: f64,
     /// Bytes read from and written to device memory per step.
     pub(crate) bytes_accessed: f64,
-    /// Work of one transformer block.
+    /// Floating-point operations and memory traffic of one transformer block.
     pub(crate) per_layer: Block,
     pub(crate) collectives: Collectives,
     pub(crate) tensors: Vec<TensorPlacement>,
@@ -76,8 +75,7 @@ pub(crate) struct Block {
     pub(crate) bytes_accessed: f64,
 }
 
-/// Bytes that arguments and results take on each device with all transformer blocks of the model, not only the compiled
-/// ones.
+/// Bytes of arguments and results per device with all blocks of the model, not only the compiled ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Needed {
     /// Number of transformer blocks of the model.

@@ -78,7 +78,7 @@ impl<'a> PlacementRow<'a> {
     }
 }
 
-/// Sum over equal collectives per step, with only the compiled blocks.
+/// Equal collectives, summed over all runs of a step with only the compiled blocks.
 #[derive(Serialize)]
 struct CollectiveRow<'a> {
     kind: CollectiveKind,
@@ -107,7 +107,7 @@ impl<'a> CollectiveRow<'a> {
     }
 }
 
-/// Diagnosis of one case of a group, or the reason why it failed.
+/// Diagnosis of one case of a group, or the reason why the diagnosis failed.
 #[derive(Serialize)]
 struct DiagnosisData<'a> {
     case: &'a str,

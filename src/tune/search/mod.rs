@@ -2,11 +2,11 @@
 //! layouts. Layouts that a lower bound excludes are pruned; the others are compiled.
 //!
 //! Layouts are compared by the time of all steps that a request runs, in all its loops and at all requested sizes, for
-//! one batch size. They are compiled in waves of a few layouts, lowest estimated cost first: user-supplied layouts,
-//! then shipped ones, then combinations. Layouts whose lower bound (`pipeline::plan::layouts`) exceeds the fastest result so
-//! far are pruned. Then single rules of the fastest layout are changed (`tune::candidates`) until no change makes it
-//! faster. Compiled modules are stored, so an interrupted search resumes. The order depends only on the request, so
-//! repeating a search gives the same result.
+//! one batch size. They are compiled in waves of a few layouts: user-supplied layouts first, then shipped ones, then
+//! combinations, each in order of increasing estimated cost. Layouts whose lower bound (`pipeline::plan::layouts`)
+//! exceeds the cost of the fastest compiled layout are pruned. Then single rules of the fastest layout are changed
+//! (`tune::candidates`) until no change makes it faster. Compiled modules are stored, so an interrupted search resumes.
+//! The order depends only on the request, so repeating a search gives the same result.
 
 mod result;
 #[cfg(test)]
@@ -40,7 +40,7 @@ use workload::{WorkloadBatch, parts};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SearchRequest {
-    /// Configuration with all overrides except for layout and mesh.
+    /// Configuration and its command-line overrides, without layout and mesh.
     pub(crate) given: CliOverrides,
     pub(crate) target: String,
     /// Video sizes as `WIDTHxHEIGHTxFRAMES`, one request per size. Empty: the configuration's size.
@@ -53,7 +53,7 @@ pub(crate) struct SearchRequest {
     pub(crate) layouts: Vec<String>,
     /// Whether the winner must fit into device memory together with the other components of a run.
     pub(crate) fit: bool,
-    /// GiB of device memory that a run may use.
+    /// GiB of device memory that a run may use; `None`: only `fit` limits the memory.
     pub(crate) memory: Option<f64>,
     pub(crate) layers: usize,
     pub(crate) budget: usize,
@@ -77,7 +77,7 @@ struct BoundedLayout {
     /// For each program, the bytes per device of the run's other parameters, which the program does not use; empty if
     /// memory is not limited.
     other_parameters: Vec<i64>,
-    /// Factor that converts a program's step time to cost.
+    /// Factor that converts the total time of all steps of all programs to the layout's cost.
     weight: f64,
     bound: f64,
     guess: f64,
@@ -112,7 +112,7 @@ pub(crate) fn search(request: &SearchRequest, options: &TuneOptions) -> Result<S
     let least = comparison.parts.len();
     if request.budget < least {
         let why =
-            format!("--budget {}: each layout has {least} programs; use a budget of at least {least}", request.budget);
+            format!("--budget {}: each layout has {least} programs to compile; use at least {least}", request.budget);
         return Err(PipelineError::Usage(why).into());
     }
     let (seen, tried, pruned) = (BTreeMap::new(), Vec::new(), Vec::new());
@@ -132,7 +132,7 @@ struct LayoutSearch<'a> {
     options: &'a TuneOptions,
     compiler: CaseCompiler<'a>,
     target: Target,
-    /// Devices, with their memory limit if memory is limited.
+    /// Devices, with the memory limit if the search has one.
     devices: RankingDevices<'a>,
     batches: Vec<WorkloadBatch<'a>>,
     comparison: ComparisonBasis,
@@ -175,9 +175,9 @@ impl LayoutSearch<'_> {
         Ok([self.opened(asked, false), self.opened(named, false), self.opened(others, true)])
     }
 
-    /// Returns the layouts that could be the fastest, lowest estimate first. If `composed` is true (combinations of
-    /// shipped rules), prunes layouts in which a rule has no effect because a dimension is not divisible: the same
-    /// layout without that rule is also in the list.
+    /// Returns the layouts that could be the fastest, lowest estimate first. If `composed` is true, the layouts are
+    /// combinations of shipped rules; a layout in which a rule has no effect because a dimension is not divisible is
+    /// then pruned, because the same layout without this rule is also in the list.
     fn opened(&mut self, points: Vec<(Point, usize)>, composed: bool) -> Vec<BoundedLayout> {
         let mut open = Vec::new();
         for (mut point, batch) in points {
@@ -280,8 +280,8 @@ impl LayoutSearch<'_> {
         self.pruned.extend(pruned);
     }
 
-    /// Compiles changes of one rule of the fastest layout, and repeats this with the new fastest layout until no change
-    /// makes it faster.
+    /// Compiles variants of the fastest layout with one changed rule. Repeats this with the new fastest layout until no
+    /// variant is faster.
     fn changes(&mut self, time: &dyn Fn() -> bool) -> Result<()> {
         let mut from = None;
         while let Some(best) = self.fastest().filter(|n| from != Some(*n)) {

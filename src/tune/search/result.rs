@@ -20,7 +20,7 @@ pub(super) enum PruneReason {
 }
 
 impl PruneReason {
-    /// Returns the predicate of a sentence that begins with "layouts that".
+    /// Returns the reason as the end of a phrase that begins with "layouts that".
     pub(super) fn words(self) -> &'static str {
         match self {
             PruneReason::Invalid => {
@@ -41,7 +41,8 @@ pub(super) struct PrunedLayout {
     /// Whether the layout is shipped or supplied by the user. If false, it is a combination of shipped rules.
     pub(super) named: bool,
     pub(super) reason: PruneReason,
-    /// The figure that excluded the layout, or the label of the equal layout.
+    /// Details of the reason: an error, the memory needed, the lower bound of the cost, or the label of the other
+    /// layout.
     pub(super) why: String,
 }
 
@@ -63,7 +64,7 @@ pub(super) struct ComparedLoop {
 #[derive(Clone, Debug)]
 pub(super) struct TriedLayout {
     pub(super) point: Point,
-    /// Index of its batch size.
+    /// Index of the layout's batch size in the list of batch sizes.
     pub(super) batch: usize,
     /// Result of each program that layouts are compared by.
     pub(super) rows: Vec<CaseResult>,
@@ -75,7 +76,7 @@ pub(super) struct TriedLayout {
 }
 
 impl TriedLayout {
-    /// Returns the maximum over all programs of the bytes that a run needs on a device.
+    /// Returns the bytes that a run needs on a device: the maximum over its programs.
     pub(super) fn bytes(&self) -> i64 {
         let other_parameters = self.other_parameters.iter().copied().chain(std::iter::repeat(0));
         let each =

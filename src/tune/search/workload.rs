@@ -21,13 +21,15 @@ pub(super) struct Workload<'a> {
 pub(super) struct WorkloadBatch<'a> {
     pub(super) extent: Extent,
     pub(super) workloads: Vec<Workload<'a>>,
-    /// Factor that converts times to times per video.
+    /// Factor that converts the time of a batch to the time per video.
     pub(super) weight: f64,
     /// Suffix of layout labels for this batch size; empty if there is only one batch size.
     pub(super) suffix: String,
 }
 
 impl<'a> WorkloadBatch<'a> {
+    /// Creates a batch of `videos` videos (`None`: as configured), with one request for each video size.
+    ///
     /// # Errors
     /// Returns an error if a shape does not consist of three numbers, if the configuration is invalid, or if the
     /// requests do not run the selected loop.
@@ -55,7 +57,7 @@ impl<'a> WorkloadBatch<'a> {
         Ok(WorkloadBatch { extent, workloads, weight: 1.0 / extent.videos.max(1) as f64, suffix })
     }
 
-    /// Iterates over the programs: the arguments of a child process, the configuration and the kind of each.
+    /// Iterates over the programs. Items: the arguments of a child process, the configuration, and the program's kind.
     pub(super) fn each(&self) -> impl Iterator<Item = (&[String], &CliOverrides, ProgramKind)> {
         self.workloads.iter().flat_map(|w| w.estimator.loops.iter().map(|l| (&*w.settings, &w.given, l.kind)))
     }

@@ -1,5 +1,5 @@
-//! Tests of MP4 files from the embedded encoder, whose boxes are parsed, and of fallback and errors if ffmpeg is
-//! missing or fails.
+//! Tests of the boxes in MP4 files from the embedded encoder, and of the fallback and errors if ffmpeg is missing or
+//! fails.
 
 use std::f32::consts::TAU;
 

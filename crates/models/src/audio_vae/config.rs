@@ -11,7 +11,7 @@ use ltx2_base::with_defaults;
 pub(super) const GROUPS: usize = 32;
 
 with_defaults! {
-    /// Configuration of the audio VAE, with the defaults of the reference class.
+    /// Configuration of the audio VAE, with the defaults of the diffusers class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct AudioVaeConfig {
@@ -79,7 +79,7 @@ impl AudioVaeConfig {
     /// # Errors
     /// Returns an error if a key has the wrong type or its value is out of range or unsupported.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, ComponentConfigError> {
-        // The reference's encoder and decoder accept null, but its autoencoder class does not.
+        // In diffusers, the encoder and the decoder accept null, but the autoencoder class does not.
         let null = json.get("causality_axis").is_some_and(serde_json::Value::is_null);
         require(!null, COMPONENT, "causality_axis", Option::<&str>::None, "none, width, height, width-compatibility")?;
         let c: Self = parse_config(COMPONENT, json)?;
@@ -103,8 +103,8 @@ impl AudioVaeConfig {
         self.mel_bins.unwrap_or(64)
     }
 
-    /// Returns the number of mel frames that are encoded to this number of latents: 4 per latent, except that the first
-    /// latent covers a single frame if convolutions are causal along time.
+    /// Returns the number of mel frames that the given number of latents covers: 4 each, except that the first latent
+    /// covers a single frame if convolutions are causal along time.
     pub fn frames_of(&self, latents: usize) -> usize {
         match self.causality_axis {
             Causality::Height => COMPRESSION * latents.saturating_sub(1) + 1,

@@ -54,7 +54,7 @@ pub fn samples_for_frames(c: &AudioVaeConfig, frames: usize) -> usize {
     (c.mel_hop_length * frames.saturating_sub(1)).max(MIN_SAMPLES)
 }
 
-/// Returns a sample of the audio extended by reflection at both ends.
+/// Returns the sample at index `at`, which may be negative or beyond the end: the audio is reflected at both ends.
 fn reflected(samples: ArrayView1<f32>, at: isize) -> f64 {
     let last = samples.len() as isize - 1;
     let at = at.abs();
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a constant tone and a rising one: 4000 samples at 16 kHz.
+    /// Returns two channels of 4000 samples at 16 kHz: a tone of constant pitch and a tone of rising pitch.
     fn sound() -> Array2<f32> {
         Array2::from_shape_fn((2, 4000), |(channel, i)| {
             let t = i as f64;
@@ -107,7 +107,7 @@ mod tests {
         })
     }
 
-    /// The expected values are from the reference, computed in f32.
+    /// The reference implementation computed the expected values in f32.
     #[test]
     fn log_mel_matches_the_reference() {
         let c = AudioVaeConfig::default();

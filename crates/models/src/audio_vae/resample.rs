@@ -38,13 +38,13 @@ pub fn resample(samples: ArrayView2<f32>, from: u32, to: u32) -> Array2<f32> {
     out
 }
 
-/// Returns the filter for the rates `from` and `to`, already divided by their greatest common divisor: for each output
-/// phase, the index of the first tap and the taps; and the number of samples that the filter extends to the left of an
-/// output sample. The reference has a tap for every input sample of a period. Here, taps outside the window, which are
-/// zero, are omitted: coprime rates would otherwise need billions of taps.
+/// Returns the filter for the coprime rates `from` and `to`. The first value contains, for each output phase, the index
+/// of the first tap and the taps. The second value is the number of input samples that the filter reads before an
+/// output sample. Taps outside the window are zero; torchaudio stores them, but they are omitted here, because some
+/// pairs of rates would need billions of them.
 fn kernel(from: usize, to: usize) -> (Vec<(usize, Vec<f32>)>, usize) {
-    // Computed in f32, as in the reference, although positions are then off by up to 5e-6 samples if there are hundreds
-    // of phases.
+    // Computed in f32, as in torchaudio, although positions are then off by up to 5e-6 samples if there are hundreds of
+    // phases.
     let (o, n) = (from as f32, to as f32);
     let base = ROLL_OFF * o.min(n);
     let reach = (WIDTH * o / base).ceil() as usize;
@@ -71,10 +71,10 @@ mod tests {
 
     use super::*;
 
-    /// Kernel sizes of the reference for resampling common rates to 16 kHz. Only the taps inside the window are kept
-    /// here.
+    /// torchaudio's kernel sizes for resampling common rates to 16 kHz. They include the taps outside the window, which
+    /// [`kernel`] omits.
     #[test]
-    fn kernel_sizes_match_the_reference() {
+    fn kernel_sizes_match_torchaudio() {
         for (rate, to, reach, taps) in
             [(44100u32, 160usize, 17, 475), (48000, 1, 19, 41), (24000, 2, 10, 23), (22050, 320, 9, 459)]
         {
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Coprime rates have as many phases as the output has samples per second.
+    /// For coprime rates, the number of phases equals the output rate.
     #[test]
     fn coprime_rates_keep_kernels_small() {
         for (from, to) in [(383_987, 48_000), (47_999, 16_000), (8009, 48_000)] {

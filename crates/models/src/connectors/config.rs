@@ -13,7 +13,7 @@ use ltx2_nn::{AttentionLayer, Axis, Heads};
 pub const COMPONENT: &str = "connectors";
 
 with_defaults! {
-    /// Configuration of the text connectors, with the defaults of the reference class.
+    /// Configuration of the text connectors, with the defaults of the diffusers class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct ConnectorsConfig {

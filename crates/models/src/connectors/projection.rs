@@ -5,7 +5,7 @@ use super::config::{COMPONENT, ConnectorsConfig, TextMap};
 use ltx2_nn::{Axis, Init, Params, PartView, linear_into, linear_nd};
 use ltx2_stablehlo::{Comparison, DType, Type, Value};
 
-/// Keeps divisions finite.
+/// Added to divisors, to avoid division by zero.
 const EPS: f64 = 1e-6;
 /// Size of the range to which [`HiddenStateNorm::PromptRange`] scales values.
 const SCALE: f64 = 8.0;
@@ -91,7 +91,7 @@ impl HiddenStateNorm {
         if c.per_modality_projections { HiddenStateNorm::TokenRms } else { HiddenStateNorm::PromptRange }
     }
 
-    /// Normalizes `x [b, t, hidden, …]` in f32 at the positions set in `valid`; the result is zero elsewhere.
+    /// Normalizes `x [b, t, hidden, …]` in f32 where `valid` is true; the result is zero elsewhere.
     fn normalize_valid(self, x: &Value, valid: &Value) -> Value {
         let x = x.to(DType::F32);
         let y = match self {
@@ -127,8 +127,8 @@ fn side_by_side(parts: &[Value]) -> Value {
     }
 }
 
-/// Projects all hidden states, stacked as `[b, t, hidden · states]`, at once, like the reference's connectors. The
-/// result equals that of [`Projection::finish`].
+/// Projects all hidden states at once, as diffusers' connectors do. `stack` is `[b, t, hidden · states]`. The result
+/// equals that of [`Projection::finish`].
 pub(super) fn project_stack(p: &Params, c: &ConnectorsConfig, stack: &Value, mask: &Value) -> Value {
     let _scope = p.builder().scope("text_proj_in");
     let (b, t, width) = (stack.dim(0), stack.dim(1), stack.dim(2));

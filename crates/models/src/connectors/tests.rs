@@ -26,7 +26,7 @@ fn tensors(network: &Network) -> BTreeMap<String, Vec<usize>> {
 }
 
 #[test]
-fn published_connectors_declare_every_parameter_once() {
+fn connectors_declare_every_published_tensor_once() {
     let c = read(json!({"rope_type": "split"}));
     let whole = program(&c, 2, 1024, Input::HiddenStates, &Build::new(DType::BF16)).expect("builds");
     assert_eq!(elements(&whole), 1_431_475_200);

@@ -92,9 +92,9 @@ impl StageLayers {
         &x + mlp(&p.pp("mlp"), &normed(p, "norm2", &x))
     }
 
-    /// Like [`StageLayers::block`], but first adds the projected context, and modulates the norms with the timestep's
-    /// `rows [1, 7, channels]`, f32: scale, shift and gate of attention, scale, shift and gate of the MLP, and a gate
-    /// of the context. The gates are not used, because they are already multiplied into the published weights.
+    /// Adds the projected context to `x`, then applies [`StageLayers::block`] with modulated norms. The timestep's
+    /// `rows`, f32 `[1, 7, channels]`, are the scale, shift and gate of attention, the scale, shift and gate of the
+    /// MLP, and the gate of the context. The gates are not used, because the published weights include them.
     pub(super) fn modulated(&self, p: &Params, x: &Value, context: &Value, rows: &Value) -> Value {
         let _scope = p.builder().scope("block");
         let channels = x.dim(-1);

@@ -1,15 +1,14 @@
-//! Limits the sharding of rows and columns so that attention windows extend at most into the shards of the neighbouring
-//! devices, because cells are exchanged only between neighbours.
+//! Limits the sharding of rows and columns so that attention windows extend at most into the shards of neighbouring
+//! devices. Keys and values are exchanged only between neighbours.
 
 use super::COMPONENT;
 use super::config::DiffusionDecoderConfig;
 use super::neighborhood::{block, reaches_neighbors_only};
 use ltx2_nn::{Axis, Build};
 
-/// Limits the sharding of the rows and columns of latents `[frames, rows, columns]`. Each dimension keeps as many of
-/// the layout's mesh axes, outermost first, as possible while attention windows reach only into neighbouring shards.
-/// Returns the adjusted build options, and a note for each dimension that is sharded over fewer axes than the layout
-/// specifies.
+/// Limits the sharding of the rows and columns of latents `[frames, rows, columns]`. Removes the innermost mesh axes of
+/// a dimension until attention windows reach only into neighbouring shards. Returns the adjusted build options, and a
+/// note for each dimension that is sharded over fewer axes than the layout specifies.
 pub(super) fn limit_spatial_sharding(
     c: &DiffusionDecoderConfig,
     latents: [usize; 3],

@@ -19,7 +19,7 @@ pub(crate) enum OutputType {
 }
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class.
+    /// Keys of `config.json`, with the defaults of the diffusers class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate) struct DiffusionDecoderFile {

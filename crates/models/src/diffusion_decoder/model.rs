@@ -115,9 +115,9 @@ fn layers(
     StageLayers { kernel, head_dim: c.head_dim, rope, shards: shards.clone() }
 }
 
-/// Denoises `noise [b, c, frames, height, width]` conditioned on the context. Noise levels decrease linearly from 1 to
-/// 0; each Euler step uses the velocity from the clean video to the current one. With a single step and clean-pixel
-/// prediction, returns the network's prediction.
+/// Denoises `noise [b, c, frames, height, width]` conditioned on the context, by Euler steps with noise levels that
+/// decrease linearly from 1 to 0. If the network predicts clean pixels, the velocity at level `t` is
+/// `(x - prediction) / t`. With a single step, that prediction is the result.
 pub(super) fn denoise(
     p: &Params,
     c: &DiffusionDecoderConfig,

@@ -23,13 +23,14 @@ const BLOCK: [usize; 3] = [4, 8, 8];
 struct Blocks {
     length: usize,
     window: usize,
-    /// Number of queries per block; `slab` is the number of keys per slab.
+    /// Number of queries per block.
     block: usize,
+    /// Number of keys per slab.
     slab: usize,
     /// Start of each block and of its slab. The last block is shifted inward if it would extend beyond the axis, so
     /// some queries are computed twice.
     starts: Vec<[usize; 2]>,
-    /// `Some` if the axis is sharded; slabs then index the cells extended by the halo.
+    /// `Some` if the axis is sharded; slab positions are then relative to the start of the halo.
     shard: Option<AxisShard>,
 }
 
@@ -37,7 +38,7 @@ struct Blocks {
 struct AxisShard {
     /// Number of cells on this device.
     own: usize,
-    /// Number of neighbours' cells added at each end.
+    /// Number of cells of the neighbouring device that are added at each end.
     reach: usize,
     /// Index of this device's first cell in the complete grid, i32.
     first: Value,
@@ -51,8 +52,8 @@ pub(super) fn block(lowering: Lowering) -> [usize; 3] {
     }
 }
 
-/// Whether an axis can be sharded into `own` cells per device, that is, whether windows extend at most into the
-/// neighbouring shards. `even`: whether all devices have the same number of cells.
+/// Whether windows extend at most into the neighbouring shards if an axis has `own` cells per device. `even`: whether
+/// all devices have the same number of cells.
 pub(super) fn reaches_neighbors_only(own: usize, even: bool, window: usize, block: usize) -> bool {
     kernels::window_reach(block.min(own), even, window) <= own
 }
@@ -68,7 +69,7 @@ impl Blocks {
         Blocks { length, window, block, slab, starts: (0..length.div_ceil(block)).map(start).collect(), shard: None }
     }
 
-    /// Returns the blocks of a sharded axis of which this device has `own` cells.
+    /// Divides this device's shard of an axis, `own` cells, into blocks.
     fn sharded(dim: &ShardedDim, own: usize, window: usize, block: usize) -> Self {
         let (length, block) = (dim.global_size(own), block.min(own));
         let reach = kernels::window_reach(block, own * dim.groups.size() == length, window);
@@ -89,13 +90,14 @@ impl Blocks {
         dim.filter(|_| reach > 0).map_or_else(|| x.clone(), |dim| dim.extend(x, reach, Padding::Zeros))
     }
 
-    /// Returns positions `[blocks, size]` starting at `starts [blocks]`.
+    /// Returns `[blocks, size]`: the consecutive positions from each of `starts [blocks]`.
     fn positions(b: &Builder, starts: &Value, size: usize) -> Value {
         let blocks = starts.ty().elements();
         starts.reshape(vec![blocks, 1]) + b.iota(Type::new(DType::I32, [blocks, size]), 1)
     }
 
-    /// Returns the bias `[blocks, block, slab]` of blocks starting at `first` and slabs starting at `slab`.
+    /// Returns the bias `[blocks, block, slab]`, for blocks that start at `first` and slabs that start at `slab`, both
+    /// `[blocks]`.
     fn bias(&self, b: &Builder, first: &Value, slab: &Value) -> Value {
         let [mut query, mut key] =
             [(first, self.block), (slab, self.slab)].map(|(x, size)| Self::positions(b, x, size));
@@ -192,7 +194,7 @@ pub(super) fn attention(
     b.repeat(time.starts.len(), &[empty], |t, done| vec![frames(t, &done[0])]).remove(0)
 }
 
-/// Returns one axis of a grid, of which each device has `own` cells.
+/// Returns the fused kernel's description of a grid axis of `length` cells, of which each device has `own`.
 fn grid_axis(length: usize, own: usize, window: usize) -> GridAxis {
     let axis = GridAxis { length, own, reach: 0, window };
     if own == length { axis } else { GridAxis { reach: axis.needed_reach(), ..axis } }
@@ -220,7 +222,7 @@ fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: 
     WindowAttention { q, k: &k, v: &v, axes, firsts: firsts.as_ref(), scale }.fused()
 }
 
-/// Moves `places = [n, m]` blocks of rows and columns into the batch. Converts `[b, t, n·h, m·w, heads, dim]` to
+/// Moves the `n` blocks of rows and `m` blocks of columns into the batch: `[b, t, n·h, m·w, heads, dim]` becomes
 /// `[b·n·m, t·h·w, heads, dim]`.
 fn batched(x: &Value, [n, m]: [usize; 2]) -> Value {
     let [b, t, h, w, heads, dim] = [0, 1, 2, 3, 4, 5].map(|axis| x.dim(axis));
@@ -235,8 +237,8 @@ fn unbatched(x: &Value, [n, m]: [usize; 2], [t, h, w]: [usize; 3]) -> Value {
     y.reshape(vec![b, t, n * h, m * w, heads, dim])
 }
 
-/// Combines the biases of the axes (`[1, block, slab]` for frames, `[blocks, block, slab]` for rows and columns) into
-/// one bias `[places, 1, queries, keys]`.
+/// Adds the biases of the axes (`[1, block, slab]` for frames, `[blocks, block, slab]` for rows and columns). Returns
+/// `[places, 1, queries, keys]`, where `places` is the number of blocks of rows times the number of blocks of columns.
 fn joint_bias(biases: [&Value; 3]) -> Value {
     let sum = biases.into_iter().enumerate().map(|(axis, x)| {
         let mut dims = vec![1; 8];

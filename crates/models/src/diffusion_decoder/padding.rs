@@ -15,8 +15,8 @@ impl SizePadding {
         SizePadding([[0, t], [h / 2, h - h / 2], [w / 2, w - w / 2]])
     }
 
-    /// Returns the padding before the frames, rows and columns of the video in pixels; `ratios` are the pixels per
-    /// latent.
+    /// Returns the padding before the first frame, row and column, in frames and pixels of the video. `ratios` are the
+    /// frames, rows and columns of pixels per latent.
     pub(super) fn before(&self, ratios: [usize; 3]) -> [usize; 3] {
         [0, 1, 2].map(|axis| self.0[axis][0] * ratios[axis])
     }
@@ -26,7 +26,7 @@ impl SizePadding {
         self.0[1..] != [[0; 2]; 2]
     }
 
-    /// Returns the padded size.
+    /// Returns the frames, rows and columns of latents of this size after padding.
     pub(super) fn padded(&self, size: [usize; 3]) -> [usize; 3] {
         [0, 1, 2].map(|axis| size[axis] + self.0[axis].iter().sum::<usize>())
     }

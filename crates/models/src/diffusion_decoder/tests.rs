@@ -13,7 +13,7 @@ fn published() -> DiffusionDecoderConfig {
 }
 
 #[test]
-fn published_diffusion_decoder_declares_every_tensor() {
+fn diffusion_decoder_declares_every_published_tensor() {
     let network = program(&published(), [1, 3, 7, 8], Pixels::Values, &Build::new(DType::BF16)).expect("builds");
     let names = tensors_once(&network);
     // The means and standard deviations of the latents are applied on the host, not in the program.

@@ -10,17 +10,17 @@
 use ltx2_nn::{Attention, Params};
 use ltx2_stablehlo::{Builder, Comparison, DType, Type, Value};
 
-/// Frames, rows and columns of a block of queries. Scores stay inside the kernel, but slabs are written to memory and
-/// read back; with larger blocks there are fewer slabs. For the published windows of 11 cells, the sides of a slab are
-/// 18, 18 and 26 cells: with heads of 64 features, this gives at most 128 features.
+/// Frames, rows and columns of a block of queries. Slabs are written to memory and read back, and larger blocks need
+/// fewer slabs. For the published windows of 11 cells, the sides of a slab are 18, 18 and 26 cells. Together with the
+/// 64 features of a head, this gives 126 features, which fit into [`FEATURES`].
 pub(super) const BLOCK: [usize; 3] = [8, 8, 16];
 
-/// The padded number of features is a multiple of this, to fill the registers of the kernel.
+/// The number of features is padded to a multiple of this, which fills the kernel's registers.
 const FEATURES: usize = 128;
 
 /// Computes attention of blocks of queries over their slabs. The operands in `plain` are `[videos · places, cells,
-/// heads, dim]`, where `places` is the number of blocks of rows times the number of blocks of columns. `biases` are
-/// those of frames, `[1, block, slab]`, and of rows and columns, both `[blocks, block, slab]`.
+/// heads, dim]`, where `places` is the number of blocks of rows times the number of blocks of columns. `biases` mask
+/// frames (`[1, block, slab]`), rows and columns (both `[blocks, block, slab]`).
 pub(super) fn attention(p: &Params, plain: &Attention, biases: [&Value; 3]) -> Value {
     let Attention { q, k, v, scale, .. } = *plain;
     let dim = q.dim(3);

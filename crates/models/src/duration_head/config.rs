@@ -9,7 +9,7 @@ use ltx2_base::with_defaults;
 use ltx2_nn::Heads;
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class.
+    /// Keys of `config.json`, with the defaults of the diffusers class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate) struct DurationHeadFile {

@@ -7,7 +7,7 @@ use ltx2_nn::Build;
 use ltx2_stablehlo::{DType, Type};
 
 #[test]
-fn published_duration_head_declares_every_tensor() {
+fn duration_head_declares_every_published_tensor() {
     let c = DurationHeadConfig::from_json(&json!({"_class_name": "LTX2DurationHead"})).expect("reads");
     let network = program(&c, 1, Av::both(1024), &Build::new(DType::BF16)).expect("builds");
     let names = tensors_once(&network);

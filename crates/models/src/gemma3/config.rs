@@ -37,7 +37,7 @@ pub struct Gemma3Config {
 }
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class.
+    /// Keys of `config.json`, with the defaults of the transformers class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate) struct Gemma3ConfigFile {

@@ -39,7 +39,7 @@ pub struct Gemma4Config {
 }
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class.
+    /// Keys of `config.json`, with the defaults of the transformers class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate) struct Gemma4ConfigFile {

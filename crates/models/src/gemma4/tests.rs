@@ -144,7 +144,7 @@ fn gemma_4_12b_declares_every_text_tensor_once() {
     assert_eq!(elements(&alone), 11_907_350_272 + 48);
 }
 
-/// Returns the name and the shape of every tensor of the reference class at the published size, with one entry per
+/// Returns the name and the shape of every tensor of the transformers class at the published size, with one entry per
 /// layer.
 fn published_tensors() -> Vec<(String, Vec<usize>)> {
     let file = "../../tests/fixtures/models/gemma4_12b/text_encoder/tensors.tsv";

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 /// The configurations of all components of a model, keyed by folder name.
 #[derive(Clone, Debug)]
 pub struct Preset {
-    /// Own name, such as `ltx2_3`, also if the preset was requested by the published name of the model.
+    /// Name of the preset, such as `ltx2_3`; never the published name of the model.
     pub name: &'static str,
     configs: Map<String, Value>,
 }

@@ -22,7 +22,7 @@ const SPECIAL: [&str; 2] = ["<start_of_turn>", "<end_of_turn>"];
 /// The byte piece that stands for the tab in vocabularies without a tab.
 const TAB_BYTE: &str = "<0x09>";
 
-/// Fields of the model, of the trainer's and the normalizer's settings, and of a piece.
+/// Protocol buffer field numbers in the model, its trainer and normalizer settings, and its pieces.
 mod field {
     pub(super) const PIECES: u64 = 1;
     pub(super) const TRAINER: u64 = 2;
@@ -121,8 +121,8 @@ fn number(message: &[(u64, Field<'_>)], key: u64, default: u64) -> u64 {
 /// Converts a model to the contents of `tokenizer.json`, whose post-processor adds BOS.
 ///
 /// # Errors
-/// Returns the reason if the model is damaged, is not of the BPE type with bytes for unknown characters, or normalizes
-/// text, as Gemma's do not.
+/// Returns the reason if the model is damaged, or if it differs from Gemma's models, which are BPE models with byte
+/// fallback and without text normalization.
 pub(super) fn tokenizer_json(model: &[u8]) -> Result<Value, String> {
     let damaged = || "a damaged SentencePiece model".to_string();
     let model = fields(model).ok_or_else(damaged)?;
@@ -189,8 +189,8 @@ pub(super) fn tokenizer_json(model: &[u8]) -> Result<Value, String> {
     }))
 }
 
-/// Returns the pairs of pieces that form another piece, in the order in which they are merged: by falling score of the
-/// merged piece, then by falling lengths of the pair, then in the order of the vocabulary.
+/// Returns the pairs of pieces that form another piece, in the order in which they are merged: by descending score of
+/// the merged piece, then by descending lengths of the pair, then in the order of the vocabulary.
 fn merges<'a>(pieces: &'a [Piece], vocabulary: &HashMap<&str, usize>) -> Vec<[&'a str; 2]> {
     struct Merge<'a> {
         pair: [&'a str; 2],

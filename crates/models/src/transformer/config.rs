@@ -15,7 +15,7 @@ use ltx2_weights::quantize::quantized_blocks;
 pub const COMPONENT: &str = "transformer";
 
 with_defaults! {
-    /// Configuration of the transformer, with the defaults of the reference class.
+    /// Configuration of the transformer, with the defaults of the diffusers class.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct TransformerConfig {
@@ -23,7 +23,7 @@ with_defaults! {
         pub in_channels: usize = 128,
         /// Channels of a predicted video token. `None`: `in_channels`.
         pub out_channels: Option<usize> = None,
-        /// Rows, and columns, of latents per video token.
+        /// Side length in latents of the square that a video token covers in each latent frame.
         pub patch_size: usize = 1,
         /// Latent frames per video token.
         pub patch_size_t: usize = 1,
@@ -49,9 +49,9 @@ with_defaults! {
         pub audio_in_channels: usize = 128,
         /// Channels of a predicted audio token. `None`: `audio_in_channels`.
         pub audio_out_channels: Option<usize> = None,
-        /// Key of the reference class; not read.
+        /// Not used; accepted because the diffusers class has this key.
         pub audio_patch_size: usize = 1,
-        /// Latents per audio token along time, for token positions.
+        /// Latents per audio token along time; used only for token positions.
         pub audio_patch_size_t: usize = 1,
         /// Number of attention heads of the audio stream and of cross-modal attention.
         pub audio_num_attention_heads: usize = 32,
@@ -59,13 +59,13 @@ with_defaults! {
         pub audio_attention_head_dim: usize = 64,
         /// Width of the audio stream and of its text context.
         pub audio_cross_attention_dim: usize = 2048,
-        /// Mel frames per audio latent, for token positions.
+        /// Mel frames per audio latent; used only for token positions.
         pub audio_scale_factor: usize = 4,
         /// Time in seconds by which RoPE of audio self-attention divides token times.
         pub audio_pos_embed_max_pos: usize = 20,
-        /// Sampling rate in Hz of the audio that mel frames are computed from, for token positions.
+        /// Sampling rate in Hz of the audio that mel frames are computed from; used only for token positions.
         pub audio_sampling_rate: usize = 16000,
-        /// Samples between consecutive mel frames, for token positions.
+        /// Samples between consecutive mel frames; used only for token positions.
         pub audio_hop_length: usize = 160,
         /// Whether attention with audio queries multiplies the result of each head by a learned gate.
         pub audio_gated_attn: bool = false,
@@ -91,7 +91,7 @@ with_defaults! {
         pub rope_theta: f64 = 10000.0,
         /// Whether RoPE frequencies are computed in f64 instead of f32.
         pub rope_double_precision: bool = true,
-        /// Frames (video) or mel frames (audio) that the first latent covers, for token positions.
+        /// Frames (video) or mel frames (audio) that the first latent covers; used only for token positions.
         pub causal_offset: usize = 1,
         /// Factor from noise levels (0 to 1) to timesteps.
         pub timestep_scale_multiplier: f64 = 1000.0,
@@ -244,7 +244,7 @@ impl TransformerConfig {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
-    /// Whether a block's linear layers are quantized in runs with 8-bit weights.
+    /// Whether the linear layers of the block with this index are quantized if 8-bit weights are requested.
     pub fn quantizes(&self, block: usize) -> bool {
         quantized_blocks(self.num_layers).contains(&block)
     }

@@ -69,7 +69,7 @@ fn ltx_2_5_config_declares_all_published_tensors() {
 }
 
 #[test]
-fn text_width_without_caption_projection_shapes_keys_and_values() {
+fn key_and_value_weights_take_text_width_without_caption_projection() {
     let shape = ForwardShape { text_channels: Av::both(3840), ..shape() };
     let c = TransformerConfig { use_prompt_embeddings: false, audio_cross_attention_dim: 2048, ..released() };
     // Without the caption projection, text embeddings should be as wide as the streams; other widths still build, with

@@ -10,7 +10,7 @@ use ltx2_base::with_defaults;
 pub(super) const GROUPS: usize = 32;
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class.
+    /// Keys of `config.json`, with the defaults of the diffusers class.
     #[derive(Deserialize)]
     #[serde(default)]
     pub(in crate) struct UpsamplerConfigFile {

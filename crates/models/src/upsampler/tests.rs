@@ -16,7 +16,7 @@ fn build(c: &UpsamplerConfig, shape: [usize; 4]) -> Network {
 }
 
 #[test]
-fn published_upsamplers_declare_every_tensor() {
+fn upsamplers_declare_every_published_tensor() {
     for (rational, conv) in [(true, "upsampler.conv.weight"), (false, "upsampler.0.weight")] {
         let network = build(&config(json!({"use_rational_resampler": rational})), [1, 16, 8, 12]);
         // LTX-2.0's file also has a blur kernel, which an integer scale does not use.

@@ -30,7 +30,7 @@ impl Upsampling {
         }
     }
 
-    /// Returns the config key of the upsampler's file.
+    /// Returns the YAML key that selects the upsampler's file.
     fn key(self) -> &'static str {
         match self {
             Upsampling::SpatialX2 | Upsampling::SpatialX1_5 => "model.upsampler",

@@ -10,7 +10,7 @@ use ltx2_base::with_defaults;
 use ltx2_nn::Padding;
 
 with_defaults! {
-    /// Keys of `config.json`, with the defaults of the reference class. The encoder, the decoder and the host code read
+    /// Keys of `config.json`, with the defaults of the diffusers class. The encoder, the decoder and the host code read
     /// these keys.
     #[derive(Deserialize)]
     #[serde(default)]
@@ -111,8 +111,8 @@ impl VideoVaeConfig {
         require(self.patch_size_t == 1, COMPONENT, "patch_size_t", self.patch_size_t, "1")
     }
 
-    /// Returns an error if the compression ratios in the file differ from those of stages with these strides, because
-    /// the host code relies on the ratios in the file.
+    /// Returns an error if the compression ratios in the file are not the products of the patch size and the stages'
+    /// strides. The host code relies on the ratios in the file.
     fn check_ratios(&self, strides: impl Iterator<Item = [usize; 3]>) -> Result<(), ComponentConfigError> {
         let [frames, rows] = strides.fold([1usize, self.patch_size], |[frames, rows], [t, h, _]| {
             [frames.saturating_mul(t), rows.saturating_mul(h)]

@@ -42,7 +42,7 @@ fn encoder(config: &Json, shape: [usize; 4]) -> Network {
 }
 
 #[test]
-fn published_video_vaes_declare_every_tensor() {
+fn video_vaes_declare_every_published_tensor() {
     let (v2_0, v2_3) = (file(json!({})), released_2_3());
     let decoders = [&v2_0, &v2_3].map(|c| decoder(c, [1, 2, 4, 6], Conv3dLowering::Direct));
     let encoders = [&v2_0, &v2_3].map(|c| encoder(c, [1, 9, 128, 192]));
@@ -65,7 +65,7 @@ fn published_video_vaes_declare_every_tensor() {
 }
 
 #[test]
-fn identical_blocks_are_loops_and_taps_use_2d_convolutions() {
+fn identical_blocks_become_loops_and_tap_lowering_uses_2d_convolutions() {
     let direct = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Direct).program.text;
     let taps = decoder(&file(json!({})), [1, 1, 2, 2], Conv3dLowering::Taps).program.text;
     let volumes = |text: &str| text.matches("x[o, i, 0, 1, 2]").count();

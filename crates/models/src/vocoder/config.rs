@@ -58,7 +58,7 @@ impl Spectrogram {
 }
 
 with_defaults! {
-    /// Configuration of one generator, with the defaults of the reference class for LTX-2.0.
+    /// Configuration of one generator, with the defaults of the diffusers class for LTX-2.0.
     #[derive(Clone, Debug, Deserialize)]
     #[serde(default)]
     pub struct GeneratorConfig {
@@ -79,11 +79,11 @@ with_defaults! {
     }
 }
 
-/// Names of the reference classes.
+/// Names of the diffusers classes without and with bandwidth extension.
 const PLAIN: &str = "LTX2Vocoder";
 const EXTENDED: &str = "LTX2VocoderWithBWE";
 
-/// Returns the defaults of the reference class with bandwidth extension, for the keys whose defaults differ from those
+/// Returns the defaults of the diffusers class with bandwidth extension, for the keys whose defaults differ from those
 /// of LTX-2.0's class.
 fn extended_defaults() -> Json {
     json!({

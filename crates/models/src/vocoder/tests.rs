@@ -18,7 +18,7 @@ fn tiny(changes: Json) -> Json {
 }
 
 #[test]
-fn published_vocoder_declares_every_tensor() {
+fn vocoder_declares_every_published_tensor() {
     let c = build(published("ltx2", "vocoder"), [1, 2, 501, 64]);
     assert_eq!(elements(&c), 55_592_802);
     assert_eq!((tensors(&c).len(), &c.program.results[0].ty.dims[..]), (194, &[1, 2, 501 * 240][..]));
@@ -28,7 +28,7 @@ fn published_vocoder_declares_every_tensor() {
 }
 
 #[test]
-fn ltx_2_3_vocoder_omits_only_the_inverse_basis() {
+fn ltx_2_3_vocoder_declares_all_tensors_except_the_inverse_basis() {
     let c = build(published("ltx2_3", "vocoder"), [1, 2, 501, 64]);
     // Both generators' parameters, their 400 filters of 12 taps, and the Fourier and mel bases.
     let stored = 400 * 12 + 514 * 512 + 64 * 257;
@@ -69,7 +69,7 @@ fn mismatched_bandwidth_extension_is_rejected_by_key() {
 }
 
 #[test]
-fn upsampling_lists_may_have_any_length() {
+fn resnet_kernels_may_have_different_numbers_of_dilations() {
     let c = build(tiny(json!({"final_bias": false, "out_channels": 1})), [2, 2, 5, 3]);
     assert_eq!(c.program.results[0].ty.dims, [2, 1, 50]);
     let names = tensors(&c);

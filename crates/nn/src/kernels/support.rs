@@ -7,9 +7,9 @@ use super::Kernel;
 use ltx2_stablehlo::Value;
 
 impl Kernel {
-    /// Returns whether the fused kernel supports the operands, that is, whether `reason` is `None`. Otherwise the
-    /// reason is logged and the caller falls back to plain XLA operations. If the configuration requires cuDNN, the
-    /// reason becomes an error of the program instead.
+    /// Returns whether the fused kernel supports the operands, that is, whether `reason` is `None`. If not, logs the
+    /// reason, and the caller falls back to plain XLA operations. If the configuration requires cuDNN, the reason
+    /// becomes an error of the program instead.
     pub(super) fn supports(self, q: &Value, k: &Value, reason: Option<String>) -> bool {
         let Some(reason) = reason else { return true };
         match self {
@@ -30,8 +30,8 @@ impl Kernel {
         false
     }
 
-    /// Returns whether the window attention kernel supports the queries, that is, whether `reason` is `None`. Otherwise
-    /// the reason is logged and the caller falls back to regular attention on blocks of queries.
+    /// Returns whether the window attention kernel supports the queries, that is, whether `reason` is `None`. If not,
+    /// logs the reason, and the caller falls back to regular attention on blocks of queries.
     pub(super) fn supports_windows(self, q: &Value, reason: Option<String>) -> bool {
         let Some(reason) = reason else { return true };
         if is_new(&format!("windows: {reason}")) {

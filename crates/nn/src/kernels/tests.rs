@@ -41,7 +41,7 @@ impl Operands {
     }
 }
 
-/// In the snapshot, the call returns the log-sum-exp, and the bias has a lower bound.
+/// The snapshot shows that the call returns the log-sum-exp and that the bias is clamped to a lower bound.
 #[test]
 fn partial_attention_program_matches_snapshot() {
     let o = operands(DType::BF16, 8, 16);
@@ -49,7 +49,7 @@ fn partial_attention_program_matches_snapshot() {
 }
 
 #[test]
-fn partial_attention_call_differs_only_in_its_results() {
+fn partial_and_full_attention_calls_differ_only_in_results() {
     let call = |text: String| text.lines().find(|l| l.contains("custom_call")).expect("a call").to_owned();
     let o = operands(DType::BF16, 8, 16);
     let part = call(o.text(&o.part(CUDNN, None)));

@@ -161,8 +161,8 @@ fn programs(engine: &Engine, sizes: &BenchmarkSizes) -> Result<Vec<Micro>, Runti
     Ok(all)
 }
 
-/// Returns the times of an empty loop's iteration and of a minimal kernel, from two programs that differ only in the
-/// number of kernels.
+/// Returns the seconds per iteration of an empty loop, and a sample with the time of a minimal kernel. Both are
+/// computed from two programs that differ only in the number of kernels.
 fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sample), RuntimeError> {
     const FEW: usize = 8;
     const MANY: usize = 72;
@@ -287,7 +287,7 @@ impl BenchmarkTimer<'_> {
     }
 }
 
-/// Describes how the optimized program differs from the operation to time; `None` if it does not.
+/// Returns how the optimized program differs from the operation to be timed; `None` if it does not differ.
 fn changed(micro: &Micro, read: &Report) -> Option<String> {
     let each = micro.operations as f64;
     let near = |got: f64, want: f64, what: &str| {

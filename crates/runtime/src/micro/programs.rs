@@ -24,8 +24,7 @@ pub(super) struct Micro {
     pub expected: ExpectedFigure,
 }
 
-/// Figure of the optimized program that is compared with its expected value, to detect operations that the compiler
-/// changed.
+/// Expected figure of the optimized program. A different value shows that the compiler changed the operation.
 pub(super) enum ExpectedFigure {
     /// No check.
     Any,
@@ -53,8 +52,8 @@ fn read(name: &'static str, ty: Type) -> LoopOperand {
     LoopOperand { name, ty, carried: false }
 }
 
-/// Builds a loop on one device. `turn` maps the carried values, followed by the read-only ones, to the next carried
-/// values.
+/// Builds a loop on one device. `turn` is the body: it gets the carried values, followed by the read-only values, and
+/// returns the next carried values.
 fn looped(
     name: &str,
     operands: &[LoopOperand],

@@ -35,8 +35,8 @@ pub(super) fn spec() -> PlatformSpec {
             topology(&TargetDevices { name, target_config, shape, slices: 1, vm_bounds: None })
         }),
         lowering: |_| Lowering::cuda(),
-        // Selects the first applicable kernel instead of the fastest measured one, so that a recompiled program gives
-        // bitwise identical results.
+        // Selects the first applicable kernel instead of measuring which one is fastest, so that a recompiled program
+        // gives bitwise identical results.
         result_flags: || vec![("xla_gpu_deterministic_ops", OptionValue::Bool(true))],
         speed_flags,
         // A kernel launched from a CUDA graph does not report its operation, so this sets a minimum graph size that no
@@ -53,8 +53,8 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
     (devices.name.clone().unwrap_or_default(), options.into())
 }
 
-/// Permute size in bytes from which a copy engine is assumed to be faster than NCCL's kernel. Measured: 37 us against
-/// NCCL's 31 us at 4 MiB, 58 us against 83 us at 16 MiB (`ltx2 bench --micro`, H100s).
+/// Size of a collective permute in bytes from which a copy engine is assumed to be faster than NCCL's kernel. `ltx2
+/// bench --micro` on H100s measured 37 us (NCCL: 31 us) at 4 MiB, and 58 us (NCCL: 83 us) at 16 MiB.
 const COPY_ENGINE_BYTES: usize = 8 << 20;
 
 fn speed_flags(_: &str, _: &str, program: &Program) -> CompileFlags {
@@ -86,7 +86,8 @@ fn speed_flags(_: &str, _: &str, program: &Program) -> CompileFlags {
 /// Returns the names of the NVIDIA devices that the driver lists, which are the same as the device kinds that the CUDA
 /// plugin reports.
 pub fn cuda_devices() -> Result<Vec<String>, String> {
-    // Without a device node an installed driver library has no driver to talk to. WSL has /dev/dxg instead.
+    // Without a device node, the kernel driver is missing, even if the driver library is installed. WSL has /dev/dxg
+    // instead.
     if !["/dev/nvidiactl", "/dev/dxg"].iter().any(|node| Path::new(node).exists()) {
         return Err("no NVIDIA driver (no /dev/nvidiactl)".into());
     }
@@ -126,8 +127,8 @@ pub fn cuda_devices() -> Result<Vec<String>, String> {
     }
 }
 
-/// Returns a warning for each library or program that the CUDA plugin needs but will not find. Searches the wheels next
-/// to the plugin, the system's library path and `PATH`.
+/// Returns a warning for each library or program that the CUDA plugin needs but that is not installed. Searches the
+/// wheels next to the plugin, the system's library path and `PATH`.
 fn missing_libraries(plugin: &Path) -> Vec<String> {
     // site-packages/jax_plugins/xla_cuda13/xla_cuda_plugin.so
     let site = plugin.ancestors().nth(3).map(|site| site.join("nvidia")).unwrap_or_default();
@@ -168,8 +169,8 @@ fn missing_libraries(plugin: &Path) -> Vec<String> {
         .collect()
 }
 
-/// CUDA 13.0, which needs a driver of the 580 series or newer. The compiler packages (nvcc, nvvm, crt) are needed to
-/// compile ahead of time, also without a device.
+/// Wheels for CUDA 13.0, which needs a driver of the 580 series or newer. Compiling ahead of time needs the compiler
+/// packages (nvcc, nvvm, crt), even without a device.
 const WHEELS: &[Wheel] = &[
     wheel(
         "jax-cuda13-pjrt",

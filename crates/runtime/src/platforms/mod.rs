@@ -1,4 +1,5 @@
-//! Properties of the supported platforms, one file each. Callers ask for a property instead of comparing names.
+//! Properties of the supported platforms; each platform has a file. Callers read a property instead of comparing
+//! platform names.
 
 mod cpu;
 mod cuda;
@@ -32,7 +33,8 @@ pub fn spec_by_name(name: &str) -> PlatformSpec {
 /// Compile options of XLA, by name.
 pub type CompileFlags = Vec<(&'static str, OptionValue)>;
 
-/// Shardy programs in text form do not use HLO sharding v3; without this option, each compile prints a warning.
+/// Option that disables HLO sharding v3, which Shardy programs in text form do not use. Without the option, each
+/// compile prints a warning.
 const NO_HLO_SHARDING_V3: (&str, OptionValue) = ("xla_enable_hlo_sharding_v3", OptionValue::Bool(false));
 
 with_defaults! {
@@ -43,20 +45,22 @@ with_defaults! {
         pub description: &'static str = "",
         /// Wheels that make up the plugin (Linux, x86-64).
         pub wheels: &'static [Wheel] = &[],
-        /// Describes this machine's hardware, without loading a plugin; the error says why there is none.
+        /// Returns a description of this machine's hardware, without loading a plugin. The error says why there is
+        /// none.
         pub hardware: fn() -> Result<String, String> = || Ok(String::new()),
         /// Returns the device kinds of this machine's devices. `None`: known only to the plugin.
         pub device_kinds: Option<fn() -> Result<Vec<String>, String>> = None,
-        /// Returns a warning for each library or program that a plugin file needs but will not find.
+        /// Returns a warning for each library or program that a plugin file needs but that is not installed.
         pub missing_libraries: fn(&Path) -> Vec<String> = |_| Vec::new(),
         /// Whether `ltx2 doctor` loads the plugin on a machine without the hardware.
         pub loads_without_hardware: bool = true,
-        /// Whether the devices are virtual devices of the host's processor: always present, as many as configured,
-        /// slow, and without a chip file.
+        /// Whether the devices are virtual devices of the host's processor. Such devices are always present in the
+        /// configured number, are slow, and have no chip file (data about a chip for predicting times).
         pub is_host: bool = false,
         /// Whether the plugin cannot communicate between processes.
         pub has_one_process: bool = false,
-        /// Whether the devices form slices: a target may end with their number, and the mesh must have as many.
+        /// Whether the devices form slices. If so, a target may end with the number of slices, and the mesh axis
+        /// `dcn.data` must have this size.
         pub has_slices: bool = false,
         /// Options of a client.
         pub(crate) client_options: fn(&PlatformOptions) -> ClientOptions = |_| ClientOptions::Named(Attributes::new()),
@@ -65,16 +69,17 @@ with_defaults! {
 
         /// Syntax of compile targets, for error messages.
         pub(crate) target_syntax: fn() -> String = String::new,
-        /// A compile target.
+        /// Example of a compile target, for error messages.
         pub(crate) target_example: &'static str = "",
-        /// Possible numbers of dimensions of a target's shape.
+        /// Numbers of dimensions that the shape of a target may have.
         pub(crate) target_dimensions: &'static [usize] = &[],
-        /// Whether a chip is one of this platform. `None`: targets have no chip.
+        /// Returns whether a chip belongs to this platform. `None`: targets have no chip.
         pub(crate) target_chip: Option<fn(&Chip) -> bool> = None,
         /// Whether targets are GPUs: the compiler needs the chip's `target_config`, the last dimension of the shape
         /// counts the devices per host, and kernels are selected at compile time if the devices are present.
         pub targets_gpus: bool = false,
-        /// Describes a target's topology to the plugin. `None`: a client compiles, for its own devices.
+        /// Returns the name and options with which the plugin creates a target's topology. `None`: programs are
+        /// compiled by a client, for its own devices.
         pub(crate) topology: Option<fn(&TargetDevices) -> (String, Attributes)> = None,
         /// Returns a topology to compile for, without devices, to make the plugin parse its flags. `None`: the flags are
         /// not checked before the plugin starts.
@@ -82,10 +87,10 @@ with_defaults! {
 
         /// Returns the lowering for a device kind.
         pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
-        /// Returns the pinned plugin's platform version as far as compiling depends on it.
+        /// Returns the part of the pinned plugin's platform version on which compiling depends.
         pub(crate) pinned_version: fn() -> String = String::new,
-        /// Returns the plugin release of a platform version; for a release that this project's programs were not tested
-        /// with, an error that describes it. `None`: compiling does not depend on the release.
+        /// Returns the plugin release with a given platform version, or an error that describes the release if this
+        /// project's programs were not tested with it. `None`: compiling does not depend on the release.
         pub(crate) release: Option<fn(&str) -> Result<&'static str, String>> = None,
         /// Returns the default compile options that results depend on.
         pub(crate) result_flags: fn() -> CompileFlags = Vec::new,
@@ -94,26 +99,27 @@ with_defaults! {
         pub(crate) speed_flags: fn(&str, &str, &Program) -> CompileFlags = |_, _, _| vec![NO_HLO_SHARDING_V3],
         /// Returns the options that are added for programs that are traced.
         pub(crate) trace_flags: fn() -> CompileFlags = Vec::new,
-        /// Environment variable, besides `XLA_FLAGS`, from which the plugin reads flags.
+        /// Environment variable from which the plugin reads flags, in addition to `XLA_FLAGS`.
         pub(crate) flags_variable: Option<&'static str> = None,
 
-        /// Returns the part of a serialized topology that compiled code depends on, besides the device kind. `None`:
-        /// only the device kind.
+        /// Returns the part of a serialized topology on which compiled code depends, in addition to the device kind.
+        /// `None`: compiled code depends only on the device kind.
         pub(crate) machine: Option<fn(&[u8]) -> Vec<u8>> = None,
-        /// Whether compiled code depends on the coordinates of the devices, which determine its routing.
+        /// Whether compiled code depends on the coordinates of the devices, because they determine how it routes data.
         pub(crate) routes_by_coordinates: bool = false,
-        /// Whether memory tiles the last dimensions of arrays, so that a piece of an array is not contiguous.
+        /// Whether arrays are stored in tiles along their last dimensions, so that a piece of an array is not
+        /// contiguous in memory.
         pub(crate) tiles_memory: bool = false,
         /// Whether executables take long to serialize, so that by default they are written after the first run.
         pub(crate) writes_cache_in_background: bool = true,
         /// Number of runs until a program has its final speed. XLA records a GPU's command buffers in the second run.
         pub warm_up_runs: usize = 2,
-        /// Matmul FLOP/s that devices without a chip file are assumed to reach.
+        /// Matmul FLOP/s that a device is assumed to reach if its chip is unknown.
         pub(crate) assumed_flops: f64 = 1e12,
     }
 }
 
-/// Options of all platforms; each platform reads only its own.
+/// Options of all platforms. Each platform reads only its own options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlatformOptions {
     /// Number of virtual CPU devices; `None`: 1.
@@ -142,7 +148,7 @@ pub(crate) struct TargetDevices {
 }
 
 impl TargetDevices {
-    /// Returns the shape as in a target's text: `2x4`.
+    /// Returns the shape in the syntax of targets: `2x4`.
     pub(crate) fn shape_text(&self) -> String {
         self.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
     }

@@ -76,9 +76,9 @@ fn speed_flags(kind: &str, version: &str, _: &Program) -> CompileFlags {
     flags
 }
 
-/// Counts the TPU chips below `root` (`/` outside of tests). Chips up to v4 are numbered `/dev/accel` nodes; chips
-/// since v5e are Google PCI devices bound to vfio. The directory `/dev/accel/` belongs to another kernel subsystem, and
-/// Google's other PCI devices use other drivers.
+/// Counts the TPU chips below `root` (`/` outside of tests). Chips up to v4 are nodes such as `/dev/accel0`; chips
+/// since v5e are Google PCI devices bound to the `vfio-pci` driver. The directory `/dev/accel/` belongs to another
+/// kernel subsystem, and Google's other PCI devices use other drivers.
 fn tpu_chips(root: &Path) -> usize {
     let entries = |folder: &str| fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
     let numbered = |name: &str, prefix: &str| {
@@ -123,7 +123,7 @@ impl Libtpu {
         ("0.0.42.1", Libtpu(933_746_096)),
     ];
 
-    /// A library that does not report its build; treated as the newest.
+    /// Stands for a library that does not report its build, which is treated as the newest.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
     /// Returns the pinned release's platform version, reduced to the part that [`Libtpu::parse`] reads.

@@ -13,8 +13,8 @@ use super::store::{self, ETCD, StoreServer};
 use super::waiting::{PeerWait, resolve};
 use ltx2_pjrt::{KvError, KvStore, ProcessNode};
 
-/// A timeout that is never reached: if another process is lost, the heartbeat thread terminates this process during the
-/// wait.
+/// Timeout of waits without a time limit. If another process is lost, the heartbeat thread terminates this process
+/// during the wait.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 /// Pause between attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -43,7 +43,7 @@ pub enum GroupError {
         name: String,
         /// Message of the resolver.
         reason: String,
-        /// Launcher or options that the coordinator comes from.
+        /// Launcher or options that set the coordinator.
         how: String,
     },
     /// Process 0 cannot start the server of the store.
@@ -71,7 +71,7 @@ pub enum GroupError {
         missing: String,
         /// Number of processes of the run.
         count: usize,
-        /// Time in seconds that process 0 waited for them.
+        /// Seconds that process 0 waited for the missing processes.
         seconds: u64,
     },
     /// The processes run different programs, versions or flags.
@@ -96,7 +96,8 @@ pub struct Group {
     left: AtomicBool,
     heartbeat: Mutex<Heartbeat>,
     peers: Arc<Peers>,
-    /// On process 0, the server of the key-value store. The last field, so that it is dropped last.
+    /// Server of the key-value store; `None` except on process 0. This is the last field, so that the server is dropped
+    /// last.
     server: Option<StoreServer>,
 }
 
@@ -219,7 +220,7 @@ impl Group {
             texts.push(String::from_utf8_lossy(&self.store.get(&key(process), UNLIMITED)?).into_owned());
             self.store.remove(&key(process))?;
         }
-        // Every process that takes part in this call has read the result of the previous call, which is therefore
+        // Every process that takes part in this call has read the result of the previous call, so that result can be
         // removed.
         if let Some(before) = n.checked_sub(1) {
             self.store.remove(&format!("all_gather/{before}"))?;
@@ -273,7 +274,8 @@ impl Group {
         self.peers.done();
     }
 
-    /// Aborts the run: every other process exits with this process's name followed by `message`, a verb phrase.
+    /// Aborts the run: every other process exits and reports the name of this process, followed by `message`, a verb
+    /// phrase.
     pub fn fail(&self, message: &str) {
         if !self.leave() {
             return;
@@ -314,7 +316,7 @@ fn open(launch: &Launch, timeouts: Timeouts) -> Result<(Option<StoreServer>, Arc
         let (host, port) = place.rsplit_once(':').unwrap_or((place, ""));
         let host = if host == "localhost" { "127.0.0.1" } else { host };
         let near = host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback());
-        // Listens at all addresses, since other hosts may reach this one at any of them.
+        // Listen at all addresses, because other hosts may reach this host at any of its addresses.
         let at = format!("{}:{port}", if near { host } else { "0.0.0.0" });
         let listen = |e: std::io::Error| GroupError::Listen { place: at.clone(), reason: e.to_string() };
         let server = StoreServer::start(&at).map_err(listen)?;
@@ -357,7 +359,7 @@ fn register(store: &dyn KvStore, launch: &Launch, own: &ProcessInfo, patience: D
     }
 }
 
-/// On process 0: waits until all processes have registered, and publishes their hosts.
+/// Waits until all processes have registered, and publishes their hosts. Called on process 0.
 fn rendezvous(store: &dyn KvStore, launch: &Launch, patience: Duration) -> Result<Vec<String>, GroupError> {
     let mut waiting = PeerWait::start(patience);
     let mut hosts = Vec::new();

@@ -27,7 +27,7 @@ pub(super) struct Abort {
 /// Called with the reason when the run is aborted; exits the process.
 pub(crate) type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
-/// Store and names of the processes, shared with the heartbeat thread.
+/// The store and the ids and hosts of the processes, shared with the heartbeat thread.
 pub(super) struct Peers {
     pub id: usize,
     pub store: Arc<dyn KvStore>,
@@ -167,7 +167,7 @@ fn monitor(peers: &Peers, count: usize, stopped: &Receiver<()>) -> Option<String
         for (process, seen) in others.iter().zip(&mut seen) {
             let beat = match peers.store.try_get(&Peers::key(*process)) {
                 Ok(beat) => Some(beat),
-                // All processes have registered, so the timeout of one that never sends a heartbeat starts now.
+                // All processes have registered, so the timeout for a process that has not sent a heartbeat starts now.
                 Err(KvError::NotFound(_)) if peers.hosts.get().is_some() => Some(Vec::new()),
                 Err(_) => None,
             };

@@ -7,7 +7,7 @@ use ltx2_base::text_file;
 
 /// Default port of the coordinator.
 const PORT: u16 = 8476;
-/// Name of the launcher whose pods get their DNS names only when they start.
+/// Name of the launcher whose pods have no DNS names until they start.
 pub(super) const JOBSET: &str = "Kubernetes JobSet";
 /// Range of coordinator ports. The job number selects a port, so that jobs on one host rarely collide.
 const JOB_PORTS: std::ops::Range<u64> = 61_440..65_536;
@@ -182,8 +182,8 @@ fn first_host(nodes: &str) -> String {
     }
 }
 
-/// Detects a process of Open MPI's `mpirun`. Its variables reveal the host of the first process only if all processes
-/// are on one host.
+/// Detects a process of Open MPI's `mpirun`. The variables of Open MPI contain the host of process 0 only if all
+/// processes are on one host.
 fn open_mpi(variable: EnvLookup) -> Result<Option<LauncherValues>, LaunchError> {
     const MARK: &str = "OMPI_COMM_WORLD_SIZE";
     let Some(count) = number(variable, MARK)? else { return Ok(None) };
@@ -269,7 +269,7 @@ fn tpu_worker(variable: EnvLookup, mark: &'static str) -> Result<usize, LaunchEr
     }
 }
 
-/// Returns the host of `HOST`, `HOST:PORT`, `HOST:PORT:ADDRESS` or `[IPV6]:PORT`.
+/// Extracts the host from `HOST`, `HOST:PORT`, `HOST:PORT:ADDRESS` or `[IPV6]:PORT`.
 fn host_of(entry: &str) -> &str {
     let end = if entry.starts_with('[') { entry.find(']').map(|at| at + 1) } else { entry.find(':') };
     &entry[..end.unwrap_or(entry.len())]
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn launchers_are_detected() {
+    fn launchers_are_detected_from_their_variables() {
         let slurm = [
             ("SLURM_PROCID", "3"),
             ("SLURM_NTASKS", "16"),
@@ -369,7 +369,7 @@ mod tests {
         );
     }
 
-    /// The setup that libtpu documents for several processes on one host.
+    /// Uses the environment variables that libtpu documents for several processes on one host.
     #[test]
     fn tpu_processes_on_one_host_use_an_unlisted_port() {
         let addresses = ("TPU_PROCESS_ADDRESSES", "localhost:8476,localhost:8477");
@@ -463,7 +463,7 @@ mod tests {
         assert!(error.starts_with("multi-process launch (SLURM): cannot infer the coordinator;"), "{error}");
         let place = LaunchOptions { coordinator: Some("h:1".into()), ..LaunchOptions::default() };
         assert_eq!(detect(place, &unnumbered).unwrap().unwrap().id, 1);
-        // The index of a second job or slice, although there is only one.
+        // The index refers to a second job or slice, although the count is 1.
         for second in
             [[&set[..], &[("JOB_INDEX", "1")]].concat(), vec![tpu, ("TPU_WORKER_ID", "0"), ("MEGASCALE_SLICE_ID", "1")]]
         {

@@ -27,9 +27,9 @@ use crate::objects;
 use crate::query::parameters;
 use crate::store::Variant;
 
-/// Number of bytes that each read requests from a file that is being downloaded.
+/// Number of bytes per read of a file that is being downloaded.
 const CHUNK: usize = 64 << 10;
-/// Maximum size of a sidecar, in bytes.
+/// Maximum size of a video's JSON sidecar, in bytes.
 const SIDECAR: u64 = 16 << 20;
 
 /// Body of a download: a file with its length in bytes, or bytes in memory.
@@ -179,7 +179,7 @@ fn matches(asked: &HeaderMap, name: &HeaderName, tag: &str) -> bool {
     })
 }
 
-/// Part of a file that the client has requested.
+/// Part of a file that a `Range` header requests.
 #[derive(Debug, PartialEq, Eq)]
 enum RequestedRange {
     All,

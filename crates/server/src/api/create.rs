@@ -28,16 +28,16 @@ use crate::traffic::ExchangeState;
 #[derive(Clone, Debug)]
 pub(super) enum RequestKind {
     Create,
-    /// Same as `Create`, but the client waits for the video.
+    /// Same as `Create`, but the response is the finished video.
     Sync,
-    /// Repeats the request of the finished video with this id, after changing some of its fields.
+    /// Repeats the request of the finished video with this id, with some fields changed.
     Remix(VideoId),
     Edit,
     Extend,
 }
 
 impl RequestKind {
-    /// Returns the endpoint's name and, for a remix, the id of the source video. The text is hashed together with the
+    /// Returns the endpoint's name and, for a remix, the id of the source video. This text is hashed together with the
     /// body, so that an idempotency key applies to one endpoint and one source.
     fn name(&self) -> String {
         match self {

@@ -106,7 +106,7 @@ impl EventStream {
         self.event("shutdown", &json!({})).await;
     }
 
-    /// Waits for a change of the watched value.
+    /// Waits until the watched value changes or the stream must end.
     async fn next<T>(&mut self, changes: &mut watch::Receiver<T>) -> StreamAction {
         tokio::select! {
             () = ended(&mut self.ending) => StreamAction::Shutdown,
@@ -129,7 +129,8 @@ pub(super) async fn of_video(
     Ok(response)
 }
 
-/// Returns the values whose changes are reported by `video` events. Other changes are reported by `progress` events.
+/// Returns the job's state, number of starts and batch size. If one of these changes, a `video` event is sent. For
+/// other changes, a `progress` event is sent.
 fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
     (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
 }

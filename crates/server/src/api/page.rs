@@ -36,8 +36,8 @@ pub(super) async fn page() -> Response {
     response
 }
 
-/// Returns the content security policy, which allows only the page's own scripts and styles, and media and API requests
-/// of this server.
+/// Returns the content security policy. It allows only the page's own scripts and styles, and only images, media and
+/// API endpoints of this server.
 fn policy() -> &'static str {
     static POLICY: OnceLock<String> = OnceLock::new();
     POLICY.get_or_init(|| {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn inner_yields_every_element() {
+    fn inner_yields_contents_of_every_matching_element() {
         let found: Vec<&str> = inner("<style>a</style><p><style media=\"x\">b</style>", "style").collect();
         assert_eq!(found, ["a", "b"]);
     }

@@ -18,7 +18,8 @@ use crate::jobs::Caller;
 use crate::objects;
 use crate::query::list_query;
 
-/// Recommended interval between two polls, in milliseconds. OpenAI's client reads this header once and keeps the value.
+/// Recommended interval between two polls, in milliseconds. OpenAI's client reads this value (`openai-poll-after-ms`)
+/// once and keeps it.
 const POLL_AFTER: &str = "1000";
 
 /// Extractor for the video id in a path; responds with 404 if the id is malformed.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{MAX_DEPTH, check_name, invalid, shown};
 use crate::error::ApiError;
 
-/// A node of the tree of form fields that have been read.
+/// A node of the tree into which form fields are expanded.
 #[derive(Debug, Default)]
 pub(super) struct FormNode {
     /// Value of the name itself, without further brackets.
@@ -14,7 +14,7 @@ pub(super) struct FormNode {
     each: Vec<String>,
     /// Child nodes for `name[key]`, in the order in which they were sent.
     named: Vec<(String, FormNode)>,
-    /// Values of `[][key]`, grouped by key. Which object a value belongs to follows only from the order of the values.
+    /// Values of `[][key]`, grouped by key. Only the order of the values determines which object a value belongs to.
     of_each: Vec<(String, FormNode)>,
 }
 

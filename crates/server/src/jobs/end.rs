@@ -28,7 +28,7 @@ impl Jobs {
         self.cancel_for(caller, id, Failure::new("cancelled", "the video was cancelled"))
     }
 
-    /// Same as [`Jobs::cancel`], with the failure to record.
+    /// Same as [`Jobs::cancel`], but records the failure `why`.
     pub(super) fn cancel_for(&self, caller: &Caller, id: &VideoId, why: Failure) -> Result<Snapshot, ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {
@@ -156,8 +156,8 @@ impl Jobs {
         }
     }
 
-    /// Changes the state of a running job to the one that `end` returns; a job that has ended in the meantime is
-    /// unchanged. If `whatever`, the job ends in this process even if its state cannot be written to disk.
+    /// Changes the state of a running job to the one that `end` returns. Does nothing if the job has ended in the
+    /// meantime. If `whatever` is true, the job ends in this process even if its state cannot be written to disk.
     fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
         let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };

@@ -257,7 +257,7 @@ impl Jobs {
         self.is_changed();
     }
 
-    /// Records that the device is done with a batch, whether or not it succeeded.
+    /// Records that the device is done with a batch, whether or not the batch succeeded.
     pub fn left(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
             run.is_made = true;
@@ -272,7 +272,7 @@ impl Jobs {
         }
     }
 
-    /// Records that the finisher thread is done with a video of the batch, whether or not it was written.
+    /// Records that the finisher thread is done with a video of the batch, whether or not the video was written.
     pub fn written(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
             run.writing = run.writing.saturating_sub(1);

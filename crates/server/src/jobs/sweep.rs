@@ -136,8 +136,8 @@ impl Jobs {
         !self.is_over(self.store.usage())
     }
 
-    /// Returns whether requests are rejected for lack of disk space. If the last sweep found enough space, requests
-    /// another one and returns false.
+    /// Returns whether new jobs are rejected for lack of disk space. If the disk has filled up since the last sweep,
+    /// requests another sweep and returns false.
     pub fn lacks_room(&self) -> bool {
         let is_over = self.is_over(self.store.usage());
         if is_over && !self.is_short_of_disk() {
@@ -161,7 +161,7 @@ impl Jobs {
     /// Sweeps every minute and on request, until the server drains or the device fails. Blocks: call it on a dedicated
     /// thread.
     pub fn sweep_until_stopped(&self) {
-        /// Minimum interval between two sweeps. `MOST` is the interval without requests.
+        /// Minimum interval between two sweeps. Without requests, the interval is `MOST`.
         const LEAST: Duration = Duration::from_millis(200);
         const MOST: Duration = Duration::from_secs(60);
         let (asked, changed) = &self.sweeps;

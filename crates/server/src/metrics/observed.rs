@@ -392,7 +392,7 @@ mod tests {
 
     /// A batch may request to resume although no checkpoint exists.
     #[test]
-    fn resumed_counts_only_runs_with_a_checkpoint() {
+    fn resumed_metric_counts_only_runs_with_a_checkpoint() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
         for (found, all) in [(0, 0), (1, 1), (0, 1)] {
             let mut device = ObservedDevice::new(Box::new(ResumingDevice(found)), Pulse::new(Arc::clone(&metrics)));
@@ -439,7 +439,7 @@ mod tests {
     /// Loading and compiling may take anything from milliseconds to half an hour. Step times are learned for each
     /// shape.
     #[test]
-    fn device_is_stuck_only_relative_to_learned_step_times() {
+    fn device_counts_as_stuck_only_in_stages_with_learned_step_times() {
         let pulse = Pulse::new(Arc::new(Metrics::new("cpu", "nano", 64)));
         let at = |shape: &str, stage| {
             pulse.beat(Some((Arc::from(shape), stage)));

@@ -168,7 +168,7 @@ fn after(root: &Path, calls: &[StoreCall]) -> BTreeSet<DiskContents> {
     all
 }
 
-/// Opens a store on the contents of a disk. Returns how it contradicts what clients know; `None` if it does not.
+/// Opens a store on the contents of a disk. Returns how the store contradicts what clients know; `None` if it does not.
 fn wrong(left: &DiskContents, known: &BTreeMap<VideoId, (Vec<Option<JobState>>, AcceptedJob)>) -> Option<String> {
     let state = tempfile::tempdir().expect("a folder");
     for (path, content) in left {
@@ -210,7 +210,7 @@ fn wrong(left: &DiskContents, known: &BTreeMap<VideoId, (Vec<Option<JobState>>, 
     None
 }
 
-/// Stops after each call in turn and returns the first contradiction.
+/// Simulates a stop after each call in turn and returns the first contradiction.
 fn first_contradiction(root: &Path, calls: &[StoreCall], jobs: &[AcceptedJob]) -> Option<String> {
     let mut known = BTreeMap::new();
     let mut seen = BTreeSet::new();
@@ -253,7 +253,7 @@ fn accepted(id: VideoId) -> AcceptedJob {
 }
 
 #[test]
-fn linked_state_folder_is_followed_or_rejected_with_reason() {
+fn state_folder_symlink_is_followed_or_rejected_with_reason() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let link = |from: &str, to: &str| std::os::unix::fs::symlink(at(to), at(from)).expect("a link");

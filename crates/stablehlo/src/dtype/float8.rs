@@ -17,8 +17,8 @@ impl F8 {
             return F8(sign | 0x7f);
         }
         let magnitude = magnitude.min(Self::MAX);
-        // E4M3 values below 2^-6 are multiples of 2^-9. An f32 near 2^14 has the same spacing, so adding 2^14 rounds
-        // the value.
+        // E4M3 values below 2^-6 are multiples of 2^-9. The f32 values just above 2^14 have the same spacing, so adding
+        // 2^14 rounds the value.
         let small = (magnitude + 16_384.0).to_bits() & 0xff;
         // For larger values, drop 20 of f32's 23 mantissa bits and change the exponent bias from 127 to 7.
         let whole = magnitude.to_bits();

@@ -9,7 +9,8 @@ use crate::types::{Type, list};
 use crate::work::ProgramWork;
 
 impl Value {
-    /// Adds an optimization barrier: the value is computed once, before its users, instead of again in each of them.
+    /// Adds an optimization barrier: the compiler computes the value once, before its users, instead of fusing a copy
+    /// of the computation into each user.
     pub fn optimization_barrier(&self) -> Value {
         let text = format!("stablehlo.optimization_barrier {} : {}", self.local(), self.ty);
         self.b.op("optimization_barrier", text, self.ty.clone()).with_sharding(self.sharding.clone())
@@ -17,8 +18,8 @@ impl Value {
 }
 
 impl Builder {
-    /// Repeats `body` while `condition` holds. Both get the carried values. Outer values that they use become carried
-    /// values that do not change. The body returns the new carried values, of the same types.
+    /// Repeats `body` while `condition` holds. Both closures get the carried values; `body` returns the new ones, of
+    /// the same types. Outer values that the closures use become carried values that do not change.
     pub fn while_loop(
         &self,
         init: &[Value],

@@ -10,7 +10,7 @@ use crate::types::{Type, list};
 pub struct CustomCall {
     /// Name under which the target is registered.
     pub target: String,
-    /// Version of the calling convention: 1, 2 (configuration as a string) or 4 (typed FFI).
+    /// Version of the calling convention (`api_version`): 1 or 2 (configuration as a string), or 4 (typed FFI).
     pub api_version: u32,
     /// Configuration as a string, usually JSON.
     pub backend_config: String,

@@ -8,9 +8,9 @@ use crate::types::{Type, list};
 use crate::work::Matmul;
 
 impl Builder {
-    /// Multiplies two tensors as an einsum such as `"bqhd,bkhd->bhqk"` specifies. Letters in both operands and in the
-    /// result are batch dimensions; letters in both operands but not in the result are contracted. Accumulates in f32 or
-    /// a wider type and converts the result to `out`.
+    /// Multiplies two tensors according to `spec`, an einsum such as `"bqhd,bkhd->bhqk"`. Letters in both operands and
+    /// in the result are batch dimensions; letters in both operands but not in the result are contracted. Accumulates
+    /// in f32 or a wider type and converts the result to `out`.
     pub fn einsum(&self, spec: &str, a: &Value, b: &Value, out: DType) -> Value {
         let wider = out.size() > a.dtype().size() && a.dtype() == b.dtype();
         if wider && !self.0.borrow().mixed_precision_dot {
@@ -51,8 +51,8 @@ impl Builder {
         let free = |l: &[char], batch: &[usize], sum: &[usize]| -> Vec<char> {
             (0..l.len()).filter(|i| !batch.contains(i) && !sum.contains(i)).map(|i| l[i]).collect()
         };
-        // The order of the result dimensions of `dot_general`: batch, free dimensions of the left operand, free
-        // dimensions of the right.
+        // The order of the result dimensions of `dot_general`: batch dimensions, then free dimensions of the left
+        // operand, then free dimensions of the right operand.
         let natural: Vec<char> = batch_a
             .iter()
             .map(|&i| la[i])

@@ -35,7 +35,8 @@ impl Value {
         row.reshape(dims)
     }
 
-    /// Returns a copy of this value in which `part` replaces the elements of a dimension from position `start`.
+    /// Returns a copy of this value in which `part` replaces the elements of a dimension that begin at position
+    /// `start`.
     pub fn dynamic_update(&self, axis: isize, start: &Value, part: &Value) -> Value {
         let size = if part.rank() == self.rank() { part.dim(axis) } else { usize::MAX };
         let Some(axis) = self.dynamic_axis("dynamic_update_slice", axis, start, size) else {
@@ -58,8 +59,10 @@ impl Value {
     fn dynamic_axis(&self, op: &'static str, axis: isize, start: &Value, size: usize) -> Option<usize> {
         let found = axis_of(axis, self.rank()).filter(|&a| size <= self.ty.dims[a]);
         if found.is_none() || start.rank() != 0 || start.dtype().is_float() {
-            let message =
-                format!("cannot slice {size} elements of axis {axis} of {} at a start of type {}", self.ty, start.ty);
+            let message = format!(
+                "expected an axis of {} with at least {size} elements and an integer scalar as start, got axis {axis} and start {}",
+                self.ty, start.ty
+            );
             self.b.fail(op, message);
             return None;
         }
@@ -71,10 +74,14 @@ impl Value {
         (0..self.rank()).map(|i| if i == axis { start.clone() } else { zero.clone() }).collect()
     }
 
-    /// Gathers the elements `indices` of the first dimension. The result is `[indices…, rest…]`.
+    /// Gathers the slices at `indices` of the first dimension. The result shape is the shape of `indices`, followed by
+    /// the other dimensions of this value.
     pub fn gather_rows(&self, indices: &Value) -> Value {
         if self.rank() == 0 || indices.dtype().is_float() || indices.dtype() == DType::Bool {
-            let message = format!("cannot gather rows of {} with indices of type {}", self.ty, indices.ty);
+            let message = format!(
+                "expected at least one dimension and integer indices, got {} and indices {}",
+                self.ty, indices.ty
+            );
             return self.b.poison("gather", message, self.ty.clone());
         }
         let (rows, rest) = (indices.rank(), &self.ty.dims[1..]);
@@ -94,7 +101,7 @@ impl Value {
         self.b.op("gather", text, ty).with_sharding(known(of_rows.collect()))
     }
 
-    /// Returns the elements `indices` of a dimension.
+    /// Returns the slices at constant `indices` of a dimension, concatenated along this dimension.
     pub fn index_select(&self, axis: isize, indices: &[usize]) -> Value {
         let within = axis_of(axis, self.rank()).filter(|&a| indices.iter().all(|i| *i < self.ty.dims[a]));
         let Some(axis) = within else {
@@ -118,7 +125,8 @@ impl Value {
         self.b.op("gather", text, ty).with_sharding(self.carried_but(axis))
     }
 
-    /// For each batch row, gathers the positions `indices [b, t]` from `[b, s, rest…]`. The result is `[b, t, rest…]`.
+    /// For each batch row of this value `[b, s, rest…]`, gathers the positions `indices [b, t]`. The result is `[b, t,
+    /// rest…]`.
     pub fn take_along(&self, indices: &Value) -> Value {
         let fits = self.rank() >= 2
             && indices.rank() == 2
@@ -126,7 +134,7 @@ impl Value {
             && !indices.dtype().is_float();
         if !fits {
             let message =
-                format!("cannot gather from the sequences of {} at positions of type {}", self.ty, indices.ty);
+                format!("expected [b, s, …] and integer indices [b, t], got {} and indices {}", self.ty, indices.ty);
             return self.b.poison("gather", message, self.ty.clone());
         }
         let (b, t) = (indices.ty.dims[0], indices.ty.dims[1]);

@@ -1,5 +1,5 @@
-//! Weights quantized for ComfyUI. A layer's format is stated by JSON, in a byte tensor `….comfy_quant` or in the entry
-//! `_quantization_metadata` of the header; older files have `….scale_weight` and a tensor `scaled_fp8` instead.
+//! Weights quantized for ComfyUI. JSON states the format of each layer, either in a byte tensor `….comfy_quant` or in
+//! the header entry `_quantization_metadata`. Older files have `….scale_weight` and a tensor `scaled_fp8` instead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,7 +66,8 @@ impl QuantizedLayer<'_> {
         }
     }
 
-    /// Removes a tensor with scales, and returns it if it has this element type and number of elements.
+    /// Removes and returns the layer's scales, a tensor whose name ends in `end`. Returns an error if the element type
+    /// is not `dtype` or the number of elements is not among `counts`.
     fn scales(&mut self, end: &str, dtype: &str, counts: &[usize]) -> Result<TensorView, WeightsError> {
         let name = format!("{}.{end}", self.name);
         let Some(entry) = self.all.tensors.get(&name).cloned() else {
@@ -116,7 +117,10 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     };
     let is_known = |group: u64| group == GROUP as u64 && columns.is_multiple_of(GROUP);
     if let Some(group) = group.filter(|group| !is_known(*group)) {
-        let why = format!("but {columns} columns in groups of {group} are not whole groups of {}", GROUP);
+        let why = format!(
+            "but has {columns} columns in groups of {group}; only groups of {GROUP} that divide the columns are \
+             supported"
+        );
         return Err(layer.refused(&why));
     }
     let operand = layer.scales("weight_scale", "f32", &[1, rows])?;
@@ -149,7 +153,7 @@ pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Renames the scales of older files and removes what does not change the values.
+/// Renames the scales of older files, and removes tensors that do not affect the weights.
 fn rename_old(all: &mut Checkpoint) {
     let names: Vec<String> = all.names().map(String::from).collect();
     let is_old = names.iter().any(|name| name == "scaled_fp8" || name.ends_with(".scaled_fp8"));

@@ -31,7 +31,7 @@ pub(crate) fn is_shard(name: &str) -> bool {
     shard_of(name).is_some_and(|(_, _, count)| count != 1)
 }
 
-/// Iterates over the parts of a variant, which commas or spaces separate.
+/// Splits a variant at commas and spaces.
 pub(crate) fn variant_parts(variant: &str) -> impl Iterator<Item = &str> {
     variant.split([',', ' ']).filter(|part| !part.is_empty())
 }

@@ -12,24 +12,26 @@ use ltx2_stablehlo::DType;
 
 /// First bytes of a GGUF file.
 pub(super) const MAGIC: &[u8] = b"GGUF";
-/// Metadata key of the kind of model.
+/// Metadata key of the model's architecture.
 pub(super) const ARCHITECTURE: &str = "general.architecture";
-/// Metadata key prefix of the shapes of tensors that the writer had to reshape.
+/// Prefix of metadata keys for the original shapes of tensors that the writer had to reshape.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
 /// Bytes read at a time.
 const READ: usize = 1 << 18;
-/// Maximum length of a name or key in bytes, and of a kept value.
+/// Maximum length of a name or key in bytes.
 const MAX_NAME: u64 = 1 << 12;
+/// Maximum length in bytes of a metadata string; longer strings are skipped.
 const MAX_VALUE: u64 = 1 << 20;
-/// Maximum number of dimensions, and number of elements of a kept array.
+/// Maximum number of dimensions of a tensor.
 const MAX_DIMENSIONS: u32 = 8;
+/// Maximum number of elements of a metadata array; longer arrays are skipped.
 const MAX_KEPT: u64 = 64;
 
 /// Metadata value types that are not numbers of a fixed size.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Reads the header from front to back. No allocation exceeds the size of the file, whatever the header says.
+/// Reads the header from front to back. No allocation exceeds the size of the file, even if the header is damaged.
 struct Reader<'a> {
     shard: &'a ShardFile,
     /// Offset of the next byte in the file.
@@ -86,12 +88,13 @@ impl Reader<'_> {
     fn text(&mut self, most: u64) -> Result<String, WeightsError> {
         let length = self.u64()?;
         if length > most {
-            return Err(self.bad(format!("a text of {length} bytes where at most {most} are expected")));
+            return Err(self.bad(format!("a string has {length} bytes; at most {most} are allowed")));
         }
         Ok(String::from_utf8_lossy(self.bytes(length)?).into_owned())
     }
 
-    /// Reads a metadata value as text; `None` for arrays of texts and long arrays, which are skipped.
+    /// Reads a metadata value as text. Skips long strings, long arrays and arrays of strings, and returns `None` for
+    /// them.
     fn value(&mut self, kind: u32) -> Result<Option<String>, WeightsError> {
         Ok(Some(match kind {
             0 => self.array().map(|[byte]: [u8; 1]| byte)?.to_string(),
@@ -116,7 +119,7 @@ impl Reader<'_> {
             10 => self.u64()?.to_string(),
             11 => self.array().map(i64::from_le_bytes)?.to_string(),
             12 => self.array().map(f64::from_le_bytes)?.to_string(),
-            _ => return Err(self.bad(format!("metadata of the unknown type {kind}"))),
+            _ => return Err(self.bad(format!("a metadata value of the unknown type {kind}"))),
         }))
     }
 
@@ -161,7 +164,7 @@ impl Info {
         let name = reader.text(MAX_NAME)?;
         let count = reader.u32()?;
         if count > MAX_DIMENSIONS {
-            return Err(reader.bad(format!("tensor `{name}` has {count} dimensions")));
+            return Err(reader.bad(format!("tensor `{name}` has {count} dimensions, more than {MAX_DIMENSIONS}")));
         }
         let mut shape = (0..count).map(|_| reader.u64().map(|size| size as usize)).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
@@ -178,8 +181,8 @@ impl Info {
         Ok(Info { name, shape, kind, offset })
     }
 
-    /// Returns the number of bytes of the codes. `None`: a dimension is 0, a row is not whole blocks, or the size
-    /// overflows.
+    /// Returns the number of bytes of the codes. `None`: a dimension is 0, a row is not divisible into blocks, or the
+    /// size overflows.
     fn size(&self) -> Option<u64> {
         let inner = self.shape.last().copied().unwrap_or(1);
         if self.shape.contains(&0) || !inner.is_multiple_of(self.kind.block) {
@@ -190,7 +193,8 @@ impl Info {
     }
 }
 
-/// Reads a file's header; returns the shard with the metadata, in which short arrays are JSON lists, and the tensors.
+/// Reads a file's header. Returns the shard with its metadata, in which short arrays are JSON lists, and the tensors by
+/// name.
 pub(super) fn open(
     path: &Path,
     mut shard: ShardFile,
@@ -198,7 +202,7 @@ pub(super) fn open(
     let mut reader = Reader { shard: &shard, at: MAGIC.len() as u64, buffer: Vec::new(), start: 0 };
     let version = reader.u32()?;
     if !matches!(version, 2 | 3) {
-        let reason = format!("version {version}, versions 2 and 3 are supported; convert it with a current llama.cpp");
+        let reason = format!("version {version}, only 2 and 3 are supported; convert it with a current llama.cpp");
         return Err(reader.bad(reason));
     }
     let (tensors, values) = (reader.u64()?, reader.u64()?);
@@ -233,9 +237,9 @@ pub(super) fn open(
     let mut entries = BTreeMap::new();
     for info in infos {
         let wrong = |what: &str| bad(format!("tensor `{}` of shape {:?} {what}", info.name, info.shape));
-        let bytes = info.size().ok_or_else(|| wrong(&format!("is not whole blocks of {}", info.kind.name)))?;
+        let bytes = info.size().ok_or_else(|| wrong(&format!("is not divisible into {} blocks", info.kind.name)))?;
         let start = data.checked_add(info.offset).filter(|start| start.checked_add(bytes).is_some());
-        let start = start.ok_or_else(|| wrong("has an offset beyond every file"))?;
+        let start = start.ok_or_else(|| wrong("has an offset that overflows"))?;
         if start + bytes > size {
             return Err(WeightsError::Truncated { path: path.to_path_buf(), want: start + bytes, got: size });
         }

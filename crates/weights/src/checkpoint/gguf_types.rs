@@ -17,10 +17,11 @@ pub(super) struct GgufType {
     id: u32,
     /// Name in lower case.
     pub(super) name: &'static str,
-    /// Values and bytes of a block.
+    /// Number of values per block.
     pub(super) block: usize,
+    /// Number of bytes per block.
     pub(super) bytes: usize,
-    /// The type of values that need no decoder.
+    /// Element type of the stored values. `None`: they need a decoder.
     pub(super) plain: Option<DType>,
     decode: Decode,
 }

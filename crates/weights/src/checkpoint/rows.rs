@@ -8,8 +8,8 @@ use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
 impl Checkpoint {
-    /// Replaces a tensor by parts with equal numbers of rows. Scales of its rows are split in the same way; a scale of the
-    /// whole tensor or of its activations becomes that of each part.
+    /// Replaces a tensor by parts with equal numbers of rows. Scales per row are split in the same way. Each part gets
+    /// a copy of a scale of the whole tensor or of its activations.
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or its rows are not divisible by the number of parts.

@@ -24,9 +24,9 @@ pub struct TensorView {
     pub(super) shard: Arc<ShardFile>,
     /// Location of the values or codes.
     pub(super) range: Range<u64>,
-    /// Conversion of the codes to `dtype`. `None`: the values are stored as they are read.
+    /// Conversion of the codes to `dtype`. `None`: the file stores the values themselves.
     pub(super) decoder: Option<Arc<dyn NumberDecoder>>,
-    /// Index of the first element among those of the decoder; not 0 if the tensor is a part of a stored one.
+    /// Index of the tensor's first element in the stored tensor; not 0 if the tensor is only a part of it.
     pub(super) first: usize,
 }
 
@@ -36,8 +36,8 @@ impl TensorView {
         &self.key
     }
 
-    /// Returns the element type of the bytes that are read, which is not the file's if 8-bit values are read as another
-    /// type.
+    /// Returns the element type of the bytes that are read. It differs from the type in the file if quantized values
+    /// are decoded.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

@@ -43,14 +43,14 @@ const KEYS: [(&str, &str); 23] = [
     ("cross_attn_mod", "cross_attention_adaln"),
 ];
 
-/// Tensors of a new file, and a configuration for its header with its key.
+/// Tensors of a new file, and the header key and value of its configuration.
 type Named = (Checkpoint, Option<(&'static str, Value)>);
 
 /// Returns the tensors under Lightricks' names, and the header's configuration if the file has none.
 ///
 /// # Errors
 /// Returns an error for a folder of diffusers other than the transformer's, a configuration that Lightricks' header
-/// cannot state, diffusers' names without a configuration, and a GGUF file other than those of the transformer and of
+/// cannot state, diffusers' names without a configuration, and a GGUF file that is neither LTX's transformer nor
 /// Gemma 3.
 pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, WeightsError> {
     if let Some(path) = config_file(input, &tensors) {
@@ -77,8 +77,8 @@ pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, Weigh
     let keys = SingleFileKeys::new(tensors.names());
     let is_diffusers = |key: &&str| key.starts_with("transformer_blocks.") && keys.map(key).is_none();
     if let Some(key) = tensors.names().find(is_diffusers) {
-        let reason = "is a name of diffusers, but there is no config.json beside the file; pass the folder `transformer` \
-                      with its config.json";
+        let reason = "is a name of diffusers, but there is no config.json next to the file; pass the folder \
+                      `transformer` with its config.json";
         return Err(WeightsError::Config { path: tensors.path().into(), key: key.into(), reason: reason.into() });
     }
     if let Some(config) = &mut derived {
@@ -98,7 +98,8 @@ pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, Weigh
     Ok((tensors, derived.map(|config| (CONFIG, config))))
 }
 
-/// Returns the path of the configuration in the folder of tensors that have none of their own.
+/// Returns the path of the `config.json` in the folder of the tensors. `None`: there is none, or the tensors do not
+/// need it.
 fn config_file(input: &Path, tensors: &Checkpoint) -> Option<PathBuf> {
     let is_stated = [CONFIG, GEMMA_CONFIG].iter().any(|key| tensors.metadata(key).is_some());
     let is_lightricks = |key: &str| key.starts_with(TRANSFORMER) || key.starts_with("patchify_proj.");
@@ -143,7 +144,7 @@ fn diffusers(path: &Path, own: &Value, tensors: &Checkpoint) -> Result<Named, We
         None => false,
     };
     if let Some((key, value)) = read.as_object().into_iter().flatten().find(is_other) {
-        let reason = format!("is {}, but a single file with Lightricks' names means {value}", own[key]);
+        let reason = format!("is {}, but programs that read Lightricks' single files assume {value}", own[key]);
         return Err(refused(key, reason));
     }
     Ok((tensors, Some((CONFIG, config))))

@@ -34,13 +34,14 @@ pub(super) enum LoraTensorRole {
     Kron2,
     Kron2A,
     Kron2B,
-    /// Difference of a weight.
+    /// Difference that is added to a weight.
     Diff,
-    /// Difference of a bias.
+    /// Difference that is added to a bias.
     DiffBias,
 }
 
-/// Suffixes of tensor names: two parts, the role, and whether PEFT's `state_dict` has the adapter's name between them.
+/// Suffixes of tensor names: first part, second part, role, and whether PEFT may write the adapter's name between the
+/// parts.
 const ROLES: [(&str, &str, LoraTensorRole, bool); 21] = [
     (".lora_A", ".weight", LoraTensorRole::Down, true),
     (".lora_down", ".weight", LoraTensorRole::Down, false),
@@ -107,7 +108,7 @@ pub(super) enum LoraModule {
 
 /// Prefixes of names with `_` instead of `.`: kohya and musubi-tuner, OneTrainer, LyCORIS.
 const FLAT: [&str; 3] = ["lora_unet_", "lora_transformer_", "lycoris_"];
-/// Prefixes of all other names, in the order in which they nest.
+/// Prefixes of all other names, in the order in which they are stripped.
 const PREFIXES: [&str; 4] = ["base_model.model.", "model.", "diffusion_model.", "transformer."];
 /// Names of the connectors' top-level modules in the model.
 const CONNECTORS: [&str; 5] =
@@ -161,7 +162,7 @@ impl FlatModules {
         Ok(FlatModules(modules))
     }
 
-    /// Returns the modules that a name may refer to, with or without the prefixes of enclosing modules.
+    /// Returns the modules that a name may refer to. The name may begin with prefixes of enclosing modules.
     pub(super) fn find(&self, flat: &str) -> BTreeSet<&(Component, String)> {
         let names = unprefixed(flat);
         names.iter().filter_map(|name| self.0.get(*name)).flatten().collect()
@@ -174,7 +175,7 @@ impl FlatModules {
     }
 }
 
-/// Returns a name, and the names without the prefixes of enclosing modules.
+/// Returns a name, followed by the shorter names without prefixes of enclosing modules.
 fn unprefixed(flat: &str) -> Vec<&str> {
     let mut names = vec![flat];
     for prefix in ["model_", "diffusion_model_", "connectors_", "text_embedding_projection_"] {
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_split_with_and_without_adapter_names() {
+    fn tensor_names_split_into_module_and_role() {
         for (key, module, role) in [
             ("a.b.lora_A.weight", "a.b", LoraTensorRole::Down),
             ("a.b.lora_A.default.weight", "a.b", LoraTensorRole::Down),
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_of_all_writers_name_the_same_module() {
+    fn all_known_prefixes_map_to_the_same_module() {
         let named = |component, name: &str| LoraModule::Named(component, name.to_string());
         let time = named(Component::Transformer, "time_embed.linear");
         for prefix in ["", "diffusion_model.", "model.diffusion_model.", "base_model.model.", "transformer."] {

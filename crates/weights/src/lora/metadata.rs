@@ -150,11 +150,11 @@ impl Metadata {
     }
 }
 
-/// Keys of the alpha and of the rank: the keys of the default for all modules (in PEFT, LoRA and other adapters name
-/// alpha differently), and the key of the values for modules that match a pattern.
+/// Configuration keys of alpha and of the rank: keys of the default for all modules, and the key of the values for
+/// modules that match a pattern. PEFT names the default `lora_alpha` for LoRAs and `alpha` for other adapters.
 const NUMBERS: [(&[&str], &str); 2] = [(&["lora_alpha", "alpha"], "alpha_pattern"), (&["r"], "rank_pattern")];
 
-/// Returns the name in a pattern; `^` marks a pattern that must match the complete name.
+/// Removes the leading `^`, which marks a pattern that must match the complete name.
 fn end(pattern: &str) -> &str {
     pattern.strip_prefix('^').unwrap_or(pattern)
 }

@@ -17,12 +17,12 @@ pub(crate) enum Factor {
     Product([TensorView; 2]),
 }
 
-/// The change of a tensor, before it is multiplied by the factor.
+/// The change of a tensor, before it is multiplied by alpha / rank and the strength.
 #[derive(Clone, Debug)]
 pub(crate) enum Delta {
     /// A LoRA: `up · down`, of `[out, rank]` and `[rank, in]`.
     LowRank { up: TensorView, down: TensorView },
-    /// A LoHa: the elementwise product of two products.
+    /// A LoHa: the elementwise product of two matrix products.
     Hadamard([[TensorView; 2]; 2]),
     /// A LoKr: the Kronecker product `w1 ⊗ w2`.
     Kronecker([Factor; 2]),
@@ -30,14 +30,14 @@ pub(crate) enum Delta {
     Full(TensorView),
 }
 
-/// Which norms of the updated matrix a DoRA replaces.
+/// Norms of the updated matrix that a DoRA replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norms {
-    /// Of the rows, `[out]`, as PEFT computes them.
+    /// Norms of the rows, `[out]`, as PEFT computes them.
     PeftRows,
-    /// Of the rows, `[out, 1]`, as LyCORIS computes them.
+    /// Norms of the rows, `[out, 1]`, as LyCORIS computes them.
     Rows,
-    /// Of the columns, `[1, in]`.
+    /// Norms of the columns, `[1, in]`.
     Columns,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum Norms {
 #[derive(Clone, Debug)]
 pub struct Update {
     pub(crate) delta: Delta,
-    /// Norms after the update, for a DoRA; `None` for other adapters.
+    /// Norms of the updated matrix, for a DoRA; `None` for other adapters.
     pub(crate) magnitude: Option<(TensorView, Norms)>,
     /// Shape of the change.
     shape: Vec<usize>,
@@ -120,19 +120,19 @@ impl Update {
         &self.shape
     }
 
-    /// Returns the name of the first tensor in the file, for error messages.
+    /// Returns the name that the file gives to the update's first tensor, for error messages.
     pub(crate) fn key(&self) -> &str {
         self.delta.views()[0].key()
     }
 
-    /// Returns the names of all matrices in the file with their shapes.
+    /// Describes the shapes of the update's tensors, with their names in the file, for error messages.
     pub(super) fn shapes(&self) -> String {
         let views = self.delta.views();
         let others = views[1..].iter().map(|view| format!(" and `{}` has {:?}", view.key(), view.shape()));
         format!("has shape {:?}{}", views[0].shape(), others.collect::<String>())
     }
 
-    /// Whether the update is a LoRA, which [`MergeOrder`] describes, and not one of the other kinds.
+    /// Whether the update is a LoRA, the only kind to which [`MergeOrder`] applies.
     pub(crate) fn is_lora(&self) -> bool {
         matches!(self.delta, Delta::LowRank { .. }) && self.magnitude.is_none()
     }
@@ -147,8 +147,8 @@ impl Update {
     }
 }
 
-/// Returns the updates of a module's weight and bias: `weight` or `bias`, and the update. `module`: its name in the file.
-/// Alpha is read from the file's tensor or, if there is none, from the configuration.
+/// Returns the updates of a module's `weight` and `bias`. `module`: its name in the file. Alpha is read from the file's
+/// tensor or, if there is none, from the configuration.
 ///
 /// # Errors
 /// Returns an error if a tensor is missing, or if tensors do not fit together.
@@ -267,7 +267,7 @@ impl LoraTensors<'_> {
         self.found.remove(&role).map(Delta::Full)
     }
 
-    /// Takes a factor of a LoKr: a matrix, or a pair.
+    /// Removes and returns a factor of a LoKr: a matrix, or a product of two.
     fn factor(
         &mut self,
         whole: LoraTensorRole,
@@ -285,7 +285,7 @@ impl LoraTensors<'_> {
         }
     }
 
-    /// Takes two matrices `[n, rank]` and `[rank, m]`.
+    /// Removes and returns two matrices, `[n, rank]` and `[rank, m]`; `None` if neither exists.
     fn product(
         &mut self,
         roles: [LoraTensorRole; 2],
@@ -330,7 +330,7 @@ impl LoraTensors<'_> {
         }
     }
 
-    /// Takes the magnitude of a DoRA.
+    /// Removes and returns the magnitude of a DoRA; `None` for other adapters.
     fn magnitude(&mut self, delta: &Delta) -> Result<Option<(TensorView, Norms)>, WeightsError> {
         let roles = [(LoraTensorRole::PeftMagnitude, Norms::PeftRows), (LoraTensorRole::LycorisMagnitude, Norms::Rows)];
         let mut found = roles.into_iter().filter_map(|(role, norms)| Some((self.found.remove(&role)?, norms)));
@@ -350,7 +350,7 @@ impl LoraTensors<'_> {
         Ok(Some((view, norms)))
     }
 
-    /// Takes alpha and returns it with the number by which it is divided.
+    /// Removes alpha, and returns it with the number by which it is divided.
     fn scaling(&mut self, delta: &Delta, listed: Listed) -> Result<(f64, f64), WeightsError> {
         let rank = delta.rank().map(|rank| rank as f64);
         let own = self.found.remove(&LoraTensorRole::Alpha);

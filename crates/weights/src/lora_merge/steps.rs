@@ -38,7 +38,7 @@ struct Magnitude {
     values: Array1<f32>,
     norms: Norms,
     strength: f32,
-    /// Norms of the updated weight's columns, if these are replaced.
+    /// Norms of the columns of the updated weight, if the DoRA replaces column norms.
     columns: Option<Array1<f32>>,
 }
 
@@ -87,7 +87,7 @@ impl Loaded {
 }
 
 impl Steps {
-    /// Reads updates, and computes the norms of columns that DoRAs replace.
+    /// Reads the matrices of the updates, and computes the column norms that DoRAs replace.
     pub(super) fn new(updates: &[(&LoraFile, &Update, f64)], blocks: &WeightBlocks) -> Result<Self, WeightsError> {
         let mut steps = Steps(Vec::new());
         for (_, update, strength) in updates {

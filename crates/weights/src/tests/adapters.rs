@@ -18,7 +18,7 @@ use super::super::lora_merge::{MergedTensor, merge};
 use super::super::*;
 use super::{fails, open, put};
 
-/// Files by `scripts/oracle/adapters.py`: PEFT 0.21.2 and LyCORIS 4.1.3.
+/// Files that `scripts/oracle/adapters.py` wrote with PEFT 0.21.2 and LyCORIS 4.1.3.
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/lora/adapters");
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/models/tiny_a");
 const Q: &str = "transformer_blocks.0.attn1.to_q";
@@ -34,7 +34,7 @@ fn write(path: &Path, tensors: &Tensors, metadata: &[(&str, &str)]) -> PathBuf {
     put(path.to_path_buf(), safetensors::serialize(views, Some(metadata)).unwrap())
 }
 
-/// Returns tensors of different values.
+/// Returns f32 tensors of these shapes; each tensor has different values.
 fn tensors(shapes: &[(&str, &[usize])]) -> Tensors {
     let values = |seed: usize, count: usize| (0..count).map(move |i| ((i * 7 + seed * 3) % 11) as f32 * 0.25 - 1.25);
     let tensor = |(seed, (name, shape)): (usize, &(&str, &[usize]))| {
@@ -95,7 +95,7 @@ fn merged_weights_equal_those_of_peft_and_lycoris_bit_for_bit() {
         let file = Arc::new(lora(&path).unwrap());
         let loras = [ScaledLora { file, strength: strength.parse().unwrap() }];
         let want: Vec<f32> = expected.get(key).unwrap().to_tensor().unwrap().into_f32().into_iter().collect();
-        // The orders other than `exact` describe LoRAs alone.
+        // Orders other than `exact` apply only to LoRAs.
         let is_lora = ["peft_lora", "peft_rslora", "lycoris_lora"].contains(&case) && name.ends_with("weight");
         let all = [MergeOrder::Exact, MergeOrder::Official, MergeOrder::Diffusers];
         for order in if is_lora { &all[..1] } else { &all } {
@@ -108,9 +108,9 @@ fn merged_weights_equal_those_of_peft_and_lycoris_bit_for_bit() {
     assert_eq!(cases.len(), 14, "{cases:?}");
 }
 
-/// Matrices of more than one block of rows, and a DoRA after another update.
+/// The weight has more than one block of rows, and a DoRA follows another update.
 #[test]
-fn large_adapters_equal_their_definitions() {
+fn merging_several_row_blocks_matches_f64() {
     let dir = TempDir::new().unwrap();
     let (rows, columns) = (300, 6);
     let name = format!("{Q}.weight");

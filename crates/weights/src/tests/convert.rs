@@ -20,7 +20,7 @@ fn model(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/models")).join(name)
 }
 
-/// Converts a file, and checks that all bytes are reported.
+/// Converts a file, and checks that the reported progress adds up to all bytes.
 fn convert(input: &Path, output: &Path, form: Option<QuantizedForm>) -> Conversion {
     let plan = Conversion::plan(input, form).unwrap_or_else(|e| panic!("{e}"));
     let written = std::sync::atomic::AtomicU64::new(0);
@@ -67,7 +67,7 @@ fn converted_layers_have_comfy_kitchen_bytes() {
         let file = Checkpoint::open(&first).expect("opens");
         assert_eq!(file.metadata("config"), Some(CONFIG));
         assert_eq!(file.names().count(), given.len() + usize::from(form == QuantizedForm::Fp8));
-        // A file in the wanted form is copied.
+        // Layers that already have the requested form are copied.
         let plan = convert(&first, &again, Some(form));
         assert_eq!((plan.quantized, plan.copied), (0, layers));
         assert!(fs::read(&first).expect("a file") == fs::read(&again).expect("a file"), "{}", form.name());
@@ -94,7 +94,7 @@ fn quantized_tensors_become_bf16() {
 }
 
 #[test]
-fn scales_of_activations_stay_with_fp8_layers() {
+fn fp8_conversion_keeps_activation_scales() {
     let dir = TempDir::new().expect("dir");
     let output = dir.path().join("fp8.safetensors");
     let plan = convert(&fixture("comfy.safetensors"), &output, Some(QuantizedForm::Fp8));
@@ -108,7 +108,7 @@ fn scales_of_activations_stay_with_fp8_layers() {
 
 /// The tokenizer, the text projections and the configuration of a text encoder's file are copied.
 #[test]
-fn text_encoder_file_keeps_everything_but_its_layers() {
+fn text_encoder_conversion_changes_only_linear_layers() {
     let dir = TempDir::new().expect("dir");
     let tensors: [(&str, &str, &[usize]); 5] = [
         ("model.layers.3.self_attn.q_proj.weight", "BF16", &[2, 256]),
@@ -129,7 +129,7 @@ fn text_encoder_file_keeps_everything_but_its_layers() {
     assert_eq!([file.metadata("gemma_config"), file.metadata("gemma_version")], [Some("{}"), Some("a")]);
 }
 
-/// As in Google's repository.
+/// The folder has the names of Google's repository.
 #[test]
 fn gemma_3_folder_becomes_one_file_with_config() {
     let dir = TempDir::new().expect("dir");
@@ -150,9 +150,9 @@ fn gemma_3_folder_becomes_one_file_with_config() {
     assert_eq!(file.metadata("gemma_config"), Some(&*config.to_string()));
 }
 
-/// The published int8-convrot file has 1440 layers with 8 bits.
+/// The published int8-convrot file has 1440 8-bit layers.
 #[test]
-fn selected_layers_are_those_of_the_published_file() {
+fn int8_convrot_selects_the_layers_of_the_published_file() {
     let table = include_str!("../../../../tests/fixtures/keys_2.5.tsv");
     let mut names: Vec<String> = vec![];
     for line in table.lines().filter(|line| line.starts_with("model.diffusion_model.")) {
@@ -179,7 +179,7 @@ fn selected_layers_are_those_of_the_published_file() {
     assert_eq!(parts.map(count), [28, 48, 48]);
 }
 
-/// An fp8 file whose scale is NaN or infinite is refused, as in computed layers.
+/// A NaN or infinite scale in an fp8 file is an error, like a non-finite value in a layer that is quantized.
 #[test]
 fn scales_of_copied_layers_are_checked() {
     let dir = TempDir::new().expect("dir");
@@ -196,10 +196,10 @@ fn scales_of_copied_layers_are_checked() {
     }
 }
 
-/// The scale that an earlier quantization left beside a bf16 weight is not a second scale of the new codes, and the
-/// header does not describe the format of the source.
+/// The source has a scale for a bf16 weight, left by an earlier quantization. The new file has only one scale, and its
+/// header lacks the keys that describe the format of the source.
 #[test]
-fn leftovers_of_a_quantization_are_dropped() {
+fn stale_scale_is_not_duplicated_and_format_keys_are_dropped() {
     let dir = TempDir::new().expect("dir");
     let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
     let scale = format!("{name}_scale");
@@ -273,7 +273,7 @@ fn unusable_inputs_are_refused() {
     );
     let vae: [(&str, &str, &[usize]); 1] = [("vae.decoder.conv_in.conv.weight", "BF16", &[4, 2])];
     let path = put(dir.path().join("vae.safetensors"), safetensors(&vae, Value::Null));
-    fails(plan(&path, int8), &["vae.safetensors", "int8 needs linear layers of transformer blocks or a text encoder;"]);
+    fails(plan(&path, int8), &["vae.safetensors", "int8: there are no linear layers of transformer blocks or a text"]);
     plan(&path, None).expect("nothing has to be quantized");
     fails(
         plan(&path, Some(QuantizedForm::Int8Convrot)),
@@ -303,7 +303,7 @@ fn unusable_inputs_are_refused() {
     let name = "model.diffusion_model.transformer_blocks.1.attn1.to_q.weight";
     let layer: [(&str, &str, &[usize]); 1] = [(name, "BF16", &[4, 32])];
     let path = put(dir.path().join("x.safetensors"), safetensors(&layer, Value::Null));
-    fails(plan(&path, Some(QuantizedForm::Int8Convrot)), &["int8-convrot needs linear layers", "multiple of 256"]);
+    fails(plan(&path, Some(QuantizedForm::Int8Convrot)), &["nothing to convert to int8-convrot", "multiple of 256"]);
     let mut config: Value =
         serde_json::from_slice(&fs::read(model("tiny_a/transformer/config.json")).unwrap()).unwrap();
     config["causal_offset"] = json!(2);
@@ -316,6 +316,6 @@ fn unusable_inputs_are_refused() {
     );
     fails(
         plan(&folder, int8),
-        &["config.json", "`causal_offset` is 2, but a single file with Lightricks' names means 1"],
+        &["config.json", "`causal_offset` is 2, but programs that read Lightricks' single files assume 1"],
     );
 }

@@ -95,7 +95,7 @@ fn transformer_config_is_derived_from_tensors() {
 }
 
 #[test]
-fn connectors_of_a_gguf_transformer_are_described() {
+fn connectors_config_of_a_gguf_file_is_derived_from_tensors() {
     let dir = TempDir::new().expect("dir");
     let mut tensors = transformer(Version::V2_3);
     for (stream, width) in [("video", 4096), ("audio", 2048)] {

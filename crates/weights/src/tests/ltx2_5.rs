@@ -432,7 +432,7 @@ fn files_without_version_fields_cause_warnings() {
 }
 
 #[test]
-fn weights_in_unstated_quantized_forms_are_refused() {
+fn quantized_weights_without_a_stated_format_are_refused() {
     let dir = TempDir::new().expect("dir");
     let words = |key: &str, dtype: &str| format!("`{key}` is {dtype}, without a `comfy_quant` tensor");
     let model = |more: (&'static str, &'static str, &'static [usize])| {

@@ -22,7 +22,7 @@ fn bits(view: &TensorView) -> Vec<u32> {
     view.to_tensor().expect("readable").to_f32().iter().map(|value| value.to_bits()).collect()
 }
 
-/// Any part of a tensor, read by itself, has the values of the whole.
+/// Checks that reading a part of a tensor gives the same bytes as reading the whole tensor.
 fn check_parts(view: &TensorView) {
     let (size, whole) = (view.dtype().size(), view.read().expect("readable"));
     for (from, count) in [(0, 1), (1, 33), (31, 2), (250, 13), (511, 1)] {
@@ -36,7 +36,7 @@ fn check_parts(view: &TensorView) {
 }
 
 #[test]
-fn comfy_kitchen_values_are_equal_in_every_bit() {
+fn decoded_values_equal_those_of_comfy_kitchen_bit_for_bit() {
     let (file, values) = (open(&fixture("comfy.safetensors")), open(&fixture("comfy_values.safetensors")));
     assert!(!file.names().any(|name| name.ends_with(".comfy_quant")), "markers are read");
     let want = |name: &str| bits(&values.get(name).expect("a value"));
@@ -89,7 +89,7 @@ fn int8_convrot_codes_are_read_unchanged_and_equal_those_of_comfy_kitchen() {
 }
 
 #[test]
-fn scales_of_split_rows_are_those_of_the_whole() {
+fn splitting_rows_also_splits_their_scales() {
     let dir = TempDir::new().expect("dir");
     // 1, 1.125, … in e4m3.
     let codes: Vec<u8> = (0x38..0x40).chain(0x38..0x3c).collect();
@@ -147,7 +147,7 @@ fn rows_of_quantized_weights_can_be_split_and_scaled() {
 }
 
 #[test]
-fn gguf_values_are_equal_in_every_bit() {
+fn decoded_values_equal_those_of_the_gguf_package_bit_for_bit() {
     let (file, values) = (open(&fixture("types.gguf")), open(&fixture("types_values.safetensors")));
     assert_eq!(file.metadata("general.architecture"), Some("ltxv"));
     assert_eq!(values.names().count(), 15);
@@ -187,7 +187,7 @@ fn damaged_gguf_files_are_errors() {
     }
     let mut old = whole.clone();
     old[4] = 1;
-    fails(open(&old), &["x.gguf", "version 1, versions 2 and 3 are supported"]);
+    fails(open(&old), &["x.gguf", "version 1, only 2 and 3 are supported"]);
     let find =
         |text: &str| whole.windows(text.len()).position(|part| part == text.as_bytes()).expect("there") + text.len();
     // After a tensor's name: the number of dimensions, two dimensions, the type and the offset.
@@ -195,10 +195,10 @@ fn damaged_gguf_files_are_errors() {
     let mut other = whole.clone();
     other[info + 20] = 16;
     fails(open(&other), &["x.gguf", "`q8_0.weight`", "GGUF type iq2_xxs, which is not supported", "q4_k"]);
-    fails(with(info + 24, u64::MAX - 7), &["x.gguf", "`q8_0.weight`", "offset beyond every file"]);
-    fails(with(info + 4, 250), &["x.gguf", "[2, 250]", "not whole blocks of q8_0"]);
-    fails(with(info + 4, 48), &["x.gguf", "[2, 48]", "not whole blocks of q8_0"]);
-    fails(with(info + 12, 0), &["x.gguf", "[0, 256]", "not whole blocks of q8_0"]);
+    fails(with(info + 24, u64::MAX - 7), &["x.gguf", "`q8_0.weight`", "offset that overflows"]);
+    fails(with(info + 4, 250), &["x.gguf", "[2, 250]", "not divisible into q8_0 blocks"]);
+    fails(with(info + 4, 48), &["x.gguf", "[2, 48]", "not divisible into q8_0 blocks"]);
+    fails(with(info + 12, 0), &["x.gguf", "[0, 256]", "not divisible into q8_0 blocks"]);
     fails(with(info + 12, 1 << 62), &["x.gguf"]);
     let shape = find("orig_shape.reshaped.weight");
     fails(with(shape + 4 + 4 + 8, 5), &["`reshaped.weight`", "cannot have the original shape [5,0,64]"]);
@@ -278,8 +278,9 @@ fn formats_in_metadata_and_old_names_are_read() {
     assert_eq!(file.names().collect::<Vec<_>>(), ["a.weight", "a.weight_scale", "b.scale_weight"]);
 }
 
-/// findings/nvfp4_nibble_order.sh shows that names, types, shapes and formats equal those of ComfyUI's files. The refusal
-/// rests on the header key `quantization_config`, which ModelOpt 0.47.0 writes when it embeds its configuration.
+/// ModelOpt's files have the names, types, shapes and formats of ComfyUI's files (findings/nvfp4_nibble_order.sh). They
+/// are recognized by the header key `quantization_config`, which ModelOpt 0.47.0 writes when it embeds its
+/// configuration.
 #[test]
 fn nvfp4_of_modelopt_is_refused() {
     let dir = TempDir::new().expect("dir");
@@ -325,8 +326,8 @@ fn split_repository_without_bf16_files_opens() {
     fails(super::open(dir.path()), &what);
 }
 
-/// Returns the bytes of a GGUF file with the architecture `ltxv`, more texts of metadata, and tensors: name, number of the
-/// type, dimensions outermost first, and codes.
+/// Returns the bytes of a GGUF file with the given metadata strings and tensors. A tensor is its name, type number,
+/// dimensions (outermost first) and codes.
 pub(super) fn gguf(texts: &[(&str, &str)], tensors: &[(&str, u32, &[u64], &[u8])]) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let mut bytes = [&b"GGUF\x03\0\0\0"[..], &(tensors.len() as u64).to_le_bytes()].concat();
@@ -346,7 +347,7 @@ pub(super) fn gguf(texts: &[(&str, &str)], tensors: &[(&str, u32, &[u64], &[u8])
     bytes
 }
 
-/// Returns the seconds that this thread has run, which other processes do not change.
+/// Returns the CPU time of this thread in seconds.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).expect("a number") / 1e9

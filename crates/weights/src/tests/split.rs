@@ -295,7 +295,7 @@ fn ltx_2_3_gguf_repository_is_a_model() {
 }
 
 #[test]
-fn ltx_2_5_repository_offers_choices() {
+fn ambiguous_files_are_listed_and_selected_by_variant() {
     let dir = TempDir::new().expect("dir");
     let file = ltx2_5::split(dir.path());
     let distilled = file.with_file_name("ltx-2.5-22b-distilled-transformer-bf16.safetensors");
@@ -335,23 +335,23 @@ fn ltx_2_5_repository_offers_choices() {
 }
 
 #[test]
-fn folder_named_checkpoints_is_not_evidence_of_a_repository() {
+fn folder_named_checkpoints_does_not_make_its_parent_a_repository() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
     let file = write(dir.path().join("checkpoints/LTX-2.3/ltx-2.3.safetensors"), &tensors, config);
     autoencoders(&dir.path().join("another_project/vae"), "video_vae.safetensors", "audio_vae.safetensors");
     fails(open(&file).expect("opens").require([Component::Vae]), &["ltx-2.3.safetensors", "no video VAE"]);
-    // Folders of parts next to it are: only they and the transformer's own folder are searched.
+    // A `vae` folder next to it does: only such folders and the transformer's own folder are searched.
     autoencoders(&dir.path().join("vae/ltx"), "LTX23_video_vae.safetensors", "LTX23_audio_vae.safetensors");
     write(file.with_file_name("gemma_3_12B_it.safetensors"), &gemma_3("BF16"), Value::Null);
     let source = open(&file).expect("opens");
     source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
     assert_eq!(source.config_path(Component::Vae), dir.path().join("vae/ltx/LTX23_video_vae.safetensors"));
-    // A folder that was asked for is searched whole if nothing is beside it.
+    // The requested folder is searched completely if there is no such folder next to it.
     fs::rename(dir.path().join("vae"), dir.path().join("checkpoints/other")).expect("moved");
     let source = open(&dir.path().join("checkpoints")).expect("opens");
     source.require([Component::Vae, Component::AudioVae, Component::TextEncoder]).expect("there");
-    // A repository in such a folder is nearer than one beside it.
+    // A `vae` folder next to the file takes precedence.
     fs::rename(dir.path().join("checkpoints/other"), dir.path().join("vae")).expect("moved");
     autoencoders(&file.with_file_name("vae"), "video_vae.safetensors", "audio_vae.safetensors");
     let source = open(&file).expect("opens");
@@ -387,13 +387,13 @@ fn folder_of_single_files_may_contain_component_folders() {
     put(dir.path().join("tokenizer/tokenizer_config.json"), "{}");
     let source = open_with(dir.path(), &variant("distilled, bf16")).expect("opens");
     source.require([Component::Transformer, Component::Connectors, Component::Vae]).expect("there");
-    // Without a transformer anywhere, the folders are those of an incomplete model.
+    // Without any transformer, the folder is an incomplete model.
     fs::remove_dir_all(dir.path().join("diffusion_models")).expect("removed");
     fails(open(dir.path()).expect("opens").require([Component::Transformer]), &["contains no transformer"]);
 }
 
 #[test]
-fn files_of_ltx_video_are_no_candidates() {
+fn ltx_video_files_are_ignored() {
     let dir = TempDir::new().expect("dir");
     let file = ltx_2_0(dir.path()).join("ltx-2-19b-distilled_transformer_only_bf16.safetensors");
     let upsampler = |name: &str, initial: &'static [usize]| {
@@ -435,7 +435,7 @@ fn folders_with_a_configuration_are_searched() {
 }
 
 #[test]
-fn folders_distinguish_files_of_the_same_name() {
+fn folder_names_select_between_files_of_the_same_name() {
     let dir = TempDir::new().expect("dir");
     let (tensors, config) = transformer(Version::V2_3, "BF16");
     let file = write(dir.path().join("diffusion_models/model.safetensors"), &tensors, config);
@@ -448,7 +448,7 @@ fn folders_distinguish_files_of_the_same_name() {
         let source = open(&file).expect("opens");
         source.require([Component::Vae]).map(|()| source.config_path(Component::Vae))
     };
-    // The name of the family is also that of its first version.
+    // `LTX-2` is the name of the family and of its first version.
     let family = vae("LTX-2");
     assert_eq!(chosen().expect("one"), family);
     let own = vae("ltx23");
@@ -458,7 +458,7 @@ fn folders_distinguish_files_of_the_same_name() {
         ["2 files could be the video VAE", "vae/ltx23/video_vae.safetensors", "vae/tuned/video_vae.safetensors"];
     fails(chosen(), &choices);
     fs::remove_dir_all(dir.path().join("vae/tuned")).expect("removed");
-    // The latest of a series is in the same folder.
+    // Of files whose names differ only in a version number, the latest is used.
     let later = own.with_file_name("video_vae-1.1.safetensors");
     fs::copy(&own, &later).expect("copied");
     assert_eq!(chosen().expect("the latest"), later);
@@ -506,7 +506,7 @@ fn connectors_of_a_file_replace_those_of_a_folder() {
 }
 
 #[test]
-fn transformer_without_header_is_that_of_a_published_model() {
+fn transformer_without_config_gets_the_published_config() {
     let dir = TempDir::new().expect("dir");
     let tensors = named(
         &[

@@ -3,10 +3,10 @@
 use super::{AlphaBeta, Calibration, CollectiveCost, Contention, Measurements, Microbenchmark, Sample, Shares};
 use crate::collective::CollectiveKind;
 
-/// Reasons why constants cannot be fitted.
+/// Error of fitting constants to measurements.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum FitError {
-    /// There are no measurements of a kind that every prediction needs.
+    /// There are no measurements of kernels, copies or matmuls, which every prediction needs.
     #[error("cannot fit constants: {0}; measure again with `ltx2 bench --micro`")]
     Missing(&'static str),
     /// The measurements were taken on different kinds of devices.
@@ -71,8 +71,9 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     Ok(Calibration { fit, source, kernel_seconds, bandwidth, matmul, attention, collectives, contention })
 }
 
-/// Fits the contention between other work and a collective. A sample has the seconds of both together, and the seconds
-/// of each alone. The longer of the two is slowed down while the other runs.
+/// Fits the contention between a collective and other work. A sample has the seconds that both take together, then the
+/// seconds that the work and the collective take alone. The fit assumes that the longer one slows down only while the
+/// shorter one runs.
 fn shares(samples: impl Iterator<Item = (f64, (f64, f64))>) -> Option<Shares> {
     let (mut of_work, mut of_collective) = (Vec::new(), Vec::new());
     for (seconds, (work, collective)) in samples {
@@ -92,7 +93,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// Returns the points whose amounts are above the median. Smaller arrays fit into a cache, which is faster than memory.
+/// Returns the half of the points with the larger amounts. Smaller arrays fit into a cache, which is faster than
+/// memory.
 fn larger_half(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points.split_off(points.len() / 2)
@@ -189,8 +191,8 @@ mod tests {
     const COMPUTE: Shares = Shares { work: 0.2, collective: 0.3 };
     const MEMORY: Shares = Shares { work: 0.4, collective: 0.1 };
 
-    /// Returns samples in which collectives of the same chip overlap with other work. In some samples the collective
-    /// takes longer, in others the work does.
+    /// Returns samples in which collectives of the chip of [`known`] overlap with other work. The collective takes
+    /// longer than the work in some samples, and less time in others.
     fn overlapped() -> Vec<Sample> {
         let mut all = Vec::new();
         for (wire_bytes, flops, bytes) in [(1e7, 1e12, 1e9), (1e8, 4e10, 1e8), (3e8, 1e11, 4e8)] {

@@ -34,6 +34,7 @@ impl AlphaBeta {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveCost {
+    /// Kind of the collective.
     pub kind: CollectiveKind,
     /// Number of devices per group.
     pub devices: usize,
@@ -45,12 +46,15 @@ pub struct CollectiveCost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
+    /// Command line that took the measurements.
     pub command: String,
     /// Device kind as the plugin reports it.
     pub device: String,
+    /// Number of devices of the PJRT client.
     pub devices: usize,
+    /// Versions of this program, the plugin and the platform, as a JSON object.
     pub versions: serde_json::Value,
-    /// Date of the measurements in UTC.
+    /// Date of the measurements in UTC, as `YYYY-MM-DD`.
     pub date: String,
 }
 
@@ -58,10 +62,11 @@ pub struct Provenance {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// The command that fitted the constants.
+    /// Command line that fitted the constants.
     pub fit: String,
+    /// Where and how the measurements were taken; one entry per file of measurements.
     pub source: Vec<Provenance>,
-    /// Seconds that an empty kernel takes in a sequence of kernels.
+    /// Seconds that each kernel adds to a sequence of kernels that do almost nothing.
     pub kernel_seconds: f64,
     /// Device memory bandwidth in bytes/s; bytes read and bytes written both count.
     pub bandwidth: f64,
@@ -69,6 +74,7 @@ pub struct Calibration {
     pub matmul: AlphaBeta,
     /// Cost of a fused attention kernel as a function of FLOPs.
     pub attention: Option<AlphaBeta>,
+    /// Costs of collectives within a host.
     pub collectives: Vec<CollectiveCost>,
     /// How much a collective and other work slow each other down while they overlap; `None` if not measured.
     pub contention: Option<Contention>,
@@ -96,8 +102,8 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Takes the seconds that the work and the collective need alone. Returns how long both run until the first of them
-    /// finishes, and how many of its seconds each of them has completed by then.
+    /// Returns for how many seconds both run until the first of them finishes, and how many of the seconds `work` and
+    /// `collective` are then completed. `work` and `collective` are the seconds that each takes alone.
     pub(crate) fn together(self, work: f64, collective: f64) -> (f64, f64, f64) {
         let rates = [1.0 - self.work, 1.0 - self.collective];
         let both = (work / rates[0]).min(collective / rates[1]);
@@ -122,13 +128,16 @@ impl Calibration {
 pub enum Microbenchmark {
     /// A kernel that does almost nothing.
     Kernel,
+    /// A matmul of the sizes and type in [`Sample::name`].
     #[serde(rename = "product")]
     Matmul,
+    /// A fused attention kernel.
     Attention,
     /// A copy: reads one array and writes one array.
     Memory,
     /// A norm: reads an array twice and writes one array.
     Norm,
+    /// A collective that runs alone.
     #[serde(rename = "exchange")]
     Collective,
     /// A collective that runs while matmuls run.
@@ -140,12 +149,15 @@ pub enum Microbenchmark {
 /// The measured time of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
+    /// Operation that was timed.
     #[serde(rename = "what")]
     pub benchmark: Microbenchmark,
+    /// Kind of the collective; `None` if the operation has none.
     #[serde(rename = "kind")]
     pub collective: Option<CollectiveKind>,
-    /// Description of the operand sizes.
+    /// Description of the operand sizes, with the element type for matmuls and attention.
     pub name: String,
+    /// Number of devices per group of the collective; 1 without a collective.
     pub devices: usize,
     /// FLOPs of the matmuls in the optimized program.
     pub flops: f64,
@@ -158,18 +170,21 @@ pub struct Sample {
     pub wire_bytes: f64,
     /// Number of kernels, without those of collectives.
     pub kernels: f64,
+    /// Measured seconds.
     pub seconds: f64,
 }
 
 /// The output of `ltx2 bench --micro`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
+    /// Where and how the measurements were taken.
     pub source: Provenance,
     /// Platform name in lower case.
     pub platform: String,
     /// Seconds that one iteration of an empty loop takes. They are already subtracted from the samples.
     #[serde(rename = "turn_seconds")]
     pub iteration_seconds: f64,
+    /// Measured times, one per operation and operand size.
     pub samples: Vec<Sample>,
 }
 

@@ -34,8 +34,8 @@ impl Bound {
     }
 }
 
-/// Fraction of the matmul FLOPs that are counted. The compiler may convert a matmul with a single row to a reduction,
-/// so the bound cannot rely on all of them.
+/// Fraction of the matmul FLOPs that the bound counts. The compiler may convert a matmul with a single row to a
+/// reduction, which needs no matmul FLOPs.
 const KEPT: f64 = 0.98;
 
 /// A collective that a layout requires.
@@ -161,7 +161,7 @@ fn fsdp_gathers(network: &Network, layout: &Layout, blocks: usize) -> Vec<Requir
 struct VideoTokens {
     /// Bytes of the tokens on a device, with all features.
     bytes: f64,
-    /// Bytes of the queries that a device holds before attention, which are those of its own heads.
+    /// Bytes of the queries on a device before attention: those of the heads that the device computes.
     own_heads: f64,
     /// Mesh axes that shard the tokens.
     axes: Vec<String>,

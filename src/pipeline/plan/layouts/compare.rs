@@ -15,7 +15,7 @@ const MIN_SAVING: f64 = 0.03;
 /// Missing rules are reported if they save at least this fraction of the time.
 const MIN_RULE_SAVING: f64 = 0.01;
 
-/// Maximum number of additions in a comparison.
+/// Maximum number of [`Addition`]s that a comparison returns.
 const MOST: usize = 3;
 
 /// Rules that could be added to a layout, and the estimate of the layout with these rules.
@@ -35,7 +35,8 @@ pub(crate) struct LayoutComparison {
     ranking: Ranking,
     /// Missing rules that make the layout faster, or with which it fits in memory; the largest saving first.
     pub(crate) additions: Vec<Addition>,
-    /// The shipped layout that contains all rules of this layout and the fewest others, with those other rules.
+    /// The shipped layout that contains all rules of this layout and the fewest additional rules, with the additional
+    /// rules. `None`: no shipped layout contains all rules, or this layout equals a shipped one.
     pub(crate) nearest: Option<MissingRules>,
 }
 
@@ -149,9 +150,11 @@ impl LayoutComparison {
         let saves = if saved > MIN_SAVING {
             format!("would save {}", ranking.saved_text(own, best, saved))
         } else {
-            "would fit".into()
+            "would fit in memory".into()
         };
-        is_worth.then(|| format!("layout {} (predicted); {}, {saves}", ranking.said(own), ranking.said(best)))
+        is_worth.then(|| {
+            format!("layout {} (predicted); shipped layout {}, {saves}", ranking.said(own), ranking.said(best))
+        })
     }
 
     /// Describes the missing rules: those that save the most time, and those that the nearest shipped layout has.
@@ -168,7 +171,7 @@ impl LayoutComparison {
                         ranking.figure(estimate)
                     )
                 }
-                false => format!("with which it would fit ({})", ranking.figure(estimate)),
+                false => format!("with which it would fit in memory ({})", ranking.figure(estimate)),
             };
             let (name, rules) = (&own.layout, rules_text(&lacking.rules));
             lines.push(format!("layout {name} lacks `{rules}` of {}, {what}", lacking.shipped));
@@ -178,7 +181,7 @@ impl LayoutComparison {
             && told.as_ref() != Some(&rules_text(&nearest.rules))
         {
             let rules = rules_text(&nearest.rules);
-            lines.push(format!("layout {} is {} without `{rules}`", own.layout, nearest.shipped));
+            lines.push(format!("layout {} equals shipped layout {} without `{rules}`", own.layout, nearest.shipped));
         }
         lines
     }
@@ -223,7 +226,10 @@ mod tests {
     fn only_a_faster_layout_is_reported() {
         let of = |layout: &str| compared(&[&format!("layout={layout}")], "cuda:h200:1x1x2");
         let slow = of("tensor").faster().unwrap();
-        assert!(slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; cfg (cfg=2), "), "{slow}");
+        assert!(
+            slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; shipped layout cfg (cfg=2), "),
+            "{slow}"
+        );
         assert_eq!(of("cfg").lines(), Vec::<String>::new());
         // If a layout does not use all devices, the other devices repeat the same work.
         let alone = compared(&["layout=replicated"], "tpu:v5p:2x2x1").lines();
@@ -245,7 +251,8 @@ mod tests {
         // `height` shards only the video decoder, so removing it does not affect the denoising loops.
         let rows = without(folder.path(), "ulysses", |line| line.starts_with("  height:"));
         let lines = compared(&[&format!("layout={rows}")], "tpu:v5p:2x2x1").lines();
-        assert!(lines.iter().any(|line| line.ends_with(" is ulysses without `rules: height: [context]`")), "{lines:?}");
+        let height = " equals shipped layout ulysses without `rules: height: [context]`";
+        assert!(lines.iter().any(|line| line.ends_with(height)), "{lines:?}");
     }
 
     #[test]
@@ -277,7 +284,8 @@ mod tests {
 
     /// Removes each rule that has an effect from each shipped layout. The rule must be reported as missing, unless the
     /// layout without it equals another shipped layout. If the removal costs time, the best addition must recover it.
-    /// Only the full test covers all targets, the last with the layouts that need more than four devices.
+    /// Tests only the first target unless `LTX2_TEST_FULL` is set. The last target tests only layouts that need more
+    /// than four devices.
     #[test]
     fn every_rule_removed_from_a_shipped_layout_is_reported() {
         let (mut removed, mut slower) = (0, 0);

@@ -86,8 +86,8 @@ pub(crate) struct MissingRules {
 #[derive(Clone, Debug)]
 pub(crate) struct MissingRuleReport {
     pub(crate) candidates: Vec<MissingRules>,
-    /// The shipped layout that contains all rules of the layout and the fewest others. `None`: no shipped layout
-    /// contains all rules, or the layout equals a shipped one.
+    /// The shipped layout that contains all rules of the layout and the fewest additional rules. `None`: no shipped
+    /// layout contains all rules, or the layout equals a shipped one.
     pub(crate) nearest: Option<MissingRules>,
 }
 

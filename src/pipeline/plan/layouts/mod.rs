@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_count_per_tile_and_loras_of_one_pass_count_twice() {
+    fn estimator_counts_steps_of_each_tile_and_a_second_copy_for_single_pass_loras() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
         let loops = |rounds: &str| {
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_count_evaluations_and_bounds_use_dtype_rates() {
+    fn loop_steps_are_evaluations_and_bounds_depend_on_weight_type() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
         // A second-order sampler with 15 and 3 steps: two evaluations per step and a final one.

@@ -90,8 +90,8 @@ fn compute_axes(source: &LayoutSource) -> BTreeSet<&str> {
     rules.flat_map(|r| r.mesh_axes.iter().map(String::as_str)).collect()
 }
 
-/// Combines a layout with a mesh. `None`: the layout does not use every mesh axis, either for compute or for storing
-/// weights, or its attention groups do not fit the mesh.
+/// Combines a layout with a mesh. `None`: a mesh axis shards neither the computation nor the stored weights of the
+/// layout, or the mesh cannot be divided into the layout's attention groups.
 pub fn placed(label: String, named: Option<String>, source: &LayoutSource, mesh: &hlo::DeviceMesh) -> Option<Point> {
     let mut used = compute_axes(source);
     used.extend(source.storage.iter().flat_map(|r| r.mesh_axes.iter().map(String::as_str)));

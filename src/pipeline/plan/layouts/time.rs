@@ -13,8 +13,8 @@
 use crate::analysis::{Chip, CollectiveKind, Links, Work};
 use crate::hlo::{CollectiveTransfer, DType, Matmul, Pattern, Program};
 
-/// Estimated passes of a matmul's left operand and result through device memory, by the norms, rotations and sums around
-/// it. Modules of the published models, compiled for H100s, have 2.1.
+/// Estimated passes of a matmul's left operand and result through device memory, by the norms, rotations and sums
+/// before and after it. Compiled modules of the published models for H100s make 2.1 passes.
 const PASSES: f64 = 2.0;
 
 /// Number of times that the result of an all-gather or an all-to-all is moved through device memory again, because its

@@ -60,7 +60,7 @@ fn create(server: &TestConverter, fields: &[(&str, &str)], files: &[(&str, &[u8]
 }
 
 #[test]
-fn only_contents_of_media_fields_take_files() {
+fn only_media_fields_and_their_content_members_accept_files() {
     for name in ["input_reference", "input_reference[image_url]", "images[]", "images[0]", "input_audio", "video"] {
         assert!(takes_file(name), "{name}");
     }

@@ -45,7 +45,7 @@ fn batch_key_ignores_prompt_seed_user_and_metadata() {
 
 /// Clients of other servers always send these fields. Their default values have no effect.
 #[test]
-fn neutral_values_have_no_effect() {
+fn neutral_values_of_compatibility_fields_have_no_effect() {
     let server = TestConverter::new("nano", &[]);
     let plain = server.good(&json!({"seed": 1}));
     for (name, value) in [
@@ -142,7 +142,7 @@ fn model_names_and_size_aliases_are_resolved() {
 }
 
 #[test]
-fn card_lists_pipelines_shapes_and_limits() {
+fn model_card_lists_pipelines_shapes_and_limits() {
     let server =
         TestConverter::new("nano", &["serve.pipelines=[two_stage]", "serve.warm=[128x96x25, 256x192x25@two_stage]"]);
     let card = serde_json::to_value(server.fields.card()).expect("JSON");
@@ -186,7 +186,7 @@ fn prompt_comes_only_from_the_request() {
 
 /// If a request sets a YAML key and a field for the same setting, the field takes precedence, with a warning.
 #[test]
-fn field_overriding_a_key_gives_a_warning() {
+fn field_overriding_a_yaml_key_gives_a_warning() {
     let server = TestConverter::new("nano", &[]);
     for (body, key, wanted, warnings) in [
         (

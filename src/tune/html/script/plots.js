@@ -10,7 +10,7 @@ function measured(text) {
   return ruler.measureText(text).width;
 }
 
-// Shortens a label that does not fit in the middle, because both ends identify the case.
+// Shortens a label that does not fit by cutting out its middle, because both ends identify the case.
 function fitted(text, width) {
   if (measured(text) <= width) return text;
   let [least, most] = [0, text.length];

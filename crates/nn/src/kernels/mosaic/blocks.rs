@@ -23,7 +23,7 @@ impl Tpu {
     pub fn from_kind(kind: &str) -> Self {
         // Peak and bandwidth from the chip files of `crates/xla-analysis`; the overhead of a grid step is about 0.35
         // microseconds. The memory is half of a core's 64 MiB of VMEM, or a quarter of v6e's 128 MiB; more does not
-        // help. On v5e it is 16 MiB, because the compiler fuses all-gathers with it
+        // help. On v5e it is 16 MiB, because the compiler fuses all-gathers with the kernel
         // (docs/internals/tpu-attention.md).
         let (teraflops, gigabytes, mebibytes) = match kind {
             "TPU v5 lite" | "TPU v5e" => (197, 819, 16),

@@ -16,7 +16,8 @@ use super::text::{Int, LANES, Matrix, MosaicCode, VmemBlock};
 use ltx2_stablehlo::DType;
 
 impl AttentionShape {
-    /// Returns the window of a block with `tokens` tokens of one head, or of the heads that fill a register.
+    /// Returns the window of an array whose blocks have `tokens` tokens of one head, or of the heads that fill a
+    /// register.
     fn window(&self, dtype: DType, tokens: usize, at: BlockIndex, head: BlockIndex) -> Window {
         let lanes = self.lanes();
         match self.is_heads_first() {
@@ -39,7 +40,7 @@ pub(super) enum KernelResults {
     Partial,
 }
 
-/// Initial value of the running maximum: no larger than any score, but finite, so that differences are not NaN.
+/// Initial value of the running maximum: the smallest finite f32, so that differences are not NaN.
 const LEAST: f32 = f32::MIN;
 
 /// Writes the kernel as MLIR text.
@@ -70,7 +71,8 @@ impl KernelWriter<'_> {
     fn axes(&self) -> Axes {
         match self.wanted {
             KernelResults::Normalized => Axes { heads: 1, queries: 2 },
-            // All heads of a block of queries write to the same block of sums, so their grid steps must be consecutive.
+            // All heads of a block of queries write to the same block of maxima and sums, so their grid steps must be
+            // consecutive.
             KernelResults::Partial => Axes { heads: 2, queries: 1 },
         }
     }
@@ -224,7 +226,7 @@ impl KernelWriter<'_> {
         if x.dims[1] == 1 { x.clone() } else { x.repeated(self.shape.lanes() / LANES) }
     }
 
-    /// Combines the matrices of the heads into one, in which each head occupies its own lanes.
+    /// Combines one matrix per head into a single matrix, in which each head occupies its own lanes.
     fn side_by_side(&self, code: &MosaicCode, heads: &[Head], of: impl Fn(&Head) -> Matrix) -> Matrix {
         let dims = [self.blocks.queries, self.shape.lanes()];
         let mut parts = heads.iter().map(of).enumerate();

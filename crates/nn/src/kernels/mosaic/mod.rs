@@ -130,8 +130,8 @@ impl KernelCall {
     }
 }
 
-/// Backend configuration of a kernel call, read by libtpu. Because it has no format field, libtpu interprets the body
-/// as MLIR text.
+/// Backend configuration of a kernel call, read by libtpu. libtpu interprets the body as MLIR text, because the
+/// configuration has no `serialization_format` field.
 #[derive(Serialize)]
 struct MosaicBackendConfig {
     custom_call_config: CustomCallConfig,

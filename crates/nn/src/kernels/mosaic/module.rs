@@ -1,10 +1,11 @@
-//! Mosaic modules: a kernel function that runs once per grid position, and windows that define which block of each
-//! array the function accesses there.
+//! Mosaic modules: a kernel function that runs once per grid position, and windows, which define the block of each
+//! array that the function accesses at a grid position.
 
 use super::text::{MosaicCode, VmemBlock, grid_axis};
 use ltx2_stablehlo::DType;
 
-/// Execution order of the positions along a grid axis: any order, possibly on several cores, or in sequence.
+/// Execution order of the positions along a grid axis: in any order, possibly on several cores (`Any`), or in sequence
+/// (`InTurn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GridOrder {
     Any,

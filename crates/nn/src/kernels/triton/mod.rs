@@ -34,12 +34,13 @@ impl GridAxis {
         self.own + 2 * self.reach
     }
 
-    /// Returns the size of the slab: the cells that the windows of a block of `block` queries cover together.
+    /// Returns the size of the slab along this axis: the number of cells that the windows of `block` adjacent queries
+    /// cover together.
     fn slab(&self, block: usize) -> usize {
         (block.min(self.own) + self.window - 1).min(self.length)
     }
 
-    /// Returns the smallest halo that the kernel needs if this axis is sharded.
+    /// Returns the number of halo cells that the kernel needs at each end if this axis is sharded.
     pub fn needed_reach(self) -> usize {
         window_reach(self.own, self.length.is_multiple_of(self.own), self.window)
     }

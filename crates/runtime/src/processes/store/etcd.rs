@@ -12,10 +12,10 @@ use ltx2_pjrt::{KvError, KvStore};
 
 /// Polling interval while waiting for a key.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Lease in seconds, after which etcd deletes a run's keys, even if the run was killed.
+/// Lease in seconds. When it expires, etcd deletes the keys of a run, even if the run was killed.
 const LEASE: u64 = 7 * 86_400;
 
-/// The keys of one run, prefixed with its name.
+/// A store of the keys of one run, which are prefixed with the name of the run.
 pub(crate) struct EtcdStore {
     agent: Agent,
     host: String,

@@ -20,7 +20,8 @@ use ltx2_pjrt::{KvError, KvStore};
 /// Prefix of a coordinator address that refers to etcd: `etcd://HOST:PORT/RUN`.
 pub(crate) const ETCD: &str = "etcd://";
 
-/// Opens the store of a run for a process that does not serve it. `answer` is the timeout of a single request.
+/// Opens the store of a run, for a process that does not serve the store itself. `answer` is the timeout of a single
+/// request.
 ///
 /// # Errors
 /// Returns an error if etcd cannot be reached. Process 0, which may start later, is not contacted yet.

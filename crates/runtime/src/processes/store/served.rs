@@ -34,7 +34,7 @@ struct StoreRequest {
     replace: bool,
 }
 
-/// Values plus a notification for remote waiters; local threads wait on the store directly.
+/// The values, and a notification for requests that wait for a key. Threads of this process wait on the store directly.
 #[derive(Default)]
 struct SharedValues {
     values: MemoryStore,

@@ -7,8 +7,8 @@ use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
 use crate::rotation::{GROUP, rotate};
 
-/// Rotates groups of the inner decoder's values back. The inner decoder must decode each element by itself, and
-/// [`GROUP`] must divide the number of columns.
+/// Decoder that reverses the rotation of the inner decoder's values. The inner decoder must decode each element
+/// independently, and [`GROUP`] must divide the number of columns.
 #[derive(Debug)]
 pub(super) struct Rotated(pub(super) Arc<dyn NumberDecoder>);
 

@@ -14,7 +14,7 @@ use ltx2_stablehlo::{DType, F8};
 /// Elements that are decoded at a time: the codes and values of a block stay in the CPU cache.
 const BLOCK: usize = 1 << 16;
 
-/// Layout of a tensor's codes.
+/// Converts the codes of a stored tensor to values.
 pub(in crate::checkpoint) trait NumberDecoder: fmt::Debug + Send + Sync {
     /// Returns the number of elements that are decoded together, and the number of bytes of their codes.
     fn unit(&self) -> (usize, usize);
@@ -63,7 +63,7 @@ impl NumberDecoder for Codes {
     }
 }
 
-/// Values combined with an operand of their row: a scale or a zero point.
+/// Decoder that combines each value with an operand of its row: a scale or a zero point.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct ByRow {
     pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
@@ -107,7 +107,7 @@ impl NumberDecoder for ByRow {
     }
 }
 
-/// Values to which a number is added.
+/// Decoder that adds a number to each value.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct Shifted {
     pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
@@ -130,7 +130,7 @@ impl NumberDecoder for Shifted {
     }
 }
 
-/// Values rounded to a 16-bit type, because the quantizer defines the tensor in that type.
+/// Decoder that rounds values to a 16-bit type, because the quantizer defines the tensor in that type.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct Rounded {
     pub(in crate::checkpoint) inner: Arc<dyn NumberDecoder>,
