@@ -36,7 +36,7 @@ mod yaml;
 pub(crate) use check_chain::outside;
 #[cfg(test)]
 pub(crate) use effect::reasons;
-pub use error::{ConfigError, Location, ValueOrigin};
+pub use error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;
 pub(crate) use layout::{LayoutFile, LayoutSource, resolve_mesh};

@@ -25,7 +25,6 @@ pub use dfr::{DfrForm, DfrPlan};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
-pub(crate) use error::key_fault;
 pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
 pub(crate) use resolve::{frame_count, resolve, scheduler_mismatch_warning, sigmas};

@@ -77,7 +77,9 @@ impl RunPlan {
         };
         // Report unsupported requests and mismatched components before missing files.
         let plan = match RunPlan::of_programs(&longest, None) {
-            Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
+            Err(error @ (PipelineError::Usage(_) | PipelineError::Request(_) | PipelineError::Input(_))) => {
+                return Err(error);
+            }
             other => other,
         };
         // `config` still has `auto`, so that the duration head is among the components to verify.

@@ -108,13 +108,13 @@ impl Config {
             None => vec![self.request.prompt.clone().unwrap_or_default()],
             Some(file) => {
                 let path = PathBuf::from(file);
-                let text = text_file::read(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+                let text = text_file::read(&path).map_err(|source| ConfigError::unreadable(&path, source))?;
                 prompt_lines(&text)
             }
         };
         if prompts.is_empty() {
             let file = self.request.prompts.as_deref().expect("without a file there is one prompt");
-            return Err(ConfigError::Flag(format!("{file}: contains no prompts; write one prompt per line")));
+            return Err(ConfigError::argument(format!("{file}: contains no prompts; write one prompt per line")));
         }
         let each = self.request.num_videos as u64;
         if prompts.len() * self.request.num_videos > MAX_VIDEOS {
@@ -122,7 +122,7 @@ impl Config {
                 "{} prompts with {each} videos each exceed the limit of {MAX_VIDEOS} videos per run",
                 prompts.len()
             );
-            return Err(ConfigError::Flag(why));
+            return Err(ConfigError::argument(why));
         }
         let all = prompts.into_iter().flat_map(|prompt| (0..each).map(move |i| (prompt.clone(), i)));
         Ok(all.enumerate().map(|(index, (prompt, i))| Job { index, prompt, seed: self.request.seed + i }).collect())
@@ -149,13 +149,13 @@ pub(super) fn output_paths(
     extension: &str,
 ) -> std::result::Result<Vec<PathBuf>, ConfigError> {
     let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
-    let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
+    let fail = |why: &str| Err(ConfigError::argument(format!("{}: {why}", path.display())));
     Ok(match jobs {
         [_] if path.is_dir() => return fail("is a folder; pass a file name, e.g. with .mp4"),
         [_] => {
             let written =
                 if extension == "wav" { "sound alone is written as WAV" } else { "videos are written as MP4" };
-            check_ending(path, written, &[extension]).map_err(ConfigError::Flag)?;
+            check_ending(path, written, &[extension]).map_err(ConfigError::argument)?;
             vec![path.to_path_buf()]
         }
         _ if path.is_file() => return fail("is a file; several videos need a folder"),

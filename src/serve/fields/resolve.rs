@@ -51,7 +51,7 @@ impl Resolver {
         serve: &Serve,
         given: &RequestFields,
     ) -> Result<Option<ExpectedVideo>, ApiError> {
-        let fault = |error| request_error(&error, given);
+        let fault = |error| request_error(error, given);
         if given.get("use_diffusion_decoder").is_some_and(|on| *on == true) && !self.has_diffusion_decoder {
             let name = given.name("use_diffusion_decoder");
             return Err(invalid(&name, "the model has no diffusion decoder; remove this field"));
@@ -99,7 +99,7 @@ impl Resolver {
     ) -> Result<(), ApiError> {
         let (width, height, frames) = (config.request.width, config.request.height, doubled(config, frames));
         let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
-        let tokens = tokens.map_err(|error| request_error(&error.into(), given))?;
+        let tokens = tokens.map_err(|error| request_error(error.into(), given))?;
         if tokens > serve.max_tokens {
             let name = given.name(if given.get("width").is_some() { "width" } else { "size" });
             let why = format!(
