@@ -1,5 +1,6 @@
 //! Checks of configuration values that types cannot express: sizes, decreasing schedules and unsupported combinations.
 
+use clap::ValueEnum;
 use serde_json::Value;
 
 use super::check_chain::{check_chain, check_rates, outside};
@@ -9,7 +10,7 @@ use super::error::{ConfigError, Limit};
 use super::layout;
 use super::legal::{FRAME_STEP, fail, remove, remove_one, steps};
 use super::message::{Message, Setting, message};
-use super::pipeline::{PipelineSpec, pipeline_names};
+use super::pipeline::{Pipeline, PipelineSpec, pipeline_names};
 use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
@@ -326,6 +327,12 @@ impl Config {
     /// input video, also returns `None`, because `request.audio` is then the sound of that video.
     pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
         self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
+    }
+
+    /// Returns the pipelines that a server runs: the configured one, then those of `serve.pipelines`.
+    pub(crate) fn served_pipelines(&self) -> impl Iterator<Item = Pipeline> {
+        let named = |name: &String| Pipeline::value_variants().iter().find(|pipeline| pipeline.name() == name).copied();
+        [self.pipeline].into_iter().chain(self.serve.pipelines.iter().filter_map(named))
     }
 
     /// Returns the selected platform.

@@ -78,8 +78,8 @@ impl LoadedConfig {
 
     /// Rejects values of a server's configuration that no served pipeline reads and no request can change.
     pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
-        let served = [self.config.pipeline].into_iter().chain(self.config.serve.pipelines.iter().copied());
-        let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
+        let configs: Vec<Config> =
+            self.config.served_pipelines().map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
         let everywhere = |rule: &EffectRule, key: &'static str| {
             configs.iter().all(|config| (rule.reason)(&EffectFacts { config, version: self.version }, key).is_some())
         };

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::Serve;
 use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
 use super::presets::{defaults, preset_layers};
 use super::reference_video;
 use super::schema::{Config, Mesh, Model};
-use super::serve::Serve;
 use super::sidecar::Sidecar;
 use super::tree::Tree;
 use super::validate::{accepts_text, in_file, validate};

@@ -19,6 +19,8 @@ pub fn json_schema() -> &'static Value {
         generator.subschema_for::<Experiment>();
         let mut schema = generator.into_root_schema_for::<Config>().to_value();
         reference_video::add_to(&mut schema);
+        // The crate of the server does not know the pipelines.
+        schema["$defs"]["Serve"]["properties"]["pipelines"]["items"] = json!({"$ref": "#/$defs/Pipeline"});
         schema
     })
 }

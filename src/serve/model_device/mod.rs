@@ -116,8 +116,8 @@ impl ModelDevice {
         let together = ServerProcesses::meet(group, &plain)?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
-        let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
-        served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
+        let mut served = config.served_pipelines().map(|pipeline| Config { pipeline, ..config.clone() });
+        served.try_for_each(|config| model.verify(&config))?;
         let session = Session::start(plan, model, group)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
