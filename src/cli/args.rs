@@ -18,13 +18,7 @@ use crate::tune::{TuneOptions, default_jobs};
 pub(crate) struct RerunArgs {
     /// Warns instead of failing if the input files or the model of a sidecar (-c OUT.json) have changed
     #[arg(long)]
-    allow_changed_inputs: bool,
-}
-
-impl RerunArgs {
-    pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.allow_changed_inputs = self.allow_changed_inputs;
-    }
+    pub(super) allow_changed_inputs: bool,
 }
 
 /// Options of a command that runs a request.

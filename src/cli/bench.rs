@@ -60,7 +60,7 @@ pub(crate) struct BenchArgs {
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut given = args.run.overrides()?;
-    args.rerun.add(&mut given);
+    given.allow_changed_inputs = args.rerun.allow_changed_inputs;
     given.flag("layers", "model.blocks", args.layers);
     let loaded = load(&given)?;
     loaded.check_effect()?;

@@ -169,7 +169,7 @@ impl CheckArgs {
     fn loaded(&self) -> anyhow::Result<LoadedConfig> {
         let mut given = self.config.overrides();
         self.placement.add(&mut given);
-        self.rerun.add(&mut given);
+        given.allow_changed_inputs = self.rerun.allow_changed_inputs;
         given.flag("model", "model.path", &self.model);
         self.components.add(&mut given);
         let loaded = load(&given)?;

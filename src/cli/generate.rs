@@ -33,7 +33,7 @@ pub(crate) struct GenerateArgs {
 
 pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let mut given = args.run.overrides()?;
-    args.rerun.add(&mut given);
+    given.allow_changed_inputs = args.rerun.allow_changed_inputs;
     args.output.add(&mut given);
     let loaded = load(&given)?;
     loaded.check_effect()?;

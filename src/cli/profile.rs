@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         // Here --steps is the number of traced steps, not a request setting.
         given.request.steps = None;
         let mut given = given.overrides()?;
-        args.rerun.add(&mut given);
+        given.allow_changed_inputs = args.rerun.allow_changed_inputs;
         let loaded = load(&given)?;
         loaded.check_read("--read does not run the model", |path| path == "runtime.chip_file")?;
         let chip = chip_of(&loaded.config)?;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
     let mut given = given.overrides()?;
-    args.rerun.add(&mut given);
+    given.allow_changed_inputs = args.rerun.allow_changed_inputs;
     let loaded = load(&given)?;
     loaded.check_effect()?;
     let config = &loaded.config;

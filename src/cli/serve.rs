@@ -176,7 +176,7 @@ impl ServeArgs {
         self.model.add(&mut given);
         self.placement.add(&mut given);
         self.processes.add(&mut given);
-        self.rerun.add(&mut given);
+        given.allow_changed_inputs = self.rerun.allow_changed_inputs;
         let loaded = load(&given)?;
         loaded.check_server_effect()?;
         Ok(loaded)

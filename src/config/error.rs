@@ -106,10 +106,8 @@ pub enum Limit {
         /// The nearest valid numbers.
         nearest: [usize; 2],
     },
-    /// Types and values of the schema.
+    /// Types, values or keys of the schema.
     Schema(String),
-    /// Suggestion of a known key.
-    Keys(String),
     /// The key that cannot be set in the same place.
     Excludes(&'static str),
 }
@@ -124,26 +122,17 @@ impl Limit {
                 let multiple = if *remainder == 0 { "a multiple" } else { "one more than a multiple" };
                 format!("must be {multiple} of {step}{with}; the nearest are {low} and {high}").into()
             }
-            Limit::Schema(text) | Limit::Keys(text) => text.clone().into(),
+            Limit::Schema(text) => text.clone().into(),
             Limit::Excludes(key) => Setting::Key(key).into(),
         }
     }
 }
 
-impl From<Message> for Limit {
-    fn from(why: Message) -> Self {
-        Limit::Reason(why)
-    }
-}
-
-impl From<String> for Limit {
-    fn from(why: String) -> Self {
-        Limit::Reason(why.into())
-    }
-}
-
-impl From<&'static str> for Limit {
-    fn from(why: &'static str) -> Self {
+impl<T> From<T> for Limit
+where
+    Message: From<T>,
+{
+    fn from(why: T) -> Self {
         Limit::Reason(why.into())
     }
 }

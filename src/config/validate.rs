@@ -210,7 +210,7 @@ fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, origin: Va
     if path == "model" && key == "prompt_enhancer" {
         let hint =
             "prompt enhancement is not supported; write the enhanced prompt as request.prompt (docs/models.md)".into();
-        return ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Keys(hint)).at(origin);
+        return ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Schema(hint)).at(origin);
     }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
     let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
@@ -224,7 +224,7 @@ fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, origin: Va
             }
         },
     };
-    ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Keys(hint)).at(origin)
+    ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Schema(hint)).at(origin)
 }
 
 fn section_of(key: &str) -> Option<&'static str> {

@@ -62,8 +62,9 @@ pub(crate) fn profile(
     if let Some(group) = group {
         processes::compare(group, config, &videos)?;
     }
-    let (plan, model) = RunPlan::new(config, &videos)?;
-    let mut session = Session::start_traceable(plan, model, group)?;
+    let (mut plan, model) = RunPlan::new(config, &videos)?;
+    plan.traceable = true;
+    let mut session = Session::start(plan, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {

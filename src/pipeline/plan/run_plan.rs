@@ -33,6 +33,8 @@ pub struct RunPlan {
     pub inputs: Value,
     /// H.264 encoder of the conditioning images. `None`: not chosen yet, or there are no images to encode.
     pub(crate) round_trip: Option<RoundTrip>,
+    /// Whether programs are compiled so that a trace distinguishes their operations.
+    pub(crate) traceable: bool,
 }
 
 impl RunPlan {
@@ -54,7 +56,8 @@ impl RunPlan {
     }
 
     fn with_programs(config: &Config, programs: Programs) -> Self {
-        RunPlan { config: config.into(), requests: Vec::new(), programs, inputs: Value::Null, round_trip: None }
+        let (config, requests, inputs) = (config.into(), Vec::new(), Value::Null);
+        RunPlan { config, requests, programs, inputs, round_trip: None, traceable: false }
     }
 
     /// Plans a run and verifies its output files, the disk space for them, its model components, requests, input files and
