@@ -71,6 +71,9 @@ pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sy
 impl Observer for ProgressDisplay {
     fn planned(&mut self, jobs: &[Job]) {
         self.videos = jobs.len();
+        if jobs.iter().any(|job| job.prompt.trim().is_empty()) {
+            tracing::info!("the prompt is empty: the video is unconditional");
+        }
     }
 
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {

@@ -40,7 +40,7 @@ impl CliOverrides {
     }
 
     fn add(&mut self, name: &'static str, paths: &[&'static str], value: impl Serialize, yields: bool) {
-        let value = serde_json::to_value(value).unwrap_or_default();
+        let value = serde_json::to_value(value).expect("the value of a flag serializes");
         let is_set = match &value {
             Value::Null | Value::Bool(false) => false,
             Value::Array(items) => !items.is_empty(),

@@ -125,9 +125,7 @@ pub(crate) fn bench(
     group: Option<&Arc<Group>>,
 ) -> Result<BenchResults> {
     let videos = RunVideos::unwritten(vec![job.clone()], sidecar);
-    if let Some(group) = group {
-        processes::compare(group, config, &videos)?;
-    }
+    processes::compare(group, config, &videos)?;
     let (mut plan, model) = RunPlan::new(config, &videos)?;
     let no_request = || PipelineError::Bug("the run plan contains no request".into());
     let request = plan.requests.pop().ok_or_else(no_request)?;
@@ -137,9 +135,7 @@ pub(crate) fn bench(
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     let mut bench = Bench::new(&session.plan, &request, &mut session.runner, options, &matmul)?;
     let failed = bench.all()?;
-    if let Some(group) = group.filter(|_| failed.is_none()) {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group.filter(|_| failed.is_none()))?;
     let mp4_seconds = bench.file_seconds;
     let (programs, videos) = (bench.done, bench.synthetic.batch.size);
     let (runner, executor) = (&session.runner, &session.runner.executor);

@@ -59,9 +59,7 @@ pub(crate) fn profile(
     group: Option<&Arc<Group>>,
 ) -> Result<Profile> {
     let videos = RunVideos::unwritten(vec![job.clone()], sidecar);
-    if let Some(group) = group {
-        processes::compare(group, config, &videos)?;
-    }
+    processes::compare(group, config, &videos)?;
     let (mut plan, model) = RunPlan::new(config, &videos)?;
     plan.traceable = true;
     let mut session = Session::start(plan, model, group)?;
@@ -96,9 +94,7 @@ pub(crate) fn profile(
     write_atomically(&file, &bytes)?;
     let trace =
         Trace::from_space(&space, Some(steps)).map_err(|reason| PipelineError::File { path: file.clone(), reason })?;
-    if let Some(group) = group {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group)?;
     let platform = runner.executor.engine().platform().to_owned();
     let mesh = &runner.build.layout.mesh;
     let device = runner.executor.engine().own_device().kind().to_string();

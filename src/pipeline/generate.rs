@@ -46,7 +46,7 @@ const INTERRUPT_EVERY: usize = 8;
 
 /// Receives the progress of a run.
 pub trait Observer {
-    /// Called with the videos that the run generates, before the model is opened.
+    /// Called once with the videos that the run generates, before a device is opened.
     fn planned(&mut self, _jobs: &[Job]) {}
     /// Called while a batch of videos is generated, when `done` of `total` steps of `phase` are finished. `Break` stops
     /// the run.
@@ -81,19 +81,17 @@ pub fn generate(
     observer: &mut dyn Observer,
 ) -> Result<Vec<FinishedVideo>> {
     let videos = &RunVideos::new(config, options, group.map(|group| &**group))?;
-    observer.planned(&videos.jobs);
     if videos.jobs.is_empty() {
         return Ok(Vec::new());
     }
-    if let Some(group) = group {
-        processes::compare(group, config, videos)?;
-    }
+    processes::compare(group, config, videos)?;
     let replaceable = outputs::replaceable(config, videos);
     let (mut plan, mut model) = RunPlan::new(config, videos)?;
     if let Some(frames) = duration::resolve(config, &videos.jobs, group)? {
         let resolved = ResolvedConfig::with_frames(config, frames)?;
         (plan, model) = RunPlan::new(&resolved, videos)?;
     }
+    observer.planned(&videos.jobs);
     let requests = std::mem::take(&mut plan.requests);
     let mut started = Instant::now();
     let mut session = Session::start(plan, model, group)?;
@@ -102,12 +100,7 @@ pub fn generate(
     check_steps(&session, videos)?;
     session.fit_memory(group)?;
     let Session { plan, mut runner, versions, first } = session;
-    let chunk = Some(videos.progress_every.unwrap_or(INTERRUPT_EVERY));
-    let dump_steps = videos.dump_steps && videos.dump.is_some();
-    let encode = first.then(Mp4Options::default);
-    let dump = videos.dump.is_some();
-    let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
-
+    let mut run = run_options(videos, first);
     let mut results = Results::default();
     let size = videos_at_once(&runner.build.layout);
     let batches = videos.jobs.chunks(size).zip(requests.chunks(size)).zip(videos.outputs.chunks(size));
@@ -163,10 +156,20 @@ pub fn generate(
     let Results { finished, perf, mut late } = results;
     late.add(write_times(videos.perf_json.as_ref().filter(|_| first), perf, &replaceable));
     ended.and(late.first())?;
-    if let Some(group) = group {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group)?;
     Ok(finished)
+}
+
+/// Returns the options of a batch. `first`: whether this process writes the videos.
+fn run_options(videos: &RunVideos, first: bool) -> RunOptions {
+    let dump = videos.dump.is_some();
+    RunOptions {
+        chunk: Some(videos.progress_every.unwrap_or(INTERRUPT_EVERY)),
+        dump,
+        dump_steps: videos.dump_steps && dump,
+        encode: first.then(Mp4Options::default),
+        ..RunOptions::default()
+    }
 }
 
 /// Results of the videos written so far.

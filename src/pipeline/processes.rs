@@ -97,7 +97,8 @@ pub(super) fn last_words(message: &str) {
 /// # Errors
 /// Returns an error with the first process that differs from process 0, and the key in which it differs. All processes
 /// return the same error.
-pub(crate) fn compare(group: &Group, config: &Config, videos: &RunVideos) -> Result<(), PipelineError> {
+pub(crate) fn compare(group: Option<&Arc<Group>>, config: &Config, videos: &RunVideos) -> Result<(), PipelineError> {
+    let Some(group) = group else { return Ok(()) };
     let mut own = json!({
         "config": config,
         "jobs": videos.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
@@ -125,8 +126,8 @@ pub(crate) fn compare(group: &Group, config: &Config, videos: &RunVideos) -> Res
 
 /// Waits until all processes have finished, including writing their files. If a process released its devices earlier,
 /// the communicators of the others would report it as lost.
-pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
-    Ok(group.all_gather("done").map(drop)?)
+pub(crate) fn wait_for_all(group: Option<&Arc<Group>>) -> Result<(), PipelineError> {
+    Ok(group.map_or(Ok(()), |group| group.all_gather("done").map(drop))?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use crate::support::{Case, cases, cpu, needs, open, plain, request};
 use ltx2::av::Av;
 use ltx2::config;
 use ltx2::hlo::DType;
-use ltx2::nn::Layout;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::stages::batch::{Batch, BatchNoise, DrawOrder, NoiseTensors};
 use ltx2::pipeline::stages::packing::pack;

@@ -341,7 +341,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let state = quick_folder();
     let mut settings = settings();
     settings.max_shapes = 2;
-    let jobs = Jobs::open(store(state.path()), settings).expect("jobs");
+    let jobs = Jobs::open(store(state.path()), settings.clone()).expect("jobs");
     let ids = Ids::after(None);
     let warm = |prompt: &str| JobBatch { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
     let server = Server::with_jobs(jobs, vec![warm("shape=a")]);

@@ -74,7 +74,7 @@ impl ServerProcesses {
             // Compare only the `serve` keys that every process uses. Only process 0 uses the others.
             let Serve { max_batch, max_frames, .. } = config.serve;
             let same = Config { serve: Serve { max_batch, max_frames, ..Serve::default() }, ..config.clone() };
-            compare(group, &same, &RunVideos::default())?;
+            compare(Some(group), &same, &RunVideos::default())?;
         }
         Ok(ServerProcesses(group.cloned()))
     }
@@ -148,7 +148,7 @@ impl ServerProcesses {
     }
 
     fn wait(&self) -> Result<(), PipelineError> {
-        self.0.as_ref().map_or(Ok(()), |group| wait_for_all(group))
+        wait_for_all(self.group())
     }
 }
 
