@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::UsageError;
-pub(super) use super::model_args::{ComponentArgs, ModelArgs, files, word};
+pub(super) use super::model_args::{ComponentArgs, ModelArgs, files};
 use super::numbers::{finite, num_frames, whole};
-use crate::config::{CliOverrides, ConfigError, Dtype, ExtendAt, Job, Kept, LoadedConfig, Reference, load};
+use crate::config::{CliOverrides, Dtype, ExtendAt, Kept, LoadedConfig, Reference};
 use crate::models::upsampler::Upsampling;
+use crate::pipeline::plan::videos::Job;
 use crate::tune::{TuneOptions, default_jobs};
 
 /// Options of commands that accept a sidecar as configuration.
@@ -17,13 +18,7 @@ use crate::tune::{TuneOptions, default_jobs};
 pub(crate) struct RerunArgs {
     /// Warns instead of failing if the input files or the model of a sidecar (-c OUT.json) have changed
     #[arg(long)]
-    allow_changed_inputs: bool,
-}
-
-impl RerunArgs {
-    pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.allow_changed_inputs = self.allow_changed_inputs;
-    }
+    pub(super) allow_changed_inputs: bool,
 }
 
 /// Options of a command that runs a request.
@@ -42,24 +37,60 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
+    /// Returns the overrides that these options set.
+    ///
+    /// # Errors
+    /// Returns an error if `--image` is invalid.
     pub(crate) fn overrides(&self) -> Result<CliOverrides, UsageError> {
-        let mut given = self.config.overrides();
-        self.request.add(&mut given)?;
+        let (mut given, r) = (self.config.overrides(), &self.request);
+        given.seconds = r.seconds;
+        given.flag("prompt", "request.prompt", &r.prompt);
+        given.flag("prompts", "request.prompts", &r.prompts);
+        given.flag("num-videos", "request.num_videos", r.num_videos);
+        given.flag("negative-prompt", "request.negative_prompt", &r.negative_prompt);
+        given.flag("negative-prompt-file", "request.negative_prompt_file", &r.negative_prompt_file);
+        given.flag("image", "request.images", images(&r.image, r.num_frames.as_ref())?);
+        given.flag("video", "request.video", &r.video);
+        if let [from, to] = r.retake[..] {
+            given.flag("retake", "request.retake", json!({"from": from, "to": to}));
+            given.shared_flag("retake", &["pipeline"], "retake");
+        }
+        given.flag("retake-kept", "request.retake.kept", r.retake_kept);
+        given.flag("extend", "request.extend.seconds", r.extend);
+        given.shared_flag("extend", &["pipeline"], r.extend.map(|_| "extend"));
+        given.flag("extend-at", "request.extend.at", r.extend_at);
+        given.flag("reference-video", "request.reference_videos", files(&r.reference_video));
+        given.flag("audio", "request.audio", r.sound());
+        given.flag("width", "request.width", r.width);
+        given.flag("height", "request.height", r.height);
+        given.flag("num-frames", "request.num_frames", &r.num_frames);
+        given.flag("num-generated-keyframes", "conditioning.generated_keyframes", r.num_generated_keyframes);
+        given.flag("upsample", "two_stage.upsample", &r.upsample);
+        given.flag("temporal-rounds", "dfr.temporal_rounds", r.temporal_rounds);
+        given.flag("chain", "request.chain", r.chain.then(|| json!({})));
+        given.flag("frame-rate", "request.frame_rate", r.frame_rate);
+        given.flag("motion-speed", "request.motion_speed", r.motion_speed);
+        given.flag("steps", "sampler.steps", r.steps);
+        given.flag("seed", "request.seed", r.seed);
+        given.flag("max-sequence-length", "request.max_sequence_length", r.max_sequence_length);
+        // Order matters: the audio flag overrides the flag of both streams.
+        given.flag("guidance-scale", "guidance.video.cfg", r.guidance_scale);
+        given.flag("guidance-scale", "guidance.audio.cfg", r.guidance_scale);
+        given.flag("audio-guidance-scale", "guidance.audio.cfg", r.audio_guidance_scale);
+        given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], r.stg_scale);
+        let modality = ["guidance.video.modality", "guidance.audio.modality"];
+        given.shared_flag("modality-scale", &modality, r.modality_scale);
+        given.shared_flag(
+            "guidance-rescale",
+            &["guidance.video.rescale", "guidance.audio.rescale"],
+            r.guidance_rescale,
+        );
+        given.flag("reference", "reference", r.reference);
         self.model.add(&mut given);
         self.placement.add(&mut given);
         self.processes.add(&mut given);
         Ok(given)
     }
-}
-
-/// Loads the configuration of a run.
-///
-/// # Errors
-/// Returns an error if the configuration is invalid or contains options that have no effect.
-pub(crate) fn load_run(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
-    let loaded = load(given)?;
-    loaded.check_effect()?;
-    Ok(loaded)
 }
 
 const PROMPT: &str = "a red fox in the snow";
@@ -241,72 +272,12 @@ pub(crate) struct RequestArgs {
 }
 
 impl RequestArgs {
-    pub(crate) fn add(&self, given: &mut CliOverrides) -> Result<(), UsageError> {
-        given.flag("prompt", "request.prompt", self.prompt.clone());
-        given.flag("prompts", "request.prompts", self.prompts.clone());
-        given.flag("num-videos", "request.num_videos", self.num_videos);
-        given.flag("negative-prompt", "request.negative_prompt", self.negative_prompt.clone());
-        given.flag("negative-prompt-file", "request.negative_prompt_file", self.negative_prompt_file.clone());
-        given.flag("image", "request.images", images(&self.image, self.num_frames.as_ref())?);
-        self.add_video(given);
-        given.flag("reference-video", "request.reference_videos", files(&self.reference_video));
-        given.flag("audio", "request.audio", self.sound());
-        given.flag("width", "request.width", self.width);
-        given.flag("height", "request.height", self.height);
-        given.flag("num-frames", "request.num_frames", self.num_frames.clone());
-        given.flag("num-generated-keyframes", "conditioning.generated_keyframes", self.num_generated_keyframes);
-        let upsample = (!self.upsample.is_empty()).then(|| json!(self.upsample));
-        given.flag("upsample", "two_stage.upsample", upsample);
-        given.flag("temporal-rounds", "dfr.temporal_rounds", self.temporal_rounds);
-        given.seconds = self.seconds;
-        given.flag("chain", "request.chain", self.chain.then(|| json!({})));
-        given.flag("frame-rate", "request.frame_rate", self.frame_rate);
-        given.flag("motion-speed", "request.motion_speed", self.motion_speed);
-        given.flag("steps", "sampler.steps", self.steps);
-        given.flag("seed", "request.seed", self.seed);
-        given.flag("max-sequence-length", "request.max_sequence_length", self.max_sequence_length);
-        // Order matters: the audio flag overrides the flag of both streams.
-        given.flag("guidance-scale", "guidance.video.cfg", self.guidance_scale);
-        given.flag("guidance-scale", "guidance.audio.cfg", self.guidance_scale);
-        given.flag("audio-guidance-scale", "guidance.audio.cfg", self.audio_guidance_scale);
-        given.shared_flag("stg-scale", &["guidance.video.stg", "guidance.audio.stg"], self.stg_scale);
-        given.shared_flag(
-            "modality-scale",
-            &["guidance.video.modality", "guidance.audio.modality"],
-            self.modality_scale,
-        );
-        given.shared_flag(
-            "guidance-rescale",
-            &["guidance.video.rescale", "guidance.audio.rescale"],
-            self.guidance_rescale,
-        );
-        given.flag("reference", "reference", self.reference.and_then(word));
-        Ok(())
-    }
-
     /// Returns the value of `request.audio`.
     fn sound(&self) -> Option<Value> {
         let more = [("start", self.audio_start), ("duration", self.audio_duration)];
         let path = [("path".to_string(), json!(self.audio.as_ref()?))].into_iter();
         let more = more.into_iter().filter_map(|(key, value)| Some((key.to_string(), json!(value?))));
         Some(Value::Object(path.chain(more).collect()))
-    }
-}
-
-impl RequestArgs {
-    /// Adds the flags of the input video. `--retake` and `--extend` also select their pipelines.
-    fn add_video(&self, given: &mut CliOverrides) {
-        given.flag("video", "request.video", self.video.clone());
-        if let [from, to] = self.retake[..] {
-            given.flag("retake", "request.retake", Some(json!({"from": from, "to": to})));
-            given.shared_flag("retake", &["pipeline"], Some("retake"));
-        }
-        given.flag("retake-kept", "request.retake.kept", self.retake_kept.and_then(word));
-        if let Some(seconds) = self.extend {
-            given.flag("extend", "request.extend.seconds", Some(seconds));
-            given.shared_flag("extend", &["pipeline"], Some("extend"));
-        }
-        given.flag("extend-at", "request.extend.at", self.extend_at.and_then(word));
     }
 }
 
@@ -338,10 +309,10 @@ impl PlacementArgs {
     }
 
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.flag("platform", "runtime.platform", self.platform.clone());
-        given.flag("dtype", "runtime.dtype", self.dtype.and_then(word));
-        given.flag("layout", "layout", self.layout.clone());
-        given.flag("chip", "runtime.chip_file", self.chip.clone());
+        given.flag("platform", "runtime.platform", &self.platform);
+        given.flag("dtype", "runtime.dtype", self.dtype);
+        given.flag("layout", "layout", &self.layout);
+        given.flag("chip", "runtime.chip_file", &self.chip);
         given.mesh = self.mesh.clone();
     }
 }
@@ -367,7 +338,7 @@ pub(crate) struct ProcessArgs {
 
 impl ProcessArgs {
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.flag("coordinator", "runtime.distributed.coordinator", self.coordinator.clone());
+        given.flag("coordinator", "runtime.distributed.coordinator", &self.coordinator);
         given.flag("process-id", "runtime.distributed.process_id", self.process_id);
         given.flag("num-processes", "runtime.distributed.num_processes", self.num_processes);
         given.flag("devices-per-process", "runtime.distributed.devices_per_process", self.devices_per_process);
@@ -422,15 +393,15 @@ pub(crate) struct OutputArgs {
 
 impl OutputArgs {
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.flag("output", "output.path", self.output.clone());
-        given.flag("save-frames", "output.save_frames", self.save_frames.clone());
-        given.flag("save-audio", "output.save_audio", self.save_audio.clone());
+        given.flag("output", "output.path", &self.output);
+        given.flag("save-frames", "output.save_frames", &self.save_frames);
+        given.flag("save-audio", "output.save_audio", &self.save_audio);
         given.flag("progress-every", "sampler.progress_every", self.progress_every);
     }
 }
 
 /// Parses the triples of `--image`. Negative frame indices count from the end, which requires a known number of frames.
-fn images(values: &[String], num_frames: Option<&Value>) -> Result<Option<Value>, UsageError> {
+fn images(values: &[String], num_frames: Option<&Value>) -> Result<Value, UsageError> {
     let one = |image: &[String]| {
         let fail = |why: &str| Err(UsageError(format!("--image {}: {why}", image.join(" "))));
         let (Ok(frame), Ok(strength)) = (image[1].parse::<i64>(), image[2].parse::<f64>()) else {
@@ -452,10 +423,7 @@ fn images(values: &[String], num_frames: Option<&Value>) -> Result<Option<Value>
         };
         Ok(json!({"path": image[0], "frame": frame, "strength": strength}))
     };
-    if values.is_empty() {
-        return Ok(None);
-    }
-    values.chunks_exact(3).map(one).collect::<Result<Value, _>>().map(Some)
+    values.chunks_exact(3).map(one).collect()
 }
 
 #[cfg(test)]
@@ -467,11 +435,10 @@ mod tests {
         let text = |s: &[&str]| s.iter().map(|t| (*t).to_string()).collect::<Vec<_>>();
         assert_eq!(
             files(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
-            Some(json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}]))
+            json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}])
         );
-        assert_eq!(files(&[]), None);
         let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"]), None).unwrap();
-        assert_eq!(got.unwrap()[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
+        assert_eq!(got[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
         let message = images(&text(&["i.png", "x", "1"]), None).unwrap_err().to_string();
         assert!(message.starts_with("--image i.png x 1: expected a path, a frame number"), "{message}");
     }
@@ -479,7 +446,7 @@ mod tests {
     fn negative_image_frames_count_from_the_end() {
         let frame = |frame: &str, count: Option<Value>| {
             let image = ["i.png", frame, "1"].map(String::from);
-            images(&image, count.as_ref()).map(|all| all.expect("an image")[0]["frame"].clone())
+            images(&image, count.as_ref()).map(|all| all[0]["frame"].clone())
         };
         assert_eq!(frame("-1", Some(json!(121))).unwrap(), 120);
         assert_eq!(frame("-121", Some(json!(121))).unwrap(), 0);

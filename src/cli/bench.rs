@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use super::args::{RerunArgs, RunArgs, load_run, timed_job};
+use super::args::{RerunArgs, RunArgs, timed_job};
 use super::bench_micro::{self, MicroArgs};
 use super::generate::prepare_run;
 use super::{UsageError, check_json, log, print_and_write_json, tell};
+use crate::config::load;
 use crate::perf::BenchReport;
 use crate::perf::bench::{BenchOptions, BenchResults, BenchTarget, bench};
 use crate::pipeline::one_line;
@@ -59,9 +60,10 @@ pub(crate) struct BenchArgs {
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut given = args.run.overrides()?;
-    args.rerun.add(&mut given);
+    given.allow_changed_inputs = args.rerun.allow_changed_inputs;
     given.flag("layers", "model.blocks", args.layers);
-    let loaded = load_run(&given)?;
+    let loaded = load(&given)?;
+    loaded.check_effect()?;
     let config = &loaded.config;
     if args.micro.micro {
         args.micro.check_read(&loaded)?;
@@ -77,7 +79,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let targets = if args.programs.is_empty() { BenchTarget::value_variants().to_vec() } else { args.programs.clone() };
     let options = BenchOptions { targets, runs: args.runs.into(), warmup: args.warmup.into() };
     prepare_run(config);
-    together(config, |group| {
+    together(&config.runtime.distributed, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
             check_json(args.json.as_deref(), args.force)?;

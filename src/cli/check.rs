@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 
-use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs, load_run};
+use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs};
 use super::compile::{chip_of, target};
 use super::{UsageError, one_line, print};
-use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference};
+use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference, load};
 use crate::models::ComponentConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, ranking};
-use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::preflight::check_components;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::verify::component;
+use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::weights::{ModelSource, ValidationReport, Version};
 
@@ -169,10 +169,12 @@ impl CheckArgs {
     fn loaded(&self) -> anyhow::Result<LoadedConfig> {
         let mut given = self.config.overrides();
         self.placement.add(&mut given);
-        self.rerun.add(&mut given);
-        given.flag("model", "model.path", Some(self.model.clone()));
+        given.allow_changed_inputs = self.rerun.allow_changed_inputs;
+        given.flag("model", "model.path", &self.model);
         self.components.add(&mut given);
-        Ok(load_run(&given)?)
+        let loaded = load(&given)?;
+        loaded.check_effect()?;
+        Ok(loaded)
     }
 }
 
@@ -264,9 +266,7 @@ fn verify(args: &CheckArgs) -> anyhow::Result<()> {
     if config.request.prompts.is_none() {
         config.request.prompt.get_or_insert_default();
     }
-    let sidecar = loaded.sidecar().cloned();
-    let options = GenerateOptions { jobs: config.jobs()?, sidecar, ..GenerateOptions::default() };
-    RunPlan::of_videos(&config, &options)?;
+    RunPlan::new(&config, &RunVideos::unwritten(config.jobs()?, loaded.sidecar()))?;
     Ok(())
 }
 

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, load_run};
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_json, check_output_file, print, print_and_write_json, signals};
 use crate::analysis::Chip;
-use crate::config::Config;
+use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::programs::compile::{ProgramCompileOptions, compile, dump_files};
@@ -61,7 +61,8 @@ pub(crate) fn run(args: &CompileArgs) -> anyhow::Result<()> {
     let mut given = args.config.overrides();
     args.model.add(&mut given);
     args.placement.add(&mut given);
-    let loaded = load_run(&given)?;
+    let loaded = load(&given)?;
+    loaded.check_effect()?;
     check_json(args.json.as_deref(), args.force)?;
     let config = &loaded.config;
     let target = target(&args.target, chip_of(config)?.as_ref())?;

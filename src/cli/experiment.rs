@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::args::{ConfigArgs, JobArgs, LAYERS, load_run};
+use super::args::{ConfigArgs, JobArgs, LAYERS};
 use super::compile::{chip_of, prepare_tpus, target};
 use super::{UsageError, print};
 use crate::analysis::Chip;
-use crate::config::{AUTO, Case, Config, Experiment, read_experiment, read_layout_source};
+use crate::config::{AUTO, Case, Config, Experiment, load, read_experiment, read_layout_source};
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::tune::search::{SearchRequest, best_layout, search, summary};
 use crate::tune::{
@@ -136,8 +136,12 @@ fn check_own(folder: &Path) -> Result<(), UsageError> {
 /// chip of the cases unless `--chip` is set.
 fn prepare(file: &Experiment, options: &mut TuneOptions) -> anyhow::Result<()> {
     let cases = file.cases();
-    let configs = cases.iter().map(|case| Ok(load_run(&case_overrides(case, file).map_err(usage)?)?.config));
-    let configs = configs.collect::<anyhow::Result<Vec<_>>>()?;
+    let load_case = |case: &Case| {
+        let loaded = load(&case_overrides(case, file).map_err(usage)?)?;
+        loaded.check_effect()?;
+        Ok(loaded.config)
+    };
+    let configs = cases.iter().map(load_case).collect::<anyhow::Result<Vec<_>>>()?;
     let targets: Vec<String> = cases.into_iter().filter_map(|case| case.target).collect();
     let Some(first) = configs.first() else { return Ok(()) };
     // libtpu reads its arguments once, from the environment, which child processes inherit.
@@ -194,7 +198,9 @@ fn run_search(args: &ExperimentArgs, mut options: TuneOptions) -> anyhow::Result
     // `--shape` overrides the configured size, whose frame count may be `auto`.
     let mut sized = given.clone();
     sized.set.extend(shapes.first().map(|shape| case(shape).size_settings()).transpose()?.unwrap_or_default());
-    let config = load_run(&sized)?.config;
+    let loaded = load(&sized)?;
+    loaded.check_effect()?;
+    let config = loaded.config;
     use_configured_chip(&config, &mut options)?;
     let options = &options;
     let target = target(&name, options.chip.as_ref().map(|(_, chip)| chip))?;

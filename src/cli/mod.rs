@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn errors_have_one_line_and_the_right_exit_code() {
         let io = std::io::Error::other("disk\n  full");
-        let read = ConfigError::Read { path: "x.yml".into(), source: io };
+        let read = ConfigError::unreadable(Path::new("x.yml"), io);
         let error = Err::<(), _>(read).context("loading").unwrap_err();
         assert_eq!(one_line(&error), "loading: cannot read x.yml: disk full");
         assert_eq!(exit_code(&error), 2);

@@ -1,6 +1,5 @@
 //! Command-line options that select the model and its components.
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::config::{CliOverrides, Model, Pipeline, WeightSource};
@@ -55,7 +54,7 @@ impl ComponentArgs {
     }
 
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        self.all().for_each(|(name, key, value)| given.flag(name, key, value.clone()));
+        self.all().for_each(|(name, key, value)| given.flag(name, key, value));
     }
 
     /// Returns these flags as arguments of a child process.
@@ -95,24 +94,19 @@ pub(crate) struct ModelArgs {
 
 impl ModelArgs {
     pub(crate) fn add(&self, given: &mut CliOverrides) {
-        given.flag("model", "model.path", self.model.clone());
+        given.flag("model", "model.path", &self.model);
         self.components.add(given);
         given.flag("lora", "model.loras", files(&self.lora));
-        given.flag("weights", "model.weights", self.weights.and_then(word));
-        given.flag("pipeline", "pipeline", self.pipeline.and_then(word));
+        given.flag("weights", "model.weights", self.weights);
+        given.flag("pipeline", "pipeline", self.pipeline);
     }
 }
 
-/// Returns the YAML name of an enum value.
-pub(super) fn word(choice: impl ValueEnum) -> Option<String> {
-    choice.to_possible_value().map(|v| v.get_name().to_string())
-}
-
 /// Parses `PATH` or `PATH=STRENGTH` flags. The text after the last `=` is a strength only if it is a number.
-pub(super) fn files(flags: &[String]) -> Option<Value> {
+pub(super) fn files(flags: &[String]) -> Value {
     let one = |text: &String| match text.rsplit_once('=').map(|(path, s)| (path, s.parse::<f64>())) {
         Some((path, Ok(strength))) => json!({"path": path, "strength": strength}),
         _ => json!({"path": text}),
     };
-    (!flags.is_empty()).then(|| flags.iter().map(one).collect())
+    flags.iter().map(one).collect()
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, LoadedConfig, NumFrames, WeightSource, encoded_frames};
-use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::origin::Origin;
+use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::stages::duration::smallest_valid_prediction;
 use crate::request::{self, ClipChain, coordinate_grids};
@@ -56,7 +56,7 @@ pub(crate) struct PlanSummary {
 impl PlanSummary {
     /// Describes the plan of a configuration; `verified` is the result of its validation. Token counts are 0 if the model
     /// does not support the sizes.
-    pub(crate) fn new(loaded: &LoadedConfig, options: &GenerateOptions, verified: &anyhow::Result<()>) -> Self {
+    pub(crate) fn new(loaded: &LoadedConfig, videos: &RunVideos, verified: &anyhow::Result<()>) -> Self {
         let config = &loaded.config;
         let r = &config.request;
         let origin = Origin::find(config);
@@ -86,7 +86,7 @@ impl PlanSummary {
             least_frames: verified
                 .as_ref()
                 .ok()
-                .and_then(|()| smallest_valid_prediction(config, &options.jobs).ok().flatten()),
+                .and_then(|()| smallest_valid_prediction(config, &videos.jobs).ok().flatten()),
             frame_rate: r.frame_rate,
             seconds: count.map(|count| count as f64 / r.frame_rate),
             video_latents: video.map_or([0; 3], |v| [v.frames, v.height, v.width]),
@@ -103,7 +103,7 @@ impl PlanSummary {
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),
             mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(axes.iter().map(|(a, n)| (a, n)))),
-            outputs: options.outputs.iter().map(|p| p.display().to_string()).collect(),
+            outputs: videos.outputs.iter().map(|p| p.display().to_string()).collect(),
         }
     }
 }

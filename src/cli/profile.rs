@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::args::{RerunArgs, RunArgs, load_run, timed_job};
+use super::args::{RerunArgs, RunArgs, timed_job};
 use super::compile::chip_of;
 use super::generate::prepare_run;
 use super::{UsageError, check_json, check_output_file, log, print_and_write_json};
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         // Here --steps is the number of traced steps, not a request setting.
         given.request.steps = None;
         let mut given = given.overrides()?;
-        args.rerun.add(&mut given);
+        given.allow_changed_inputs = args.rerun.allow_changed_inputs;
         let loaded = load(&given)?;
         loaded.check_read("--read does not run the model", |path| path == "runtime.chip_file")?;
         let chip = chip_of(&loaded.config)?;
@@ -64,13 +64,14 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     let mut given = args.run.clone();
     let steps = given.request.steps.take().unwrap_or(STEPS) as usize;
     let mut given = given.overrides()?;
-    args.rerun.add(&mut given);
-    let loaded = load_run(&given)?;
+    given.allow_changed_inputs = args.rerun.allow_changed_inputs;
+    let loaded = load(&given)?;
+    loaded.check_effect()?;
     let config = &loaded.config;
     let job = timed_job(&loaded)?;
     let summary = folder.join(SUMMARY);
     prepare_run(config);
-    together(config, |group| {
+    together(&config.runtime.distributed, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if first {
             check_output_file("--output", Some(&summary), &[], args.force)?;

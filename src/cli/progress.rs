@@ -1,6 +1,7 @@
 //! Progress on stderr.
 
 use crate::pipeline::phase::Phase;
+use crate::pipeline::plan::videos::Job;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,6 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::tell;
-use crate::config::Job;
 use crate::interrupts;
 use crate::pipeline::generate::{FinishedVideo, Observer, OnLoad};
 
@@ -24,10 +24,10 @@ pub(crate) struct ProgressDisplay {
 }
 
 impl ProgressDisplay {
-    pub(crate) fn new(videos: usize, quiet: bool) -> Self {
+    pub(crate) fn new(quiet: bool) -> Self {
         interrupts::doing("before the first step; no video was written");
         let terminal = std::io::stderr().is_terminal();
-        ProgressDisplay { bar: None, terminal, quiet, videos, tenths: 0 }
+        ProgressDisplay { bar: None, terminal, quiet, videos: 1, tenths: 0 }
     }
 }
 
@@ -69,6 +69,13 @@ pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sy
 }
 
 impl Observer for ProgressDisplay {
+    fn planned(&mut self, jobs: &[Job]) {
+        self.videos = jobs.len();
+        if jobs.iter().any(|job| job.prompt.trim().is_empty()) {
+            tracing::info!("the prompt is empty: the video is unconditional");
+        }
+    }
+
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()> {
         let steps = matches!(phase, Phase::Denoise | Phase::Refine | Phase::Round);
         interrupts::doing(match steps {

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
     let tensors = tensors::read(&args.inputs)?;
     let model = Model {
         path: args.model.clone(),
-        loras: serde_json::from_value(files(&args.lora).unwrap_or_else(|| serde_json::json!([])))?,
+        loras: serde_json::from_value(files(&args.lora))?,
         lora_merge: key(&mut scalars, "model.lora_merge")?.unwrap_or_default(),
         weights: args.weights.or(key(&mut scalars, "model.weights")?).unwrap_or(WeightSource::File),
         ..args.components.model()

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
-use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs, word};
+use super::args::{ConfigArgs, ModelArgs, PlacementArgs, ProcessArgs, RerunArgs};
 use super::generate::prepare_libtpu;
 use super::numbers::whole;
 use super::signals::{ReceivedSignal, listen};
@@ -169,10 +167,6 @@ struct KeepingArgs {
     drain_timeout: Option<String>,
 }
 
-fn list(values: &[String]) -> Option<Value> {
-    (!values.is_empty()).then(|| json!(values))
-}
-
 impl ServeArgs {
     fn load(&self) -> anyhow::Result<LoadedConfig> {
         let mut given = self.config.overrides();
@@ -182,7 +176,7 @@ impl ServeArgs {
         self.model.add(&mut given);
         self.placement.add(&mut given);
         self.processes.add(&mut given);
-        self.rerun.add(&mut given);
+        given.allow_changed_inputs = self.rerun.allow_changed_inputs;
         let loaded = load(&given)?;
         loaded.check_server_effect()?;
         Ok(loaded)
@@ -191,23 +185,23 @@ impl ServeArgs {
 
 impl ServerArgs {
     fn add(&self, given: &mut CliOverrides) {
-        given.flag("listen", "serve.listen", self.listen.clone());
-        given.flag("insecure", "serve.insecure", self.insecure.then_some(true));
-        given.flag("api-key-file", "serve.api_key_file", self.api_key_file.clone());
-        given.flag("served-model-name", "serve.served_model_name", list(&self.served_model_name));
-        given.flag("any-model", "serve.any_model", self.any_model.then_some(true));
-        given.flag("allow-host", "serve.allow_host", list(&self.allow_host));
-        given.flag("cors-origin", "serve.cors_origin", list(&self.cors_origin));
-        given.flag("metrics-listen", "serve.metrics_listen", self.metrics_listen.clone());
-        given.flag("log-format", "serve.log_format", self.log_format.and_then(word));
-        given.flag("log-prompts", "serve.log_prompts", self.log_prompts.then_some(true));
+        given.flag("listen", "serve.listen", &self.listen);
+        given.flag("insecure", "serve.insecure", self.insecure);
+        given.flag("api-key-file", "serve.api_key_file", &self.api_key_file);
+        given.flag("served-model-name", "serve.served_model_name", &self.served_model_name);
+        given.flag("any-model", "serve.any_model", self.any_model);
+        given.flag("allow-host", "serve.allow_host", &self.allow_host);
+        given.flag("cors-origin", "serve.cors_origin", &self.cors_origin);
+        given.flag("metrics-listen", "serve.metrics_listen", &self.metrics_listen);
+        given.flag("log-format", "serve.log_format", self.log_format);
+        given.flag("log-prompts", "serve.log_prompts", self.log_prompts);
     }
 }
 
 impl LimitArgs {
     fn add(&self, given: &mut CliOverrides) {
-        given.flag("warm", "serve.warm", list(&self.warm));
-        given.flag("only-warm", "serve.only_warm", self.only_warm.then_some(true));
+        given.flag("warm", "serve.warm", &self.warm);
+        given.flag("only-warm", "serve.only_warm", self.only_warm);
         given.flag("queue", "serve.queue", self.queue);
         given.flag("queue-per-key", "serve.queue_per_key", self.queue_per_key);
         given.flag("max-batch", "serve.max_batch", self.max_batch);
@@ -216,21 +210,21 @@ impl LimitArgs {
         given.flag("max-frames", "serve.max_frames", self.max_frames);
         given.flag("max-steps", "serve.max_steps", self.max_steps);
         given.flag("max-images", "serve.max_images", self.max_images);
-        given.flag("body-limit", "serve.body_limit", self.body_limit.clone());
-        given.flag("min-upload-rate", "serve.min_upload_rate", self.min_upload_rate.clone());
-        given.flag("sync-timeout", "serve.sync_timeout", self.sync_timeout.clone());
+        given.flag("body-limit", "serve.body_limit", &self.body_limit);
+        given.flag("min-upload-rate", "serve.min_upload_rate", &self.min_upload_rate);
+        given.flag("sync-timeout", "serve.sync_timeout", &self.sync_timeout);
     }
 }
 
 impl KeepingArgs {
     fn add(&self, given: &mut CliOverrides) {
-        given.flag("state", "serve.state", self.state.clone());
-        given.flag("keep", "serve.keep", self.keep.clone());
-        given.flag("disk", "serve.disk", self.disk.clone());
-        given.flag("min-free", "serve.min_free", self.min_free.clone());
-        given.flag("checkpoint", "serve.checkpoint", self.checkpoint.clone());
-        given.flag("drain", "serve.drain", self.drain.and_then(word));
-        given.flag("drain-timeout", "serve.drain_timeout", self.drain_timeout.clone());
+        given.flag("state", "serve.state", &self.state);
+        given.flag("keep", "serve.keep", &self.keep);
+        given.flag("disk", "serve.disk", &self.disk);
+        given.flag("min-free", "serve.min_free", &self.min_free);
+        given.flag("checkpoint", "serve.checkpoint", &self.checkpoint);
+        given.flag("drain", "serve.drain", self.drain);
+        given.flag("drain-timeout", "serve.drain_timeout", &self.drain_timeout);
     }
 }
 
@@ -247,7 +241,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let config = loaded.config.clone();
     // Fails before the address is printed and clients connect.
     check_flags(&config)?;
-    together(&config, |group| match group {
+    together(&config.runtime.distributed, |group| match group {
         Some(group) if group.id() > 0 => {
             log::only_warnings();
             // Ignore signals here: the first process receives them too and tells the others when to stop. If another

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::args::{RunArgs, load_run};
+use super::args::RunArgs;
 use super::generate::prepare_run;
 use super::{log, print};
+use crate::config::load;
 use crate::pipeline::processes::together;
 use crate::pipeline::programs::warm::{WarmedProgram, warm};
 
@@ -25,10 +26,11 @@ pub(crate) struct WarmArgs {
 }
 
 pub(crate) fn run(args: &WarmArgs) -> anyhow::Result<()> {
-    let loaded = load_run(&args.run.overrides()?)?;
+    let loaded = load(&args.run.overrides()?)?;
+    loaded.check_effect()?;
     let config = &loaded.config;
     prepare_run(config);
-    together(config, |group| {
+    together(&config.runtime.distributed, |group| {
         let first = group.is_none_or(|group| group.id() == 0);
         if !first {
             log::only_warnings();

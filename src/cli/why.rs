@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs, load_run, word};
+use clap::ValueEnum;
+
+use super::args::{ConfigArgs, JobArgs, LAYERS, ModelArgs, PlacementArgs};
 use super::compile::{chip_of, prepare_tpus};
 use super::experiment::usage;
 use super::{check_json, check_output_file, print_and_write_json};
+use crate::config::load;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
@@ -64,7 +67,9 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
     let mut given = args.config.overrides();
     args.model.add(&mut given);
     args.placement.add(&mut given);
-    let config = load_run(&given)?.config;
+    let loaded = load(&given)?;
+    loaded.check_effect()?;
+    let config = loaded.config;
     check_json(args.json.as_deref(), args.force)?;
     check_output_file("--write", args.write.as_deref(), &["yml", "yaml"], args.force)?;
     let scratch;
@@ -108,6 +113,11 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
         (None, _) => {}
     }
     Ok(())
+}
+
+/// Returns the command-line name of an enum value.
+fn word(choice: impl ValueEnum) -> Option<String> {
+    choice.to_possible_value().map(|v| v.get_name().to_string())
 }
 
 /// Returns the arguments that give a child process the same configuration, except for the layout.

@@ -1,15 +1,17 @@
 //! Checks of configuration values that types cannot express: sizes, decreasing schedules and unsupported combinations.
 
+use clap::ValueEnum;
 use serde_json::Value;
 
 use super::check_chain::{check_chain, check_rates, outside};
 use super::check_source::check_source;
-use super::error::ConfigError;
+use super::error::ConfigErrorKind::{Conflict, NoEffect, NotOneOf, OutOfRange, Unsupported};
+use super::error::{ConfigError, Limit};
 use super::layout;
-use super::legal::{FRAME_STEP, InvalidValue, around, fail, remove, remove_one};
+use super::legal::{FRAME_STEP, fail, remove, remove_one, steps};
 use super::message::{Message, Setting, message};
-use super::pipeline::{PipelineSpec, pipeline_names};
-use super::schema::{Config, GivenAudio, NumFrames, Reference, Scales, TwoStage, WeightSource};
+use super::pipeline::{Pipeline, PipelineSpec, pipeline_names};
+use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
@@ -21,7 +23,7 @@ use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 /// that is too large for its type.
 pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
     serde_path_to_error::deserialize(tree.to_value())
-        .map_err(|e| ConfigError::Flag(format!("configuration: {}: {}", e.path(), e.inner())))
+        .map_err(|e| ConfigError::argument(format!("configuration: {}: {}", e.path(), e.inner())))
 }
 
 /// Checks the values of a configuration.
@@ -33,15 +35,17 @@ pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         .and_then(|()| check_request(config))
         .and_then(|()| check_sampling(config))
         .and_then(|()| check_run(config))
-        .map_err(|(key, value, why)| ConfigError::Value { key, value, origin: tree.origin(key), why })
+        .map_err(|error| {
+            let origin = tree.origin(&error.key);
+            error.at(origin)
+        })
 }
 
-fn check_request(config: &Config) -> Result<(), InvalidValue> {
+fn check_request(config: &Config) -> Result<(), ConfigError> {
     let r = &config.request;
     let multiple = config.size_multiple();
     for (key, value) in [("request.width", r.width), ("request.height", r.height)] {
         if value % multiple != 0 {
-            let (low, high) = around(value, 0, multiple);
             let stages = match config.upsamplings().iter().map(|upsampling| upsampling.rows()[0]).product::<usize>() {
                 1 => None,
                 3 => Some("spatial_x1_5 between two stages".to_string()),
@@ -52,83 +56,80 @@ fn check_request(config: &Config) -> Result<(), InvalidValue> {
             let references = smaller.then(|| format!("reference videos at 1/{scale} size"));
             let with = [stages, references].into_iter().flatten().collect::<Vec<_>>().join(" and ");
             let with = if with.is_empty() { with } else { format!(" with {with}") };
-            let why = format!("must be a multiple of {multiple}{with}; the nearest are {low} and {high}");
-            return fail(key, value.to_string(), why);
+            return fail(OutOfRange, key, value, steps(value, 0, multiple, with));
         }
     }
     let count = r.num_frames.count();
     let step = config.frame_step();
     if let Some(frames) = count.filter(|frames| frames % step != 1) {
-        let (low, high) = around(frames, 1, step);
         let stages = if config.doubles_frames() { " with temporal_x2 between two stages" } else { "" };
-        let why = format!("must be one more than a multiple of {step}{stages}; the nearest are {low} and {high}");
-        return fail("request.num_frames", frames.to_string(), why);
+        return fail(OutOfRange, "request.num_frames", frames, steps(frames, 1, step, stages.into()));
     }
     check_rates(config)?;
     let last = r.num_videos as u64 - 1;
     if r.seed.checked_add(last).is_none() {
         let why = format!("the seeds of {} videos exceed 64 bits; use a smaller seed", r.num_videos);
-        return fail("request.seed", r.seed.to_string(), why);
+        return fail(OutOfRange, "request.seed", r.seed, why);
     }
     if let Some((image, frames)) = count.and_then(|frames| Some((outside(config, frames)?, frames))) {
         let why = format!("the video has {frames} frames, numbered from 0");
-        return fail("request.images", format!("frame {image}"), why);
+        return fail(OutOfRange, "request.images", format!("frame {image}"), why);
     }
     if let Some(why) = config.pipeline.spec().images_fault(r.images.len()) {
-        return fail("pipeline", config.pipeline.name().into(), why);
+        return fail(config.pipeline.spec().images.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
     if let Some(why) = config.pipeline.spec().references_fault(r.reference_videos.len()) {
-        return fail("pipeline", config.pipeline.name().into(), why);
+        return fail(config.pipeline.spec().reference_videos.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
         let why = message![why, Setting::Key("request.reference_videos")];
-        return fail("two_stage.upsample", "temporal_x2".into(), why);
+        return fail(Conflict, "two_stage.upsample", "temporal_x2", why);
     }
     check_source(config)?;
     check_chain(config)?;
     if let Some(why) = config.pipeline.spec().audio_fault(r.audio.is_some()) {
-        return fail("pipeline", config.pipeline.name().into(), why);
+        return fail(config.pipeline.spec().audio.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
     if r.audio.is_some() && !r.audio_latents.is_empty() {
         let audio = Setting::Key("request.audio");
         let why = message![audio, " already provides the complete audio; remove ", audio, " or request.audio_latents"];
-        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
+        return fail(Conflict, "request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
-        return fail("request.audio.duration", seconds.to_string(), "must be above 0");
+        return fail(OutOfRange, "request.audio.duration", seconds, Limit::Above(0.0));
     }
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && !config.pipeline.spec().has_rounds() {
         let why = format!("only the pipeline {} has temporal rounds", pipeline_names("or", PipelineSpec::has_rounds));
-        return fail("dfr.temporal_rounds", rounds.to_string(), why);
+        return fail(Unsupported, "dfr.temporal_rounds", rounds, why);
     }
     if !config.output.audio && !config.pipeline.spec().generates_video {
         let why = format!("the pipeline {} generates audio; set ", config.pipeline.name());
         let why = message![why, Setting::Key("output.audio"), " to true"];
-        return fail("output.audio", "false".into(), why);
+        return fail(Unsupported, "output.audio", "false", why);
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !config.pipeline.spec().generated_keyframes {
         let user = format!("only the pipeline {} uses ", pipeline_names("or", |spec| spec.generated_keyframes));
         let other = format!(" ({} generates its own keyframes)", pipeline_names("or", PipelineSpec::has_rounds));
         let why = remove(message![user, Setting::This, other]);
-        return fail("conditioning.generated_keyframes", slots.to_string(), why);
+        return fail(Unsupported, "conditioning.generated_keyframes", slots, why);
     }
     Ok(())
 }
 
-fn check_sampling(config: &Config) -> Result<(), InvalidValue> {
+fn check_sampling(config: &Config) -> Result<(), ConfigError> {
     if let Some(sigmas) = &config.sampler.sigmas
         && let Some(why) = schedule_fault(sigmas)
     {
-        return fail("sampler.sigmas", list(sigmas), why);
+        return fail(OutOfRange, "sampler.sigmas", list(sigmas), why);
     }
     let schedule = config.sampler.schedule;
     if schedule != ScheduleKind::Beta && config.sampler.beta != BetaSchedule::default() {
         let BetaSchedule { alpha, beta, shift } = config.sampler.beta;
         let why = "only the schedule beta has these parameters; remove them, or set sampler.schedule to beta";
-        return fail("sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
+        return fail(NoEffect, "sampler.beta", format!("alpha {alpha}, beta {beta}, shift {shift}"), why);
     }
     if config.sampler.sigmas.is_some() && schedule != ScheduleKind::Ltx2 {
         let why = message![
@@ -140,26 +141,26 @@ fn check_sampling(config: &Config) -> Result<(), InvalidValue> {
             " instead of ",
             Setting::Key("sampler.sigmas")
         ];
-        return fail("sampler.schedule", word(schedule), why);
+        return fail(Conflict, "sampler.schedule", word(schedule), why);
     }
     // `reference: diffusers` sets this key together with others; with any other reference, the user set it explicitly.
     let asked = config.sampler.sigma_shift == Reference::Diffusers && config.reference != Reference::Diffusers;
     if asked && schedule != ScheduleKind::Ltx2 {
         let why = format!("sampler.schedule = {} does not depend on the number of tokens", word(schedule));
         let why = remove_one(why, "sampler.schedule");
-        return fail("sampler.sigma_shift", "diffusers".into(), why);
+        return fail(NoEffect, "sampler.sigma_shift", "diffusers", why);
     }
     if let Some(why) = schedule_fault(&config.two_stage.sigmas) {
-        return fail("two_stage.sigmas", list(&config.two_stage.sigmas), why);
+        return fail(OutOfRange, "two_stage.sigmas", list(&config.two_stage.sigmas), why);
     }
     if let Some(why) = schedule_fault(&config.dfr.sigmas) {
-        return fail("dfr.sigmas", list(&config.dfr.sigmas), why);
+        return fail(OutOfRange, "dfr.sigmas", list(&config.dfr.sigmas), why);
     }
     check_sampler(config)?;
     check_guidance(config)
 }
 
-fn check_upsampling(config: &Config) -> Result<(), InvalidValue> {
+fn check_upsampling(config: &Config) -> Result<(), ConfigError> {
     let (asked, spec) = (&config.two_stage.upsample, config.pipeline.spec());
     if *asked == TwoStage::default().upsample {
         return Ok(());
@@ -180,49 +181,51 @@ fn check_upsampling(config: &Config) -> Result<(), InvalidValue> {
         (2.., _) | (_, 2..) => "must list at most one spatial and one temporal upsampling".into(),
         _ => return Ok(()),
     };
+    let kind = if spec.has_two_stages() && !spec.has_rounds() { OutOfRange } else { Unsupported };
     let names: Vec<_> = asked.iter().map(|upsampling| upsampling.name()).collect();
-    fail("two_stage.upsample", format!("[{}]", names.join(", ")), why)
+    fail(kind, "two_stage.upsample", format!("[{}]", names.join(", ")), why)
 }
 
-fn check_run(config: &Config) -> Result<(), InvalidValue> {
+fn check_run(config: &Config) -> Result<(), ConfigError> {
     if let Some(t) = config.runtime.tiling {
         let pairs = [("pixels", t.pixels, t.overlap, 32), ("frames", t.frames, t.frame_overlap, FRAME_STEP)];
         for (what, size, overlap, step) in pairs {
             if size % step != 0 || overlap % step != 0 || overlap >= size {
                 let why = format!("{what} and overlap must be multiples of {step}, and overlap less than {what}");
-                return fail("runtime.tiling", format!("{what} {size}, overlap {overlap}"), why);
+                return fail(OutOfRange, "runtime.tiling", format!("{what} {size}, overlap {overlap}"), why);
             }
         }
     }
     if let Some(gib) = config.runtime.memory_limit.filter(|gib| *gib <= 0.0) {
-        return fail("runtime.memory_limit", gib.to_string(), "must be more than 0 GiB");
+        return fail(OutOfRange, "runtime.memory_limit", gib, "must be more than 0 GiB");
     }
     if let Err(why) = config.chip() {
-        return fail("runtime.chip_file", config.runtime.chip_file.clone().unwrap_or_default(), why);
+        return fail(NotOneOf, "runtime.chip_file", config.runtime.chip_file.as_deref().unwrap_or_default(), why);
     }
     if let (Some(blocks), WeightSource::File) = (config.model.blocks, config.model.weights) {
         let why = remove("only random weights allow fewer blocks").then(", or set model.weights to random");
-        return fail("model.blocks", blocks.to_string(), why);
+        return fail(Conflict, "model.blocks", blocks, why);
     }
     if let Some(lora) = config.model.loras.iter().find(|l| l.stages.iter().any(|s| !matches!(s, 1 | 2))) {
         let why = format!("stages must be [1], [2] or [1, 2], not {}", list(&lora.stages));
-        return fail("model.loras", lora.path.clone(), why);
+        return fail(OutOfRange, "model.loras", &lora.path, why);
     }
     if let Err(why) = config.platform() {
-        return fail("runtime.platform", config.runtime.platform.clone(), why);
+        return fail(NotOneOf, "runtime.platform", &config.runtime.platform, why);
     }
     if let Some(mesh) = &config.mesh
         && let Err(why) = layout::check_mesh(mesh)
     {
-        return fail("mesh", layout::mesh_text(mesh), why);
+        return fail(OutOfRange, "mesh", layout::mesh_text(mesh), why);
     }
     Ok(())
 }
 
 /// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.
-fn check_sampler(config: &Config) -> Result<(), InvalidValue> {
+fn check_sampler(config: &Config) -> Result<(), ConfigError> {
     let (first, second) = config.samplers().map_err(|(key, value)| {
-        (key, value, "this sampler does not have this option; remove it, or choose another sampler.kind".into())
+        let why = "this sampler does not have this option; remove it, or choose another sampler.kind";
+        ConfigError::value(Unsupported, key, value, why)
     })?;
     let listed = |sigmas: &[f64]| sigmas.strip_suffix(&[0.0]).unwrap_or(sigmas).len();
     let own = config.sampler.sigmas.as_deref().map(|sigmas| ("sampler.sigmas", listed(sigmas), &first));
@@ -235,20 +238,21 @@ fn check_sampler(config: &Config) -> Result<(), InvalidValue> {
             let most = (1..steps).rev().find(fits).unwrap_or(1);
             let why =
                 format!("requires {} transformer evaluations; use at most {most} steps", sampler.evaluations(steps));
-            return fail(key, format!("{steps} steps"), why);
+            return fail(OutOfRange, key, format!("{steps} steps"), why);
         }
     }
     Ok(())
 }
 
 /// Checks guidance options against the guider and the sampler.
-fn check_guidance(config: &Config) -> Result<(), InvalidValue> {
+fn check_guidance(config: &Config) -> Result<(), ConfigError> {
     let guidance = &config.guidance;
     if let Err((key, value)) = guidance.kind.guider(guidance.apg) {
         let why = "this guider does not have this option; remove it, or choose another guidance.kind";
-        return fail(key, value, why);
+        return fail(Unsupported, key, value, why);
     }
-    let (sampler, _) = config.samplers().map_err(|(key, value)| (key, value, Message::default()))?;
+    let unsupported = |(key, value)| ConfigError::value(Unsupported, key, value, Message::default());
+    let (sampler, _) = config.samplers().map_err(unsupported)?;
     let streams = [
         ("guidance.video.skip", "guidance.video.by_sigma", &guidance.video),
         ("guidance.audio.skip", "guidance.audio.by_sigma", &guidance.audio),
@@ -258,16 +262,16 @@ fn check_guidance(config: &Config) -> Result<(), InvalidValue> {
         let levels = format!("sigmas {}", list(&bounds.iter().map(|at| at.sigma).collect::<Vec<f64>>()));
         if let Some(pair) = bounds.windows(2).find(|pair| pair[1].sigma >= pair[0].sigma) {
             let why = format!("noise levels must decrease, but {} follows {}", pair[1].sigma, pair[0].sigma);
-            return fail(sigma_key, levels, why);
+            return fail(OutOfRange, sigma_key, levels, why);
         }
         if own.by_sigma.as_ref().is_some_and(Vec::is_empty)
             || bounds.iter().any(|at| at.sigma.is_nan() || at.sigma < 0.0)
         {
-            return fail(sigma_key, levels, "must have at least one entry, and no sigma below 0");
+            return fail(OutOfRange, sigma_key, levels, "must have at least one entry, and no sigma below 0");
         }
         if let Some(at) = bounds.iter().find(|at| at.stg.is_some() && guidance.stg_streams == Reference::Diffusers) {
             let why = "not supported with guidance.stg_streams: diffusers; set guidance.stg_streams to official";
-            return fail(sigma_key, format!("stg at {}", at.sigma), why);
+            return fail(Conflict, sigma_key, format!("stg at {}", at.sigma), why);
         }
         let skip = own.skip.into_iter().chain(bounds.iter().filter_map(|at| at.skip)).max().unwrap_or(0);
         let why = match skip {
@@ -276,7 +280,7 @@ fn check_guidance(config: &Config) -> Result<(), InvalidValue> {
             _ if sampler.reads_negative() => "this sampler reads the prediction for the negative prompt at every step",
             _ => continue,
         };
-        return fail(skip_key, skip.to_string(), remove(why).then(", or choose another sampler.kind"));
+        return fail(Unsupported, skip_key, skip, remove(why).then(", or choose another sampler.kind"));
     }
     Ok(())
 }
@@ -312,19 +316,6 @@ fn schedule_fault(sigmas: &[f64]) -> Option<String> {
 }
 
 impl Config {
-    /// Returns a copy of the configuration that generates `frames` frames.
-    ///
-    /// # Errors
-    /// Returns an error if a conditioning image belongs to a frame after the last one.
-    pub(crate) fn with_frames(&self, frames: usize) -> Result<Config, String> {
-        if let Some(image) = outside(self, frames) {
-            return Err(format!("request.images: frame {image}: the video has {frames} frames, numbered from 0"));
-        }
-        let mut config = self.clone();
-        config.request.num_frames = NumFrames::Count(frames);
-        Ok(config)
-    }
-
     /// Returns the number of frames per denoising pass: the frames of one clip (`request.chain.clip`), or all frames of
     /// a video that is not chained. `None` for `num_frames: auto`.
     pub(crate) fn clip_frames(&self) -> Option<usize> {
@@ -336,6 +327,12 @@ impl Config {
     /// input video, also returns `None`, because `request.audio` is then the sound of that video.
     pub(crate) fn given_sound(&self) -> Option<&GivenAudio> {
         self.request.audio.as_ref().filter(|_| !self.pipeline.takes_video())
+    }
+
+    /// Returns the pipelines that a server runs: the configured one, then those of `serve.pipelines`.
+    pub(crate) fn served_pipelines(&self) -> impl Iterator<Item = Pipeline> {
+        let named = |name: &String| Pipeline::value_variants().iter().find(|pipeline| pipeline.name() == name).copied();
+        [self.pipeline].into_iter().chain(self.serve.pipelines.iter().filter_map(named))
     }
 
     /// Returns the selected platform.

@@ -1,13 +1,15 @@
 //! Checks of chained clips, frame rate and motion speed.
 
-use super::legal::{FRAME_STEP, InvalidValue, around, fail, remove};
+use super::error::ConfigErrorKind::{OutOfRange, Unsupported};
+use super::error::{ConfigError, Limit};
+use super::legal::{FRAME_STEP, fail, remove, steps};
 use super::message::{Message, Setting, message};
 use super::schema::Config;
 
-pub(super) fn check_chain(config: &Config) -> Result<(), InvalidValue> {
+pub(super) fn check_chain(config: &Config) -> Result<(), ConfigError> {
     let (r, name) = (&config.request, config.pipeline.name());
     let Some(chain) = &r.chain else { return Ok(()) };
-    let refused = |why: Message| fail("request.chain", name.into(), why);
+    let refused = |why: Message| fail(Unsupported, "request.chain", name, why);
     if !config.pipeline.spec().chain {
         return refused(
             "this pipeline does not support chained clips; remove --chain, or use a pipeline that starts from a prompt or images".into(),
@@ -43,41 +45,39 @@ pub(super) fn check_chain(config: &Config) -> Result<(), InvalidValue> {
     }
     for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
         if frames % FRAME_STEP != 1 {
-            let (low, high) = around(frames, 1, FRAME_STEP);
-            let why = format!("must be one more than a multiple of {FRAME_STEP}; the nearest are {low} and {high}");
-            return fail(key, frames.to_string(), why);
+            return fail(OutOfRange, key, frames, steps(frames, 1, FRAME_STEP, String::new()));
         }
     }
     if chain.overlap >= chain.clip {
         let why = format!("must be less than request.chain.clip ({})", chain.clip);
-        return fail("request.chain.overlap", chain.overlap.to_string(), why);
+        return fail(OutOfRange, "request.chain.overlap", chain.overlap, why);
     }
     if let Some(image) = outside(config, chain.clip) {
         let why = format!(
             "images condition only the first clip; use a frame index below {} (request.chain.clip)",
             chain.clip
         );
-        return fail("request.images", format!("frame {image}"), why);
+        return fail(OutOfRange, "request.images", format!("frame {image}"), why);
     }
     Ok(())
 }
 
 /// Returns the frame index of the first conditioning image that is outside a video of `frames` frames.
-pub(super) fn outside(config: &Config, frames: usize) -> Option<usize> {
+pub(crate) fn outside(config: &Config, frames: usize) -> Option<usize> {
     config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
 }
 
-pub(super) fn check_rates(config: &Config) -> Result<(), InvalidValue> {
+pub(super) fn check_rates(config: &Config) -> Result<(), ConfigError> {
     let r = &config.request;
     if !(r.frame_rate.is_finite() && r.frame_rate > 0.0) {
-        return fail("request.frame_rate", r.frame_rate.to_string(), "must be above 0");
+        return fail(OutOfRange, "request.frame_rate", r.frame_rate, Limit::Above(0.0));
     }
     if !(r.motion_speed.is_finite() && r.motion_speed > 0.0) {
-        return fail("request.motion_speed", r.motion_speed.to_string(), "must be above 0");
+        return fail(OutOfRange, "request.motion_speed", r.motion_speed, Limit::Above(0.0));
     }
     if r.motion_speed != 1.0 && !config.pipeline.spec().motion_speed {
         let why = remove(format!("the pipeline {} always uses 1", config.pipeline.name()));
-        return fail("request.motion_speed", r.motion_speed.to_string(), why);
+        return fail(Unsupported, "request.motion_speed", r.motion_speed, why);
     }
     Ok(())
 }

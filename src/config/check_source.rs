@@ -1,28 +1,30 @@
 //! Checks of the input video and of the options that use it.
 
-use super::legal::{InvalidValue, fail, remove};
+use super::error::ConfigError;
+use super::error::ConfigErrorKind::{Conflict, Missing, OutOfRange, Unsupported};
+use super::legal::{fail, remove};
 use super::message::{Setting, message};
 use super::pipeline::{VideoUse, rejected_video, wrong_pipeline};
 use super::schema::{Config, Retake};
 
-pub(super) fn check_source(config: &Config) -> Result<(), InvalidValue> {
+pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
     let (r, spec) = (&config.request, config.pipeline.spec());
-    let name = || spec.name.to_string();
+    let name = spec.name;
     match &r.video {
         None if spec.video.is_some() => {
-            return fail("pipeline", name(), message!["needs a video: ", Setting::Video]);
+            return fail(Missing, "pipeline", name, message!["needs a video: ", Setting::Video]);
         }
-        Some(path) if spec.video.is_none() => return fail("request.video", path.clone(), rejected_video()),
+        Some(path) if spec.video.is_none() => return fail(Unsupported, "request.video", path, rejected_video()),
         _ => {}
     }
     if spec.video.is_some() && !r.audio_latents.is_empty() {
         let why = "the pipeline uses the sound of its input video; remove request.audio_latents";
-        return fail("request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
+        return fail(Conflict, "request.audio_latents", format!("{} spans", r.audio_latents.len()), why);
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && (spec.video.is_some() || !spec.has_video()) {
-        let why = remove(format!("the pipeline {} generates no keyframes", name()));
-        return fail("conditioning.generated_keyframes", slots.to_string(), why);
+        let why = remove(format!("the pipeline {name} generates no keyframes"));
+        return fail(Unsupported, "conditioning.generated_keyframes", slots, why);
     }
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
     let shown = |span: &Retake| match span.to {
@@ -31,39 +33,47 @@ pub(super) fn check_source(config: &Config) -> Result<(), InvalidValue> {
     };
     match (&r.retake, spec.video) {
         (None, Some(VideoUse::Span)) => {
-            return fail("pipeline", name(), message!["requires a time span: ", Setting::Span]);
+            return fail(Missing, "pipeline", name, message!["requires a time span: ", Setting::Span]);
         }
         (Some(span), Some(VideoUse::Span)) => {
             let text = shown(span);
             if span.to.is_some_and(|to| span.from >= to) {
                 return fail(
+                    OutOfRange,
                     "request.retake",
                     text,
                     message!["is empty; ", Setting::SpanEnd, " must be after ", Setting::SpanStart],
                 );
             }
             if span.from >= seconds {
-                return fail("request.retake", text, format!("starts after the end of the video at {seconds:.3} s"));
+                return fail(
+                    OutOfRange,
+                    "request.retake",
+                    text,
+                    format!("starts after the end of the video at {seconds:.3} s"),
+                );
             }
             if !span.video && !span.audio {
-                return fail("request.retake", text, "regenerates nothing; set video or audio to true");
+                return fail(OutOfRange, "request.retake", text, "regenerates nothing; set video or audio to true");
             }
             if span.from <= 0.0 && span.to.is_none() {
-                return fail("request.retake", text, "is the complete video; set the span to regenerate");
+                return fail(OutOfRange, "request.retake", text, "is the complete video; set the span to regenerate");
             }
         }
         (Some(span), _) => {
             let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Span));
-            return fail("request.retake", shown(span), why);
+            return fail(Unsupported, "request.retake", shown(span), why);
         }
         (None, _) => {}
     }
     match (&r.extend, spec.video) {
-        (None, Some(VideoUse::Overlap)) => fail("pipeline", name(), message!["needs a duration: ", Setting::Extension]),
+        (None, Some(VideoUse::Overlap)) => {
+            fail(Missing, "pipeline", name, message!["needs a duration: ", Setting::Extension])
+        }
         (Some(_), Some(VideoUse::Overlap)) | (None, _) => Ok(()),
         (Some(extend), _) => {
             let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Overlap));
-            fail("request.extend", format!("{} s", extend.seconds), why)
+            fail(Unsupported, "request.extend", format!("{} s", extend.seconds), why)
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Errors of a configuration. Every message is one line: location, problem and valid values.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::path::Path;
+use std::{fmt, io};
 
-use super::message::Message;
+use super::message::{Message, Setting};
+use crate::media::MediaError;
+use crate::weights::WeightsError;
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum ValueOrigin {
     },
     Set,
     Flag(&'static str),
+    /// A command-line argument or a place in a file, as the user wrote it: `--set sampler.steps=8`, `--width`, `x.yml:3`.
+    Argument(String),
     /// Field of a server request.
     Field(String),
     /// Property of the input video at this path.
@@ -43,6 +48,7 @@ impl fmt::Display for ValueOrigin {
             ValueOrigin::File { file, line } | ValueOrigin::Sidecar { file, line } => write!(f, "{file}:{line}"),
             ValueOrigin::Set => f.write_str("--set"),
             ValueOrigin::Flag(flag) => write!(f, "flag --{flag}"),
+            ValueOrigin::Argument(argument) => f.write_str(argument),
             ValueOrigin::Field(name) => write!(f, "request field '{name}'"),
             ValueOrigin::Video(path) => write!(f, "video {path}"),
             ValueOrigin::Lora(path) => write!(f, "LoRA {path}"),
@@ -52,52 +58,180 @@ impl fmt::Display for ValueOrigin {
     }
 }
 
-/// Where a tree of keys was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Location {
-    /// Line of a file, counted from 1.
-    File { file: String, line: u64 },
-    /// Command-line argument, such as `--set sampler.steps=8` or `--width`.
-    Argument(String),
-    /// Field of a server request.
-    Field(String),
+/// What is wrong with a configuration.
+#[derive(Debug)]
+pub enum ConfigErrorKind {
+    /// A file cannot be read; the key is its path.
+    Unreadable(io::Error),
+    /// A file or an argument has invalid syntax.
+    Syntax,
+    UnknownKey,
+    WrongType,
+    /// A number, a size or a list is outside the limit.
+    OutOfRange,
+    /// A name that is not known.
+    NotOneOf,
+    /// The value contradicts another one.
+    Conflict,
+    /// Two keys that cannot be set in the same place.
+    Exclusive,
+    /// The pipeline requires a value that is not set.
+    Missing,
+    /// The pipeline or the model does not support the value.
+    Unsupported,
+    /// The run does not read the key.
+    NoEffect,
+    /// `extends` leads back to the same file.
+    Cycle,
+    /// A command-line argument, or a file that it names, cannot be used.
+    Argument,
+    /// An input video cannot be read.
+    Video(Box<MediaError>),
+    /// A LoRA file has an invalid header.
+    Lora(Box<WeightsError>),
 }
 
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// What a key accepts, and what to change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Limit {
+    Reason(Message),
+    /// A number above this one.
+    Above(f64),
+    /// A number of the form `step * n + remainder`; `remainder` is 0 or 1.
+    Step {
+        step: usize,
+        remainder: usize,
+        /// The options that require this step, such as " with two stages".
+        with: String,
+        /// The nearest valid numbers.
+        nearest: [usize; 2],
+    },
+    /// Types, values or keys of the schema.
+    Schema(String),
+    /// The key that cannot be set in the same place.
+    Excludes(&'static str),
+}
+
+impl Limit {
+    /// Returns the limit and the settings that it mentions, as a text with names as data.
+    pub(crate) fn message(&self) -> Message {
         match self {
-            Location::File { file, line } => write!(f, "{file}:{line}"),
-            Location::Argument(argument) => f.write_str(argument),
-            Location::Field(name) => write!(f, "request field '{name}'"),
+            Limit::Reason(why) => why.clone(),
+            Limit::Above(least) => format!("must be above {least}").into(),
+            Limit::Step { step, remainder, with, nearest: [low, high] } => {
+                let multiple = if *remainder == 0 { "a multiple" } else { "one more than a multiple" };
+                format!("must be {multiple} of {step}{with}; the nearest are {low} and {high}").into()
+            }
+            Limit::Schema(text) => text.clone().into(),
+            Limit::Excludes(key) => Setting::Key(key).into(),
         }
     }
 }
 
-/// Error while loading or checking a configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{place}: {message}")]
-    Syntax { place: String, message: String },
-    #[error("{location}: unknown key '{key}'; {hint}")]
-    UnknownKey { location: Location, key: String, hint: String },
-    #[error("{location}: '{key}' must be {expected}, not {found}")]
-    WrongType { location: Location, key: String, expected: String, found: String },
-    #[error("{key} = {value} ({origin}): {why}")]
-    Value { key: &'static str, value: String, origin: ValueOrigin, why: Message },
-    /// Two mutually exclusive keys that are set in the same place.
-    #[error("{origin}: '{first}' and '{second}' are mutually exclusive; remove one")]
-    Both { origin: ValueOrigin, first: &'static str, second: &'static str },
-    #[error("{place}: circular 'extends': {chain}")]
-    Cycle { place: String, chain: String },
-    /// An input video that cannot be read.
-    #[error(transparent)]
-    Video(crate::media::MediaError),
-    /// A LoRA file with an invalid header.
-    #[error(transparent)]
-    Lora(crate::weights::WeightsError),
-    /// An argument (`--set`, `--mesh` or another flag) or a file that cannot be used.
-    #[error("{0}")]
-    Flag(String),
+impl<T> From<T> for Limit
+where
+    Message: From<T>,
+{
+    fn from(why: T) -> Self {
+        Limit::Reason(why.into())
+    }
+}
+
+/// Error while loading or checking a configuration. `Display` has the names of the command line.
+#[derive(Debug)]
+pub struct ConfigError {
+    pub kind: ConfigErrorKind,
+    /// Dotted key, or the path of an unreadable file; empty if the error is about an argument or a whole file.
+    pub key: Cow<'static, str>,
+    /// Rejected value. `None`: `limit` quotes it, or there is none.
+    pub value: Option<String>,
+    /// Where the value was written. `None`: unknown.
+    pub origin: Option<ValueOrigin>,
+    pub limit: Box<Limit>,
+}
+
+impl ConfigError {
+    /// Returns an error about a key; `limit` quotes its value.
+    pub(crate) fn key(kind: ConfigErrorKind, key: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
+        ConfigError { kind, key: key.into(), value: None, origin: None, limit: Box::new(limit.into()) }
+    }
+
+    /// Returns an error about the value of a key.
+    pub(crate) fn value(
+        kind: ConfigErrorKind,
+        key: impl Into<Cow<'static, str>>,
+        value: impl ToString,
+        limit: impl Into<Limit>,
+    ) -> Self {
+        ConfigError { value: Some(value.to_string()), ..ConfigError::key(kind, key, limit) }
+    }
+
+    pub(crate) fn unreadable(path: &Path, source: io::Error) -> Self {
+        ConfigError::key(ConfigErrorKind::Unreadable(source), path.display().to_string(), "")
+    }
+
+    /// Returns an error about the syntax of a file or an argument.
+    pub(crate) fn syntax(place: impl Into<String>, why: impl Into<Limit>) -> Self {
+        ConfigError::key(ConfigErrorKind::Syntax, "", why).at(ValueOrigin::Argument(place.into()))
+    }
+
+    /// Returns an error about a command-line argument or a file that it names; `why` quotes it.
+    pub(crate) fn argument(why: impl Into<Limit>) -> Self {
+        ConfigError::key(ConfigErrorKind::Argument, "", why)
+    }
+
+    /// Returns an error about two mutually exclusive keys that are set in the same place.
+    pub(crate) fn exclusive(origin: ValueOrigin, first: &'static str, second: &'static str) -> Self {
+        ConfigError::key(ConfigErrorKind::Exclusive, first, Limit::Excludes(second)).at(origin)
+    }
+
+    pub(crate) fn video(error: MediaError) -> Self {
+        ConfigError::key(ConfigErrorKind::Video(Box::new(error)), "request.video", "")
+    }
+
+    pub(crate) fn lora(error: WeightsError) -> Self {
+        ConfigError::key(ConfigErrorKind::Lora(Box::new(error)), "model.loras", "")
+    }
+
+    /// Returns the error with the origin of the value.
+    #[must_use]
+    pub(crate) fn at(self, origin: ValueOrigin) -> Self {
+        ConfigError { origin: Some(origin), ..self }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConfigError { kind, key, value, origin, limit } = self;
+        let limit = limit.message();
+        let place = || origin.as_ref().map_or(String::new(), |origin| format!("{origin}: "));
+        match (kind, value) {
+            (ConfigErrorKind::Unreadable(source), _) => write!(f, "cannot read {key}: {source}"),
+            (ConfigErrorKind::Video(error), _) => error.fmt(f),
+            (ConfigErrorKind::Lora(error), _) => error.fmt(f),
+            (ConfigErrorKind::Syntax | ConfigErrorKind::Argument, _) => write!(f, "{}{limit}", place()),
+            (ConfigErrorKind::UnknownKey, _) => write!(f, "{}unknown key '{key}'; {limit}", place()),
+            (ConfigErrorKind::WrongType, Some(found)) => write!(f, "{}'{key}' must be {limit}, not {found}", place()),
+            (ConfigErrorKind::Exclusive, _) => {
+                write!(f, "{}'{key}' and '{limit}' are mutually exclusive; remove one", place())
+            }
+            (ConfigErrorKind::Cycle, _) => write!(f, "{}circular 'extends': {limit}", place()),
+            (_, None) => write!(f, "{key}: {limit}"),
+            (_, Some(value)) => match origin {
+                Some(origin) => write!(f, "{key} = {value} ({origin}): {limit}"),
+                None => write!(f, "{key} = {value}: {limit}"),
+            },
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.kind {
+            ConfigErrorKind::Unreadable(source) => Some(source),
+            ConfigErrorKind::Video(error) => error.source(),
+            ConfigErrorKind::Lora(error) => error.source(),
+            _ => None,
+        }
+    }
 }

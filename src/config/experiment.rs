@@ -170,7 +170,7 @@ impl Case {
         let sizes: Option<Vec<usize>> = shape.split('x').map(|n| n.parse().ok()).collect();
         match sizes.and_then(|s| <[usize; 3]>::try_from(s).ok()) {
             Some(size) => Ok(Some(size)),
-            None => Err(ConfigError::Flag(format!("shape '{shape}' is not WIDTHxHEIGHTxFRAMES, e.g. 768x512x121"))),
+            None => Err(ConfigError::argument(format!("shape '{shape}' is not WIDTHxHEIGHTxFRAMES, e.g. 768x512x121"))),
         }
     }
 

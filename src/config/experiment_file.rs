@@ -19,10 +19,10 @@ const MOST: usize = 4000;
 /// value of the wrong type, or refers to an unknown configuration or slice.
 pub fn read_experiment(path: &Path) -> Result<Experiment, ConfigError> {
     let label = path.display().to_string();
-    let text = text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let text = text_file::read(path).map_err(|source| ConfigError::unreadable(path, source))?;
     let node = yaml::parse(&text, &label)?;
     validate_experiment(&node, &label)?;
-    let wrong = |message: String| ConfigError::Syntax { place: label.clone(), message };
+    let wrong = |message: String| ConfigError::syntax(&*label, message);
     let mut file: Experiment = serde_json::from_value(node.to_value()).map_err(|e| wrong(e.to_string()))?;
     ParsedExperiment { label: &label, node: &node }.check(&file)?;
     from_folder(&mut file, path.parent().unwrap_or(Path::new("")));
@@ -86,7 +86,7 @@ impl ParsedExperiment<'_> {
     fn check(&self, file: &Experiment) -> Result<(), ConfigError> {
         let both = |first, second, node: &YamlNode| {
             let origin = ValueOrigin::File { file: self.label.into(), line: node.line };
-            Err(ConfigError::Both { origin, first, second })
+            Err(ConfigError::exclusive(origin, first, second))
         };
         if let (Some(_), Some(node)) = (self.node.get("config"), self.node.get("configs")) {
             return both("config", "configs", node);
@@ -131,7 +131,7 @@ impl ParsedExperiment<'_> {
             return Ok(());
         }
         let message = format!("'{key}': '{name}' is neither a file nor a shipped configuration");
-        Err(ConfigError::Syntax { place: self.place(node), message })
+        Err(ConfigError::syntax(self.place(node), message))
     }
 
     fn check_slice_name(&self, name: &str, file: &Experiment, key: &str, node: &YamlNode) -> Result<(), ConfigError> {
@@ -143,6 +143,6 @@ impl ParsedExperiment<'_> {
             "" => format!("'{key}': '{name}' is not defined; add the slice and its target to 'slices'"),
             all => format!("'{key}': '{name}' is not one of the slices {all}"),
         };
-        Err(ConfigError::Syntax { place: self.place(node), message })
+        Err(ConfigError::syntax(self.place(node), message))
     }
 }

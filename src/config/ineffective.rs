@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::effect::{EffectRule, RULES, RuleScope};
 use super::effect_facts::EffectFacts;
-use super::error::{ConfigError, ValueOrigin};
+use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::load::{BY_REFERENCE, LoadedConfig};
 use super::message::Message;
 use super::presets::is_shipped;
@@ -46,8 +46,8 @@ impl LoadedConfig {
     /// Returns an error for the first such value, with its key, origin, reason and fix.
     pub fn check_effect(&self) -> Result<(), ConfigError> {
         if let Some((path, value)) = self.find_set_in_section("serve") {
-            let why = format!("only ltx2 serve reads {path}; remove it").into();
-            return Err(ConfigError::Value { key: "serve", value, origin: ValueOrigin::Set, why });
+            let why = format!("only ltx2 serve reads {path}; remove it");
+            return Err(ConfigError::value(ConfigErrorKind::NoEffect, "serve", value, why).at(ValueOrigin::Set));
         }
         self.first_fault(|_| true, &is_written)
     }
@@ -65,7 +65,8 @@ impl LoadedConfig {
             None => Ok(()),
             Some((path, origin)) => {
                 let value = self.tree.get(&path).map_or(String::new(), |tree| shown(&tree.to_value()));
-                Err(ConfigError::Flag(format!("{path} = {value} ({origin}): {why}; remove this option")))
+                let why = format!("{why}; remove this option");
+                Err(ConfigError::value(ConfigErrorKind::NoEffect, path, value, why).at(origin.clone()))
             }
         }
     }
@@ -77,8 +78,8 @@ impl LoadedConfig {
 
     /// Rejects values of a server's configuration that no served pipeline reads and no request can change.
     pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
-        let served = [self.config.pipeline].into_iter().chain(self.config.serve.pipelines.iter().copied());
-        let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
+        let configs: Vec<Config> =
+            self.config.served_pipelines().map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
         let everywhere = |rule: &EffectRule, key: &'static str| {
             configs.iter().all(|config| (rule.reason)(&EffectFacts { config, version: self.version }, key).is_some())
         };
@@ -122,7 +123,7 @@ impl LoadedConfig {
             None => Ok(()),
             Some(IneffectiveValue { key, origin, why }) => {
                 let value = self.tree.get(key).map_or(String::new(), |tree| shown(&tree.to_value()));
-                Err(ConfigError::Value { key, value, origin: origin.clone(), why: why.clone() })
+                Err(ConfigError::value(ConfigErrorKind::NoEffect, *key, value, why.clone()).at(origin.clone()))
             }
         }
     }

@@ -113,7 +113,7 @@ fn sizes(mesh: &Mesh) -> [(&'static str, i64); 5] {
 /// # Errors
 /// Returns an error if the text is not a list of `AXIS=SIZE`, an axis is unknown or repeated, or a size is invalid.
 pub fn parse_mesh(text: &str) -> Result<Mesh, ConfigError> {
-    let fail = |why: String| Err(ConfigError::Flag(format!("--mesh {text}: {why}; e.g. --mesh cfg=2,context=4")));
+    let fail = |why: String| Err(ConfigError::argument(format!("--mesh {text}: {why}; e.g. --mesh cfg=2,context=4")));
     let mut mesh = Mesh::default();
     let mut seen = Vec::new();
     for part in text.split(',') {
@@ -167,7 +167,7 @@ pub(crate) fn check_mesh(mesh: &Mesh) -> Result<(), String> {
 /// # Errors
 /// Returns an error if the mesh does not match the number of devices.
 pub(crate) fn resolve_mesh(mesh: &Mesh, devices: usize) -> Result<hlo::DeviceMesh, ConfigError> {
-    let fail = |why: String| Err(ConfigError::Flag(format!("mesh {}: {why}", mesh_text(mesh))));
+    let fail = |why: String| Err(ConfigError::argument(format!("mesh {}: {why}", mesh_text(mesh))));
     if let Err(why) = check_mesh(mesh) {
         return fail(why);
     }
@@ -213,10 +213,10 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let (label, text) = match (text_file::read(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
-        (Err(source), None) => return Err(ConfigError::Read { path: name.into(), source }),
+        (Err(source), None) => return Err(ConfigError::unreadable(Path::new(name), source)),
     };
     let node = yaml::parse(&text, &label)?;
-    let wrong = |line: u64, message: String| ConfigError::Syntax { place: format!("{label}:{line}"), message };
+    let wrong = |line: u64, message: String| ConfigError::syntax(format!("{label}:{line}"), message);
     let rules = |node: Option<&YamlNode>| -> Result<Vec<Rule>, ConfigError> {
         let Some(YamlNode { data: YamlData::Map(entries), .. }) = node else { return Ok(Vec::new()) };
         let mut rules = Vec::new();
@@ -344,7 +344,7 @@ impl Config {
     pub fn placement(&self, devices: usize) -> Result<Layout, ConfigError> {
         let read = read_layout_source(&self.layout)?;
         let mesh = resolve_mesh(self.mesh.as_ref().unwrap_or(&read.file.mesh), devices)?;
-        read.on(mesh).map_err(|e| ConfigError::Flag(format!("layout {}: {e}", self.layout)))
+        read.on(mesh).map_err(|e| ConfigError::argument(format!("layout {}: {e}", self.layout)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Error messages about configuration values, and the valid sizes and frame counts nearest to an invalid one.
 
+use super::error::{ConfigError, ConfigErrorKind, Limit};
 use super::message::{Message, Setting, message};
 
 /// Video frames per latent frame, except the first latent frame, which holds one video frame.
@@ -11,11 +12,20 @@ pub(crate) fn whole_frames(frames: usize) -> usize {
     (frames - 1) / FRAME_STEP * FRAME_STEP + 1
 }
 
-/// Key and value that failed a check, and the reason.
-pub(super) type InvalidValue = (&'static str, String, Message);
+/// Returns an error about a value whose origin is not known yet.
+pub(super) fn fail(
+    kind: ConfigErrorKind,
+    key: &'static str,
+    value: impl ToString,
+    limit: impl Into<Limit>,
+) -> Result<(), ConfigError> {
+    Err(ConfigError::value(kind, key, value, limit))
+}
 
-pub(super) fn fail(key: &'static str, value: String, why: impl Into<Message>) -> Result<(), InvalidValue> {
-    Err((key, value, why.into()))
+/// Returns the limit of numbers of the form `step * n + remainder`, with the numbers nearest to `value`.
+pub(super) fn steps(value: usize, remainder: usize, step: usize, with: String) -> Limit {
+    let (low, high) = around(value, remainder, step);
+    Limit::Step { step, remainder, with, nearest: [low, high] }
 }
 
 /// Returns the text "`why`; remove this key".

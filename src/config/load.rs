@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::error::{ConfigError, Location, ValueOrigin};
+use super::Serve;
+use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::overrides::CliOverrides;
 use super::pipeline::Pipeline;
 use super::presets::{defaults, preset_layers};
 use super::reference_video;
 use super::schema::{Config, Mesh, Model};
-use super::serve::Serve;
 use super::sidecar::Sidecar;
 use super::tree::Tree;
 use super::validate::{accepts_text, in_file, validate};
@@ -89,17 +89,38 @@ impl LoadedConfig {
 /// # Errors
 /// Returns an error if a file cannot be read, a key is unknown, or a value is invalid.
 pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
-    let (mut files, mut sidecar) = (Vec::new(), None);
+    let (mut layers, mut sidecar) = (Vec::new(), None);
     for file in given.files.iter().rev() {
-        read_chain(Path::new(file), None, &mut Vec::new(), &mut files, &mut sidecar)?;
+        read_chain(Path::new(file), None, &mut Vec::new(), &mut layers, &mut sidecar)?;
     }
-    files.reverse();
-    files.push(command_line(given)?);
+    layers.reverse();
+    let mut layer = Tree::Map(Vec::new());
+    for pair in &given.set {
+        let (path, value) = set_pair(pair)?;
+        let mut own = YamlNode::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
+        reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
+        layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
+    }
+    let by_set = layer.clone();
+    for flag in &given.flags {
+        let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
+        validate(&YamlNode::from_value(tree.to_value()), &|_| ValueOrigin::Argument(format!("--{}", flag.name)))?;
+        if !(flag.yields && by_set.get(flag.path).is_some()) {
+            layer.merge(tree);
+        }
+    }
+    if let Some(mesh) = &given.mesh {
+        // The flag replaces the complete mesh: axes that it omits have size 1.
+        let mesh: Mesh = layout::parse_mesh(mesh)?;
+        layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
+    }
+    expand_reference(&mut layer);
+    layers.push(layer);
     let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
-    let loaded = combine(files, length, None)?;
+    let loaded = combine(layers, length, None)?;
     if given.allow_changed_inputs && sidecar.is_none() {
         let why = "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag";
-        return Err(ConfigError::Flag(why.into()));
+        return Err(ConfigError::argument(why));
     }
     let allows_changes = given.allow_changed_inputs;
     let sidecar = sidecar.map(|sidecar| Sidecar { allows_changes, ..sidecar.within(&loaded.tree) });
@@ -180,7 +201,7 @@ pub(super) fn combine(
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
-    text_file::read(path).map_err(|source| ConfigError::Read { path: path.into(), source })
+    text_file::read(path).map_err(|source| ConfigError::unreadable(path, source))
 }
 
 /// Returns the generation of a model: read from the model's files if they are available, otherwise from the embedded
@@ -215,7 +236,8 @@ fn read_chain(
     let identity = path.canonicalize().unwrap_or_else(|_| PathBuf::from(&label));
     if seen.contains(&identity) {
         let chain: Vec<String> = seen.iter().chain([&identity]).map(|p| file_name(p)).collect();
-        return Err(ConfigError::Cycle { place: named_by.unwrap_or(label), chain: chain.join(" -> ") });
+        let error = ConfigError::key(ConfigErrorKind::Cycle, "extends", chain.join(" -> "));
+        return Err(error.at(ValueOrigin::Argument(named_by.unwrap_or(label))));
     }
     seen.push(identity);
 
@@ -318,45 +340,19 @@ pub(super) fn expand_reference(layer: &mut Tree) {
     }
 }
 
-/// Returns `--set` pairs and flags as one layer.
-fn command_line(given: &CliOverrides) -> Result<Tree, ConfigError> {
-    let mut layer = Tree::Map(Vec::new());
-    for pair in &given.set {
-        let (path, value) = set_pair(pair)?;
-        let mut own = YamlNode::from_value(Tree::at(&path, value, &ValueOrigin::Set).to_value());
-        reference_video::expand(&mut own, |_| ValueOrigin::Set)?;
-        layer.merge(Tree::from_node(&own, &|_| ValueOrigin::Set));
-    }
-    let by_set = layer.clone();
-    for flag in &given.flags {
-        let tree = Tree::at(flag.path, flag.value.clone(), &ValueOrigin::Flag(flag.name));
-        validate(&YamlNode::from_value(tree.to_value()), &|_| Location::Argument(format!("--{}", flag.name)))?;
-        if !(flag.yields && by_set.get(flag.path).is_some()) {
-            layer.merge(tree);
-        }
-    }
-    if let Some(mesh) = &given.mesh {
-        // The flag replaces the complete mesh: axes that it omits have size 1.
-        let mesh: Mesh = layout::parse_mesh(mesh)?;
-        layer.set("mesh", json!(mesh), &ValueOrigin::Flag("mesh"));
-    }
-    expand_reference(&mut layer);
-    Ok(layer)
-}
-
 fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
     let Some((path, text)) = pair.split_once('=') else {
-        return Err(ConfigError::Flag(format!("--set {pair}: expected key=value, e.g. --set sampler.steps=8")));
+        return Err(ConfigError::argument(format!("--set {pair}: expected key=value, e.g. --set sampler.steps=8")));
     };
     let (path, place) = (path.trim(), format!("--set {pair}"));
     if path.contains('[') {
         let list = path.split('[').next().unwrap_or(path);
-        return Err(ConfigError::Flag(format!(
+        return Err(ConfigError::argument(format!(
             "{place}: cannot set an item of a list; set the complete list, e.g. --set {list}='[…]'"
         )));
     }
     if path == "extends" {
-        return Err(ConfigError::Flag(format!(
+        return Err(ConfigError::argument(format!(
             "{place}: 'extends' is only allowed in a file; pass the base file with -c"
         )));
     }
@@ -368,7 +364,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
     };
     let fits = |value: &Value| {
         let node = YamlNode::from_value(Tree::at(path, value.clone(), &ValueOrigin::Set).to_value());
-        validate(&node, &|_| Location::Argument(place.clone()))
+        validate(&node, &|_| ValueOrigin::Argument(place.clone()))
     };
     match parsed {
         Ok(value) if fits(&value).is_ok() => Ok((path.to_string(), value)),
@@ -388,7 +384,7 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     for (text, file) in PAIRS {
         match (written(text), written(file)) {
             (Some(_), Some((_, origin))) => {
-                return Err(ConfigError::Both { origin, first: text, second: file });
+                return Err(ConfigError::exclusive(origin, text, file));
             }
             (Some((_, origin)), None) => resets.push((file, Value::Null, origin)),
             (None, Some((_, origin))) => resets.push((text, "".into(), origin)),
@@ -398,7 +394,7 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     match (written("sampler.steps"), written("sampler.sigmas")) {
         (Some((_, origin)), None) => resets.push(("sampler.sigmas", Value::Null, origin)),
         (Some((steps, origin)), Some((sigmas, _))) if steps != check::steps_of(&sigmas) => {
-            return Err(ConfigError::Both { origin, first: "sampler.steps", second: "sampler.sigmas" });
+            return Err(ConfigError::exclusive(origin, "sampler.steps", "sampler.sigmas"));
         }
         (None, Some((sigmas, origin))) => resets.push(("sampler.steps", check::steps_of(&sigmas).into(), origin)),
         _ => {}
@@ -416,13 +412,13 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
 fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
     let Length { seconds, origin } = length;
     let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
-    let rate = rate.ok_or_else(|| ConfigError::Flag("--seconds: request.frame_rate is not a number".into()))?;
+    let rate = rate.ok_or_else(|| ConfigError::argument("--seconds: request.frame_rate is not a number"))?;
     if !(seconds.is_finite() && *seconds > 0.0) {
-        return Err(ConfigError::Flag(format!("--seconds {seconds}: must be a number above 0")));
+        return Err(ConfigError::argument(format!("--seconds {seconds}: must be a number above 0")));
     }
     if seconds * rate >= 1e9 {
         let why = format!("must be less than {}, which is 1e9 frames at {rate} fps", 1e9 / rate);
-        return Err(ConfigError::Flag(format!("--seconds {seconds}: {why}")));
+        return Err(ConfigError::argument(format!("--seconds {seconds}: {why}")));
     }
     let frames = legal::nearest_frames(seconds * rate, check::typed(merged)?.frame_step());
     let actual = frames as f64 / rate;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::error::{ConfigError, Location, ValueOrigin};
+use super::error::{ConfigError, ValueOrigin};
 use super::load::{Length, LoadedConfig, combine, expand_reference};
 use super::reference_video;
 use super::tree::{Tree, are_same};
@@ -75,7 +75,7 @@ impl RequestLayer {
 /// Validates a tree and converts its keys to canonical names.
 fn parse_field_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
     let (origin, mut node) = (ValueOrigin::Field(field.into()), YamlNode::from_value(tree));
-    validate(&node, &|_| Location::Field(field.into()))?;
+    validate(&node, &|_| ValueOrigin::Field(field.into()))?;
     reference_video::expand(&mut node, |_| origin.clone())?;
     Ok(Tree::from_node(&node, &|_| origin.clone()))
 }

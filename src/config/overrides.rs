@@ -1,5 +1,6 @@
 //! Command-line overrides of a configuration.
 
+use serde::Serialize;
 use serde_json::Value;
 
 /// Command-line flag that sets a key.
@@ -28,18 +29,24 @@ pub struct CliOverrides {
 }
 
 impl CliOverrides {
-    /// Adds a flag if it has a value.
-    pub fn flag(&mut self, name: &'static str, path: &'static str, value: Option<impl Into<Value>>) {
-        if let Some(value) = value {
-            self.flags.push(Flag { name, path, value: value.into(), yields: false });
-        }
+    /// Adds a flag, unless its value is null, false or an empty list.
+    pub fn flag(&mut self, name: &'static str, path: &'static str, value: impl Serialize) {
+        self.add(name, &[path], value, false);
     }
 
     /// Adds a flag that sets several keys; `--set` of one of the keys takes precedence.
-    pub fn shared_flag(&mut self, name: &'static str, paths: &[&'static str], value: Option<impl Into<Value>>) {
-        let value = value.map(Into::into);
-        for path in paths {
-            self.flags.extend(value.clone().map(|value| Flag { name, path, value, yields: true }));
-        }
+    pub fn shared_flag(&mut self, name: &'static str, paths: &[&'static str], value: impl Serialize) {
+        self.add(name, paths, value, true);
+    }
+
+    fn add(&mut self, name: &'static str, paths: &[&'static str], value: impl Serialize, yields: bool) {
+        let value = serde_json::to_value(value).expect("the value of a flag serializes");
+        let is_set = match &value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(items) => !items.is_empty(),
+            _ => true,
+        };
+        let flag = |path: &&'static str| Flag { name, path, value: value.clone(), yields };
+        self.flags.extend(paths.iter().filter(|_| is_set).map(flag));
     }
 }

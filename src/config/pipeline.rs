@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::error::ConfigErrorKind;
 use super::message::{Message, Setting, message};
 use crate::weights::Version;
 
@@ -234,6 +235,13 @@ const VIDEO_TO_AUDIO: PipelineSpec = PipelineSpec {
 
 const TEXT_TO_AUDIO: PipelineSpec =
     PipelineSpec { name: "text_to_audio", video: None, motion_speed: false, ..VIDEO_TO_AUDIO };
+
+impl Support {
+    /// Returns the kind of the error about an input: it is required and missing, or given and not supported.
+    pub(super) fn fault_kind(self) -> ConfigErrorKind {
+        if self == Support::Required { ConfigErrorKind::Missing } else { ConfigErrorKind::Unsupported }
+    }
+}
 
 impl PipelineSpec {
     /// Returns whether a second pass refines the first at a larger size.

@@ -17,7 +17,7 @@ pub(super) fn expand(root: &mut YamlNode, origin: impl Fn(u64) -> ValueOrigin) -
     let Some(found) = request.iter().position(|(name, _)| name == SINGLE) else { return Ok(()) };
     if request.iter().any(|(name, _)| name == LIST) {
         let origin = origin(request[found].1.line);
-        return Err(ConfigError::Both { origin, first: "request.reference_videos", second: "request.reference_video" });
+        return Err(ConfigError::exclusive(origin, "request.reference_videos", "request.reference_video"));
     }
     let (name, node) = &mut request[found];
     *name = LIST.into();

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::check::typed;
-use super::error::{ConfigError, ValueOrigin};
+use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::{Pipeline, Support};
 use super::schema::{Config, ReferenceVideo};
@@ -87,17 +87,13 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     }
     let mut found: [Option<(usize, &str)>; 2] = [None, None];
     for lora in loras() {
-        let scales = ReferenceScales::read(&lora.path).map_err(ConfigError::Lora)?;
+        let scales = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?;
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
-                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined").into();
-                    return Err(ConfigError::Value {
-                        key,
-                        value: own.to_string(),
-                        origin: ValueOrigin::Lora(lora.path.clone()),
-                        why,
-                    });
+                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined");
+                    let error = ConfigError::value(ConfigErrorKind::Conflict, key, own, why);
+                    return Err(error.at(ValueOrigin::Lora(lora.path.clone())));
                 }
                 (Some(own), None) => *found = Some((own, &lora.path)),
                 _ => {}
@@ -125,15 +121,14 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
 /// Sets the number of frames to read from each reference video: its length, limited to that of the generated video.
 fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let Some(most) = config.request.num_frames.count() else {
-        let why = "reference videos need a number of frames; set one".into();
-        let (key, origin) = ("request.num_frames", merged.origin("request.num_frames"));
-        return Err(ConfigError::Value { key, value: "auto".into(), origin, why });
+        let (key, why) = ("request.num_frames", "reference videos need a number of frames; set one");
+        return Err(ConfigError::value(ConfigErrorKind::Unsupported, key, "auto", why).at(merged.origin(key)));
     };
     let [_, step] = config.conditioning.reference_scales();
     let mut videos = config.request.reference_videos.clone();
     for video in &mut videos {
         if video.frames.is_none() {
-            let info = probe_clip(Path::new(&video.path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
+            let info = probe_clip(Path::new(&video.path), Path::new("ffmpeg")).map_err(ConfigError::video)?;
             differences(config, video, &info, most, step).iter().for_each(|line| tracing::warn!("{line}"));
             video.frames = Some(info.frames);
             check_mask(merged, video, encoded_frames(info.frames.min(most), step), most)?;
@@ -148,10 +143,10 @@ fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
 /// Rejects a mask whose number of frames does not match the `encoded` frames of its reference video.
 fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize) -> Result<(), ConfigError> {
     let Some(path) = &video.attention_mask else { return Ok(()) };
-    let info = probe_clip(Path::new(path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
+    let info = probe_clip(Path::new(path), Path::new("ffmpeg")).map_err(ConfigError::video)?;
     let fault = mask_group(info.frames.min(most), (encoded - 1) / FRAME_STEP + 1).err();
     let (value, origin) = (format!("attention_mask {path}"), merged.origin(VIDEOS));
-    fault.map_or(Ok(()), |why| Err(ConfigError::Value { key: VIDEOS, value, origin, why: why.into() }))
+    fault.map_or(Ok(()), |why| Err(ConfigError::value(ConfigErrorKind::OutOfRange, VIDEOS, value, why).at(origin)))
 }
 
 /// Returns the number of mask frames per latent frame of the reference, except the first latent frame, which has one

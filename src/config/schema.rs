@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Serve;
 use super::pipeline::Pipeline;
-use super::serve::Serve;
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
@@ -178,7 +178,7 @@ fn one() -> f64 {
     1.0
 }
 
-pub(super) fn both_stages() -> Vec<u8> {
+fn both_stages() -> Vec<u8> {
     vec![1, 2]
 }
 

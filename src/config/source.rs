@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::error::{ConfigError, ValueOrigin};
+use super::error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
 use super::message::{Message, Setting, message};
 use super::pipeline::VideoUse;
@@ -37,7 +37,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
         return Ok(clears_negative);
     };
     failpoint::reach("probe", "video");
-    let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::Video)?;
+    let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::video)?;
     let origin = ValueOrigin::Video(path);
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
         // The output keeps the size of the input video; only the network input is padded to a multiple of 32.
@@ -61,8 +61,8 @@ fn is_written(merged: &Tree, key: &str) -> bool {
     written && !of_other
 }
 
-fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: impl Into<Message>) -> ConfigError {
-    ConfigError::Value { key, value: value.to_string(), origin: merged.origin(key), why: why.into() }
+fn fault(key: &'static str, value: impl ToString, merged: &Tree, why: impl Into<Limit>) -> ConfigError {
+    ConfigError::value(ConfigErrorKind::Conflict, key, value, why).at(merged.origin(key))
 }
 
 fn take_rate(merged: &mut Tree, config: &Config, rate: f64, origin: &ValueOrigin) -> Result<(), ConfigError> {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::error::{ConfigError, Location};
+use super::error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 use super::experiment::Experiment;
 use super::reference_video;
 use super::schema::Config;
@@ -19,6 +19,8 @@ pub fn json_schema() -> &'static Value {
         generator.subschema_for::<Experiment>();
         let mut schema = generator.into_root_schema_for::<Config>().to_value();
         reference_video::add_to(&mut schema);
+        // The crate of the server does not know the pipelines.
+        schema["$defs"]["Serve"]["properties"]["pipelines"]["items"] = json!({"$ref": "#/$defs/Pipeline"});
         schema
     })
 }
@@ -30,18 +32,17 @@ pub fn experiment_schema() -> Value {
 }
 
 /// Function that returns the location of a line number.
-type Locate<'a> = &'a dyn Fn(u64) -> Location;
+type Locate<'a> = &'a dyn Fn(u64) -> ValueOrigin;
 
 /// Returns a function that returns the location of a line number in a file.
-pub(super) fn in_file(file: &str) -> impl Fn(u64) -> Location {
-    move |line| Location::File { file: file.into(), line }
+pub(super) fn in_file(file: &str) -> impl Fn(u64) -> ValueOrigin {
+    move |line| ValueOrigin::File { file: file.into(), line }
 }
 
 /// Validates a configuration; `locate` returns the location of a line.
 ///
 /// # Errors
-/// Returns [`ConfigError::UnknownKey`] with the most similar key, or [`ConfigError::WrongType`] with the accepted
-/// values.
+/// Returns an error about an unknown key with the most similar key, or about a wrong type with the accepted values.
 pub(super) fn validate(node: &YamlNode, locate: Locate) -> Result<(), ConfigError> {
     if matches!(node.data, YamlData::Scalar(Value::Null)) {
         return Ok(()); // An empty file.
@@ -117,12 +118,12 @@ fn check(node: &YamlNode, schema: &Value, path: &str, locate: Locate) -> Result<
             let mut required = object["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
             match required.find(|r| node.get(r).is_none()) {
                 None => Ok(()),
-                Some(missing) => Err(ConfigError::WrongType {
-                    location: locate(node.line),
-                    key: path.into(),
-                    expected: format!("a map with the key '{missing}'"),
-                    found: "a map without this key".into(),
-                }),
+                Some(missing) => {
+                    let expected = Limit::Schema(format!("a map with the key '{missing}'"));
+                    let found = "a map without this key";
+                    let error = ConfigError::value(ConfigErrorKind::WrongType, path.to_string(), found, expected);
+                    Err(error.at(locate(node.line)))
+                }
             }
         }
         YamlData::List(items) => {
@@ -200,19 +201,16 @@ fn wrong(node: &YamlNode, options: &[&Value], path: &str, locate: Locate) -> Con
     };
     let numeric = matches!(&node.data, YamlData::Scalar(v) if v.is_number() || v.is_boolean());
     let quote = if numeric && expected.iter().any(|e| e.starts_with("text")) { " (quote it)" } else { "" };
-    ConfigError::WrongType {
-        location: locate(node.line),
-        key: if path.is_empty() { "the file".into() } else { path.into() },
-        expected: expected.join(" or "),
-        found: format!("{found}{quote}"),
-    }
+    let key = if path.is_empty() { "the file" } else { path }.to_string();
+    let expected = Limit::Schema(expected.join(" or "));
+    ConfigError::value(ConfigErrorKind::WrongType, key, format!("{found}{quote}"), expected).at(locate(node.line))
 }
 
-fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, location: Location) -> ConfigError {
+fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, origin: ValueOrigin) -> ConfigError {
     if path == "model" && key == "prompt_enhancer" {
         let hint =
             "prompt enhancement is not supported; write the enhanced prompt as request.prompt (docs/models.md)".into();
-        return ConfigError::UnknownKey { location, key: join(path, key), hint };
+        return ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Schema(hint)).at(origin);
     }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
     let near = names.iter().map(|n| (strsim::jaro_winkler(n, key), *n)).max_by(|a, b| a.0.total_cmp(&b.0));
@@ -226,7 +224,7 @@ fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, location: 
             }
         },
     };
-    ConfigError::UnknownKey { location, key: join(path, key), hint }
+    ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Schema(hint)).at(origin)
 }
 
 fn section_of(key: &str) -> Option<&'static str> {

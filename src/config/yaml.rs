@@ -58,7 +58,7 @@ impl YamlNode {
 /// Parses YAML; `place` is the file name in errors.
 ///
 /// # Errors
-/// Returns [`ConfigError::Syntax`] with the line; duplicate keys are an error.
+/// Returns a syntax error with the line; duplicate keys are an error.
 pub(crate) fn parse(text: &str, place: &str) -> Result<YamlNode, ConfigError> {
     // Only `true` and `false` are booleans: `prompt: no` is text.
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
@@ -76,7 +76,7 @@ pub(crate) fn parse(text: &str, place: &str) -> Result<YamlNode, ConfigError> {
                     text.split(" at line ").next().unwrap_or(&text).to_string()
                 }
             };
-            Err(ConfigError::Syntax { place: format!("{place}{line}"), message })
+            Err(ConfigError::syntax(format!("{place}{line}"), message))
         }
     }
 }

@@ -16,15 +16,16 @@ use tempfile::TempDir;
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Chip, Module};
-use crate::config::{Config, Job, Sidecar};
+use crate::config::{Config, Sidecar};
 use crate::media::{self, WavFormat};
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::output::report::peak_memory;
-use crate::pipeline::plan::options::{GenerateOptions, RunOptions};
+use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
+use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::programs::call::Call;
@@ -123,11 +124,9 @@ pub(crate) fn bench(
     options: &BenchOptions,
     group: Option<&Arc<Group>>,
 ) -> Result<BenchResults> {
-    if let Some(group) = group {
-        let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
-        processes::compare(group, config, &options)?;
-    }
-    let (mut plan, model) = RunPlan::new(config, std::slice::from_ref(job), sidecar)?;
+    let videos = RunVideos::unwritten(vec![job.clone()], sidecar);
+    processes::compare(group, config, &videos)?;
+    let (mut plan, model) = RunPlan::new(config, &videos)?;
     let no_request = || PipelineError::Bug("the run plan contains no request".into());
     let request = plan.requests.pop().ok_or_else(no_request)?;
     check_request(&request)?;
@@ -136,11 +135,9 @@ pub(crate) fn bench(
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     let mut bench = Bench::new(&session.plan, &request, &mut session.runner, options, &matmul)?;
     let failed = bench.all()?;
-    if let Some(group) = group.filter(|_| failed.is_none()) {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group.filter(|_| failed.is_none()))?;
     let mp4_seconds = bench.file_seconds;
-    let (programs, videos) = (bench.done, bench.synthetic.batch.size());
+    let (programs, videos) = (bench.done, bench.synthetic.batch.size);
     let (runner, executor) = (&session.runner, &session.runner.executor);
     let report = BenchReport {
         platform: executor.engine().platform().into(),
@@ -188,7 +185,7 @@ impl<'a> Bench<'a> {
         matmul: &'a PeakMatmul,
     ) -> Result<Self> {
         let (first, second) = request.passes();
-        let synthetic = SyntheticInputs::new(request, &runner.build.layout)?;
+        let synthetic = SyntheticInputs::new(request, &runner.build.layout);
         let (programs, done) = (&plan.programs, BTreeMap::new());
         let chip = setup::chip(&plan.config, &runner.executor.engine().toolchain().kind).ok();
         let folder = tempfile::tempdir().map_err(|e| {
@@ -294,7 +291,7 @@ impl<'a> Bench<'a> {
         let (shapes, _) =
             self.synthetic.shape(&self.runner.model.sizes, self.second.as_ref().unwrap_or(&self.first))?;
         let noise = self.synthetic.noise(self.runner, &shapes)?;
-        unpack(&self.runner.model, &shapes, self.synthetic.batch.size(), noise)
+        unpack(&self.runner.model, &shapes, self.synthetic.batch.size, noise)
     }
 
     fn upsampler(&mut self, kind: ProgramKind) -> Result<()> {
@@ -307,7 +304,7 @@ impl<'a> Bench<'a> {
         let all = self.request.refine.as_ref().map_or(&[][..], |refine| &refine.upsample);
         let Some(step) = upsampling_steps(all, &from, &to).into_iter().find(of_kind) else { return Ok(()) };
         let [f, h, w] = step.from;
-        let shape = [self.synthetic.batch.size(), from.channels, f, h, w];
+        let shape = [self.synthetic.batch.size, from.channels, f, h, w];
         let latents = TorchRng::new(self.request.seed).normal_array(&shape).into_dimensionality();
         let call = self.runner.upsampler(kind, latents.expect("five axes"), &step)?;
         self.call(kind, &call)

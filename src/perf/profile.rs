@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Module, Trace, TraceComparison, XSpace};
-use crate::config::{Config, Job, Sidecar};
+use crate::config::{Config, Sidecar};
 use crate::media::write_atomically;
-use crate::pipeline::plan::options::GenerateOptions;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
+use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::executor::Executor;
@@ -58,12 +58,11 @@ pub(crate) fn profile(
     folder: &Path,
     group: Option<&Arc<Group>>,
 ) -> Result<Profile> {
-    if let Some(group) = group {
-        let options = GenerateOptions { jobs: vec![job.clone()], ..GenerateOptions::default() };
-        processes::compare(group, config, &options)?;
-    }
-    let (plan, model) = RunPlan::new(config, std::slice::from_ref(job), sidecar)?;
-    let mut session = Session::start_traceable(plan, model, group)?;
+    let videos = RunVideos::unwritten(vec![job.clone()], sidecar);
+    processes::compare(group, config, &videos)?;
+    let (mut plan, model) = RunPlan::new(config, &videos)?;
+    plan.traceable = true;
+    let mut session = Session::start(plan, model, group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {
@@ -79,7 +78,7 @@ pub(crate) fn profile(
         )));
     }
     let file = file(folder, group)?;
-    let synthetic = SyntheticInputs::new(&request, &runner.build.layout)?;
+    let synthetic = SyntheticInputs::new(&request, &runner.build.layout);
     let denoising = synthetic.denoising(runner, &first, ProgramKind::Denoise)?;
     // Warm up, so that one-time work is not in the trace.
     run(&runner.executor, &denoising, steps, || Ok(()))?;
@@ -95,9 +94,7 @@ pub(crate) fn profile(
     write_atomically(&file, &bytes)?;
     let trace =
         Trace::from_space(&space, Some(steps)).map_err(|reason| PipelineError::File { path: file.clone(), reason })?;
-    if let Some(group) = group {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group)?;
     let platform = runner.executor.engine().platform().to_owned();
     let mesh = &runner.build.layout.mesh;
     let device = runner.executor.engine().own_device().kind().to_string();

@@ -11,7 +11,7 @@ use crate::pipeline::programs::call::Call;
 use crate::pipeline::programs::denoise::PassSpec;
 use crate::pipeline::programs::executor::{Executor, Inputs};
 use crate::pipeline::runner::Runner;
-use crate::pipeline::stages::batch::{Batch, DrawOrder};
+use crate::pipeline::stages::batch::{Batch, DrawOrder, videos_at_once};
 use crate::pipeline::stages::condition_encoder::PassTokens;
 use crate::pipeline::stages::conditions::ConditionTokens;
 use crate::pipeline::stages::denoise_loop::{CallNoise, DenoiseLoop};
@@ -27,14 +27,14 @@ pub(super) struct SyntheticInputs<'a> {
 }
 
 impl<'a> SyntheticInputs<'a> {
-    pub(crate) fn new(request: &'a Request, layout: &Layout) -> Result<Self> {
-        Ok(SyntheticInputs { batch: Batch::new(std::slice::from_ref(request), layout)? })
+    pub(crate) fn new(request: &'a Request, layout: &Layout) -> Self {
+        SyntheticInputs { batch: Batch { asked: std::slice::from_ref(request), size: videos_at_once(layout) } }
     }
 
     /// Returns the latent shapes of a pass and the shape of its denoising program.
     pub(crate) fn shape(&self, sizes: &ModelSizes, request: &Request) -> Result<(Shapes, DenoiseShape)> {
         let shapes = Shapes::from_request(sizes, request)?;
-        let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
+        let shape = request.denoise_shape(sizes, &shapes, self.batch.size);
         Ok((shapes, shape))
     }
 
@@ -43,7 +43,7 @@ impl<'a> SyntheticInputs<'a> {
     fn start(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let sizes = &runner.model.sizes;
         let drawn = self.batch.noise().draw(&mut runner.executor, shapes, sizes, DrawOrder::default())?;
-        drawn.start(shapes, sizes, self.batch.size())
+        drawn.start(shapes, sizes, self.batch.size)
     }
 
     /// Returns the packed noise of a pass without appended tokens.
@@ -79,7 +79,7 @@ impl<'a> SyntheticInputs<'a> {
         let steps = runner.new_loop(kind, pass)?;
         let mut start = self.start(runner, &shapes)?;
         if let Some(conditions) = &conditions {
-            conditions.give(start.as_mut(), self.batch.size());
+            conditions.give(start.as_mut(), self.batch.size);
             conditions.blend(start.as_mut());
         }
         let tokens = start.as_ref().map(|x| [x.dim().1, x.dim().2]);

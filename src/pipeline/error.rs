@@ -112,7 +112,7 @@ impl PipelineError {
 impl From<crate::request::RequestError> for PipelineError {
     fn from(error: crate::request::RequestError) -> Self {
         match error {
-            crate::request::RequestError::Key { .. } => PipelineError::Usage(error.to_string()),
+            crate::request::RequestError::Config(error) => PipelineError::Request(error),
             crate::request::RequestError::Sampling(error) => PipelineError::Sampling(error),
         }
     }
@@ -147,7 +147,7 @@ mod tests {
             source: crate::models::unsupported("vae", "dims", Some(2.0), "3"),
         };
         let denied = || std::io::Error::other("permission denied");
-        let read = crate::config::ConfigError::Read { path: "x.yml".into(), source: denied() };
+        let read = crate::config::ConfigError::unreadable(std::path::Path::new("x.yml"), denied());
         let file = Media::Io { action: "write", path: "out.mp4".into(), source: denied() };
         let errors: [(PipelineError, &str); 5] = [
             (wrong(), "vae/config.json: dims = 2.0 is not supported, only 3"),

@@ -25,7 +25,9 @@ use super::output::writer::{
 use super::plan::options::{GenerateOptions, KeepPlace, RunOptions};
 use super::plan::outputs;
 use super::plan::overwrites::Replaceable;
+use super::plan::resolved::ResolvedConfig;
 use super::plan::run_plan::RunPlan;
+use super::plan::videos::{Job, RunVideos};
 use super::processes;
 pub use super::programs::background_load::OnLoad;
 use super::runner::Runner;
@@ -33,7 +35,7 @@ use super::session::Session;
 use super::stages::batch::videos_at_once;
 use super::stages::duration;
 use super::stages::text_to_video::Generated;
-use crate::config::{Config, Job};
+use crate::config::Config;
 use crate::destination::Destination;
 use crate::interrupts;
 use crate::media::Mp4Options;
@@ -44,6 +46,8 @@ const INTERRUPT_EVERY: usize = 8;
 
 /// Receives the progress of a run.
 pub trait Observer {
+    /// Called once with the videos that the run generates, before a device is opened.
+    fn planned(&mut self, _jobs: &[Job]) {}
     /// Called while a batch of videos is generated, when `done` of `total` steps of `phase` are finished. `Break` stops
     /// the run.
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
@@ -58,54 +62,54 @@ pub trait Observer {
 
 /// Warns if the run repeats the run of a sidecar that was written with another plugin or platform. The plan has already
 /// compared the ltx2 version.
-fn warn_of_plugin(session: &Session, options: &GenerateOptions) {
-    if let Some(sidecar) = options.sidecar.as_ref().filter(|_| session.first) {
+fn warn_of_plugin(session: &Session, videos: &RunVideos) {
+    if let Some(sidecar) = videos.sidecar.as_ref().filter(|_| session.first) {
         let plugin = json!({"pjrt": session.versions["pjrt"], "platform": session.versions["platform"]});
         warn_of_versions(sidecar, &plugin);
     }
 }
 
-/// Generates a video for each of `options.jobs`. `group`: processes of a multi-process run, of which only the first
+/// Generates the videos of a configuration. `group`: processes of a multi-process run, of which only the first
 /// writes and reports videos; `None`: this process runs alone.
 ///
 /// # Errors
 /// Returns an error if the model, a request or a device fails. No partially written file remains.
 pub fn generate(
     config: &Config,
-    options: &GenerateOptions,
+    options: GenerateOptions,
     group: Option<&Arc<Group>>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<FinishedVideo>> {
-    if let Some(group) = group {
-        processes::compare(group, config, options)?;
+    let videos = &RunVideos::new(config, options, group.map(|group| &**group))?;
+    if videos.jobs.is_empty() {
+        return Ok(Vec::new());
     }
-    let replaceable = outputs::replaceable(config, options);
-    let (mut plan, mut model) = RunPlan::of_videos(config, options)?;
-    if let Some(config) = duration::resolve(config, &options.jobs, group)? {
-        (plan, model) = RunPlan::of_videos(&config, options)?;
+    processes::compare(group, config, videos)?;
+    let replaceable = outputs::replaceable(config, videos);
+    let (mut plan, mut model) = RunPlan::new(config, videos)?;
+    if let Some(frames) = duration::resolve(config, &videos.jobs, group)? {
+        let resolved = ResolvedConfig::with_frames(config, frames)?;
+        (plan, model) = RunPlan::new(&resolved, videos)?;
     }
+    observer.planned(&videos.jobs);
+    let requests = std::mem::take(&mut plan.requests);
     let mut started = Instant::now();
     let mut session = Session::start(plan, model, group)?;
-    warn_of_plugin(&session, options);
+    warn_of_plugin(&session, videos);
     session.runner.executor.on_load(observer.on_load());
-    check_steps(&session, options)?;
+    check_steps(&session, videos)?;
     session.fit_memory(group)?;
     let Session { plan, mut runner, versions, first } = session;
-    let chunk = Some(options.progress_every.unwrap_or(INTERRUPT_EVERY));
-    let dump_steps = options.dump_steps && options.dump.is_some();
-    let encode = first.then(Mp4Options::default);
-    let dump = options.dump.is_some();
-    let mut run = RunOptions { chunk, dump, dump_steps, encode, ..RunOptions::default() };
-
+    let mut run = run_options(videos, first);
     let mut results = Results::default();
     let size = videos_at_once(&runner.build.layout);
-    let batches = options.jobs.chunks(size).zip(plan.requests.chunks(size)).zip(options.outputs.chunks(size));
+    let batches = videos.jobs.chunks(size).zip(requests.chunks(size)).zip(videos.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
-        let mut writer = VideoWriter::new(scope, &plan.config, options);
+        let mut writer = VideoWriter::new(scope, &plan.config, videos);
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
-            let saving = saving(&plan.config, options, &runner.model, jobs, &paths[0], group.is_none());
-            let resumed = |saving: Saving| if options.resume { saving.resumed() } else { Ok(saving) };
+            let saving = saving(&plan.config, videos, &runner.model, jobs, &paths[0], group.is_none());
+            let resumed = |saving: Saving| if videos.resume { saving.resumed() } else { Ok(saving) };
             run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
                 Ok(saving) => saving,
                 // The previous batch is still written if this batch cannot be resumed.
@@ -116,7 +120,7 @@ pub fn generate(
             runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
             if requests[0].chain.is_some() {
                 let writes = first.then_some(&replaceable);
-                results.add(chained(&mut runner, options, &run, &together, started, writes, observer)?, observer)?;
+                results.add(chained(&mut runner, videos, &run, &together, started, writes, observer)?, observer)?;
                 runner.executor.reset_set_up_time();
                 started = Instant::now();
                 continue;
@@ -130,32 +134,42 @@ pub fn generate(
                 }
                 observer.progress(jobs, phase, done, total)
             };
-            let mut videos = runner.generate_clips(requests, None, &run, &mut watch);
-            let made = started.elapsed();
+            let mut made = runner.generate_clips(requests, None, &run, &mut watch);
+            let took = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
-            if let (Ok(videos), true) = (&mut videos, first) {
-                let made = pending_videos(&runner, &together, std::mem::take(videos), made, &replaceable);
-                writer.start(made, run.saving.take());
+            if let (Ok(made), true) = (&mut made, first) {
+                let pending = pending_videos(&runner, &together, std::mem::take(made), took, &replaceable);
+                writer.start(pending, run.saving.take());
             }
             if before.is_err() {
                 // Write or keep the results of this batch before returning the error of the previous batch.
-                let own = videos.map(drop).and(results.add(writer.wait(), observer));
+                let own = made.map(drop).and(results.add(writer.wait(), observer));
                 own.unwrap_or_else(|error| tracing::error!("{}", one_line(&error)));
                 return before;
             }
-            videos?;
+            made?;
             runner.executor.reset_set_up_time();
             started = Instant::now();
         }
         results.add(writer.wait(), observer)
     });
     let Results { finished, perf, mut late } = results;
-    late.add(write_times(options.perf_json.as_ref().filter(|_| first), perf, &replaceable));
+    late.add(write_times(videos.perf_json.as_ref().filter(|_| first), perf, &replaceable));
     ended.and(late.first())?;
-    if let Some(group) = group {
-        processes::wait_for_all(group)?;
-    }
+    processes::wait_for_all(group)?;
     Ok(finished)
+}
+
+/// Returns the options of a batch. `first`: whether this process writes the videos.
+fn run_options(videos: &RunVideos, first: bool) -> RunOptions {
+    let dump = videos.dump.is_some();
+    RunOptions {
+        chunk: Some(videos.progress_every.unwrap_or(INTERRUPT_EVERY)),
+        dump,
+        dump_steps: videos.dump_steps && dump,
+        encode: first.then(Mp4Options::default),
+        ..RunOptions::default()
+    }
 }
 
 /// Results of the videos written so far.
@@ -196,15 +210,15 @@ fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Re
 /// `None`: no checkpoint is written.
 fn saving(
     config: &Config,
-    options: &GenerateOptions,
+    videos: &RunVideos,
     model: &OpenModel,
     jobs: &[Job],
     output: &Path,
     is_alone: bool,
 ) -> Result<Option<Saving>> {
-    let every = options.checkpoint_every.map(Every::Steps);
-    let new = || Saving::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, options)));
-    if options.checkpoint_every.is_some() || options.resume {
+    let every = videos.checkpoint_every.map(Every::Steps);
+    let new = || Saving::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, videos)));
+    if videos.checkpoint_every.is_some() || videos.resume {
         return new().map(Some);
     }
     let is_kept = is_alone && output.file_name().is_some() && !Destination::is_stream(output);
@@ -213,7 +227,7 @@ fn saving(
         return Ok(None);
     }
     let how = match config.output.path {
-        None if !options.has_several() => format!("--resume -o {}", output.display()),
+        None if !videos.has_several() => format!("--resume -o {}", output.display()),
         _ => "--resume".to_string(),
     };
     Ok(new().ok().map(|saving| saving.unasked(how)))
@@ -223,14 +237,14 @@ fn saving(
 ///
 /// # Errors
 /// Returns an error if a checkpoint is damaged or belongs to another request, model or release.
-fn check_steps(session: &Session, options: &GenerateOptions) -> Result<()> {
-    if !options.resume {
+fn check_steps(session: &Session, videos: &RunVideos) -> Result<()> {
+    if !videos.resume {
         return Ok(());
     }
     let (config, size) = (&session.plan.config, videos_at_once(&session.runner.build.layout));
-    let mut batches = options.jobs.chunks(size).zip(options.outputs.chunks(size));
+    let mut batches = videos.jobs.chunks(size).zip(videos.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
-        let saving = saving(config, options, &session.runner.model, jobs, &paths[0], true)?;
+        let saving = saving(config, videos, &session.runner.model, jobs, &paths[0], true)?;
         saving.as_ref().map_or(Ok(()), Saving::check)
     })
 }
@@ -281,7 +295,7 @@ fn sidecar_model(config: &Config, runner: &Runner) -> Value {
 /// batch. `writes`: files that may be replaced; `None`: another process writes the files.
 fn chained(
     runner: &mut Runner,
-    options: &GenerateOptions,
+    videos: &RunVideos,
     run: &RunOptions,
     together: &VideoBatch,
     started: Instant,
@@ -290,7 +304,7 @@ fn chained(
 ) -> Result<Vec<WriteOutcome>> {
     let VideoBatch { plan, versions, jobs, requests, paths } = together;
     let config = &plan.config;
-    let files = writes.map(|own| ChainWriter::new(config, options, &runner.model, jobs, paths, &requests[0], own));
+    let files = writes.map(|own| ChainWriter::new(config, videos, &runner.model, jobs, paths, &requests[0], own));
     let mut files = files.transpose()?;
     let mut watch = |phase: Phase, done: usize, total: usize| observer.progress(jobs, phase, done, total);
     // After the first clip, delay interrupts until the finished clips are saved.

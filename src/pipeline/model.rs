@@ -10,9 +10,10 @@ use sha2::{Digest, Sha256};
 use super::error::Result;
 use super::plan::origin::{self, Origin, Weights};
 use super::plan::verify;
+use super::plan::videos::Job;
 use super::programs::configs::ModelConfigs;
 use crate::av::Av;
-use crate::config::{Config, Job, Reference};
+use crate::config::{Config, Reference};
 use crate::models::tokenizer::Tokenizer;
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::sampling::latents::LatentStatistics;
@@ -171,7 +172,7 @@ impl OpenModel {
     /// # Errors
     /// Returns an error if the model does not support the sizes or the noise schedule.
     pub fn request(&self, config: &Config, job: &Job) -> Result<Request> {
-        let request = request::resolve_job(config, &self.sizes, job)?;
+        let request = request::resolve(config, &self.sizes)?;
         let shapes = Shapes::from_request(&self.sizes, &request.passes().0)?;
         let by_diffusers = config.guidance.stg_streams == Reference::Diffusers;
         let stg = request.all_scales().into_iter().flatten().any(|s| s.stg != 0.0);
@@ -188,7 +189,8 @@ impl OpenModel {
         {
             tracing::warn!("{}: {other}", self.configs.origin().config_place(Component::Scheduler).display());
         }
-        Ok(Request { sigmas: request::sigmas(config, &self.scheduler, &shapes)?, ..request })
+        let sigmas = request::sigmas(config, &self.scheduler, &shapes)?;
+        Ok(Request { prompt: job.prompt.clone(), seed: job.seed, sigmas, ..request })
     }
 
     /// Verifies every component that a run of `config` reads. These may be more than those verified when the model was

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::error::PipelineError;
 use super::output::differences::difference;
-use super::plan::options::GenerateOptions;
-use crate::config::{Config, Job, model_paths};
+use super::plan::videos::{Job, RunVideos};
+use crate::config::{Config, Distributed, model_paths};
 use crate::interrupts;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
@@ -31,7 +31,7 @@ fn own_keys() -> impl Iterator<Item = String> {
 /// Maximum time that an interrupted process waits until the other processes are notified.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Calls `run`. If the configuration or the launcher's environment describes several processes, joins them first;
+/// Calls `run`. If `asked` or the launcher's environment describes several processes, joins them first;
 /// otherwise, this process runs alone. If another process is lost or fails, this process prints why, removes partially
 /// written files and exits immediately with code 1.
 ///
@@ -39,10 +39,9 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Returns the error of `run`, after reporting it to the other processes, or an error if the processes cannot be
 /// joined.
 pub fn together<T, E: Display + From<PipelineError>>(
-    config: &Config,
+    asked: &Distributed,
     run: impl FnOnce(Option<&Arc<Group>>) -> Result<T, E>,
 ) -> Result<T, E> {
-    let asked = &config.runtime.distributed;
     let launch = Launch::detect(
         &LaunchOptions {
             coordinator: asked.coordinator.clone(),
@@ -93,18 +92,19 @@ pub(super) fn last_words(message: &str) {
     temporaries::remove_all();
 }
 
-/// Checks that all processes have the same configuration and options.
+/// Checks that all processes have the same configuration and videos.
 ///
 /// # Errors
 /// Returns an error with the first process that differs from process 0, and the key in which it differs. All processes
 /// return the same error.
-pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions) -> Result<(), PipelineError> {
+pub(crate) fn compare(group: Option<&Arc<Group>>, config: &Config, videos: &RunVideos) -> Result<(), PipelineError> {
+    let Some(group) = group else { return Ok(()) };
     let mut own = json!({
         "config": config,
-        "jobs": options.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
-        "dump": options.dump.is_some(),
-        "dump_steps": options.dump_steps,
-        "progress_every": options.progress_every,
+        "jobs": videos.jobs.iter().map(|Job { prompt, seed, .. }| json!({"prompt": prompt, "seed": seed})).collect::<Vec<_>>(),
+        "dump": videos.dump.is_some(),
+        "dump_steps": videos.dump_steps,
+        "progress_every": videos.progress_every,
     });
     for key in own_keys() {
         if let Some(value) = own.pointer_mut(&format!("/config{key}")) {
@@ -126,8 +126,8 @@ pub(crate) fn compare(group: &Group, config: &Config, options: &GenerateOptions)
 
 /// Waits until all processes have finished, including writing their files. If a process released its devices earlier,
 /// the communicators of the others would report it as lost.
-pub(crate) fn wait_for_all(group: &Group) -> Result<(), PipelineError> {
-    Ok(group.all_gather("done").map(drop)?)
+pub(crate) fn wait_for_all(group: Option<&Arc<Group>>) -> Result<(), PipelineError> {
+    Ok(group.map_or(Ok(()), |group| group.all_gather("done").map(drop))?)
 }
 
 #[cfg(test)]

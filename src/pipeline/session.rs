@@ -88,32 +88,13 @@ impl Session {
     ///
     /// # Errors
     /// Returns an error if the platform does not exist or the layout is not suitable.
-    pub fn start(plan: RunPlan, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
-        let options = setup::engine_options(&plan.config);
-        Session::start_with(plan, model, group, options)
-    }
-
-    /// Same as [`Session::start`], but compiles programs so that a trace distinguishes their operations. Needed only
-    /// for profiles.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Session::start`].
-    pub fn start_traceable(plan: RunPlan, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
-        let options = EngineOptions { traceable: true, ..setup::engine_options(&plan.config) };
-        Session::start_with(plan, model, group, options)
-    }
-
-    fn start_with(
-        mut plan: RunPlan,
-        model: OpenModel,
-        group: Option<&Arc<Group>>,
-        engine_options: EngineOptions,
-    ) -> Result<Self> {
+    pub fn start(mut plan: RunPlan, model: OpenModel, group: Option<&Arc<Group>>) -> Result<Self> {
         request::frame_count(&plan.config)?;
         // Verify the model before waiting for the devices: it may have been opened for another run.
         model.verify(&plan.config)?;
         plan.choose_encoder(group.map(|group| &**group))?;
-        let SessionDevices { engine, build, mut versions } = SessionDevices::open(&mut plan, group, engine_options)?;
+        let options = EngineOptions { traceable: plan.traceable, ..setup::engine_options(&plan.config) };
+        let SessionDevices { engine, build, mut versions } = SessionDevices::open(&mut plan, group, options)?;
         versions["h264"] = json!(plan.round_trip.as_ref().map(RoundTrip::to_string));
         let index = engine.client().process_index().map_err(RuntimeError::from)?;
         let first = group.map_or(index == 0, |group| group.id() == 0);

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 
 use super::RequestError;
+use crate::config::ConfigError;
+use crate::config::ConfigErrorKind::OutOfRange;
 
 /// Possible distances between keyframes, in latent frames. The distance that needs less padding is used; on a tie, the
 /// larger one.
@@ -51,7 +53,7 @@ impl Canvas {
                 "the pipeline dfr needs at least {least} frames; videos of {least} to {} frames are padded",
                 SEGMENTS[0] * compression
             );
-            return Err(RequestError::value("request.num_frames", frames, why));
+            return Err(ConfigError::value(OutOfRange, "request.num_frames", frames, why).into());
         }
         let padding = |segment: usize| content.next_multiple_of(segment) - content;
         let [short, long] = SEGMENTS.map(|latents| latents * compression);

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::{ClipChain, RequestError};
 use crate::av::Av;
-use crate::config::{self, Config, ExtendAt, Reference, VideoUse};
+use crate::config::ConfigErrorKind::OutOfRange;
+use crate::config::{self, Config, ConfigError, ExtendAt, Reference, VideoUse};
 use crate::sampling::latents::VideoShape;
 
 /// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
@@ -196,7 +197,7 @@ impl Condition {
         let (start, end) = (kept.start, kept.end.unwrap_or(f64::INFINITY));
         if start >= end {
             let why = format!("the span {start} to {end} s is empty; end must be after start");
-            return Err(RequestError::key("request.audio_latents", why));
+            return Err(ConfigError::key(OutOfRange, "request.audio_latents", why).into());
         }
         Ok(Condition {
             content: Content::AudioLatents { path: kept.path.clone().into() },
@@ -339,7 +340,7 @@ fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
         let why = format!(
             "{count} keyframes do not fit between the first and the last of {frames} frames; use at most {most}"
         );
-        return Err(RequestError::key("conditioning.generated_keyframes", why));
+        return Err(ConfigError::key(OutOfRange, "conditioning.generated_keyframes", why).into());
     }
     Ok(found)
 }

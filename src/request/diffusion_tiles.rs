@@ -3,6 +3,8 @@
 
 use super::error::RequestError;
 use super::tiling::{Tile, TileSizes, trapezoid};
+use crate::config::ConfigError;
+use crate::config::ConfigErrorKind::OutOfRange;
 use crate::models::diffusion_decoder::{FeatureGrid, FeatureTile};
 
 /// Tiles along frames, rows and columns, and how to blend them. Each tile maps a range of feature-grid cells to a range
@@ -44,7 +46,7 @@ impl DiffusionTiles {
                  reference to diffusers, whose tiles need less overlap",
                 tiling.overlap, tiling.frame_overlap
             );
-            return Err(RequestError::key("runtime.tiling", why));
+            return Err(ConfigError::key(OutOfRange, "runtime.tiling", why).into());
         }
         let axes = Self::axes(tiling, grid, |length, size, overlap, least| {
             let size = size.max(overlap + 1).max(2);

@@ -2,9 +2,10 @@
 
 use ndarray::{Array1, ArrayD, IxDyn};
 
-use super::{Request, RequestError};
+use super::Request;
 use crate::av::Av;
-use crate::config::{Config, Reference, VideoUse};
+use crate::config::ConfigErrorKind::Unsupported;
+use crate::config::{Config, ConfigError, Reference, VideoUse};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::guidance::{Branch, GuidanceScales};
 use crate::sampling::guiders::Guider;
@@ -171,8 +172,10 @@ pub(super) fn all_scales(scales: Av<GuidanceScales>, steps: &Av<GuidanceSteps>) 
 ///
 /// # Errors
 /// Returns an error if the guider does not accept an option.
-pub(super) fn guider(config: &Config) -> Result<Guider, RequestError> {
-    let fault = |(key, value): (_, String)| RequestError::value(key, value, "this guider does not have this option");
+pub(super) fn guider(config: &Config) -> Result<Guider, ConfigError> {
+    let fault = |(key, value): (_, String)| {
+        ConfigError::value(Unsupported, key, value, "this guider does not have this option")
+    };
     config.guidance.kind.guider(config.guidance.apg).map_err(fault)
 }
 

@@ -6,7 +6,8 @@ use super::{
     Shapes, TileSizes, conditions,
 };
 use crate::av::Av;
-use crate::config::{self, Config, Dtype, ExtendAt, Job, Kept, Reference, VideoUse};
+use crate::config::ConfigErrorKind::{OutOfRange, Unsupported};
+use crate::config::{self, Config, ConfigError, Dtype, ExtendAt, Kept, Limit, Reference, VideoUse};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossModalTimestep, TransformerConfig};
 use crate::sampling::denoise::{CleanPrediction, StreamRole};
@@ -63,24 +64,21 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
     let multiple = sizes.token_multiple;
     if !r.max_sequence_length.is_multiple_of(multiple) {
         let low = (r.max_sequence_length / multiple).max(1) * multiple;
-        let why = format!(
-            "must be a multiple of {multiple} (the least common multiple of the connectors' register counts); the \
-             nearest are {low} and {}",
-            low + multiple
-        );
-        return Err(RequestError::value("request.max_sequence_length", r.max_sequence_length, why));
+        let with = " (the least common multiple of the connectors' register counts)".into();
+        let limit = Limit::Step { step: multiple, remainder: 0, with, nearest: [low, low + multiple] };
+        return Err(ConfigError::value(OutOfRange, "request.max_sequence_length", r.max_sequence_length, limit).into());
     }
     let marks = sizes.transformer.use_keyframes_abs_pos_embedding;
     if config.pipeline.spec().has_rounds() && !marks {
         let why = "this transformer has no keyframe embedding (keyframes_abs_pos_embedding); use an LTX-2.5 \
                    transformer with this tensor, or another pipeline";
-        return Err(RequestError::value("pipeline", config.pipeline.name(), why));
+        return Err(ConfigError::value(Unsupported, "pipeline", config.pipeline.name(), why).into());
     }
     let slots = config.conditioning.generated_keyframes;
     if slots > 0 && !marks {
         let why = "this transformer has no keyframe embedding (keyframes_abs_pos_embedding); use an LTX-2.5 \
                    transformer with this tensor, or set 0";
-        return Err(RequestError::value("conditioning.generated_keyframes", slots, why));
+        return Err(ConfigError::value(Unsupported, "conditioning.generated_keyframes", slots, why).into());
     }
     Ok(())
 }
@@ -89,18 +87,18 @@ fn check_model(config: &Config, sizes: &ModelSizes, num_frames: usize) -> Result
 ///
 /// # Errors
 /// Returns an error for `auto`.
-pub(crate) fn frame_count(config: &Config) -> Result<usize, RequestError> {
+pub(crate) fn frame_count(config: &Config) -> Result<usize, ConfigError> {
     config.request.num_frames.count().ok_or_else(|| {
         let why = "auto is only supported by `ltx2 generate`; pass a number of frames";
-        RequestError::key("request.num_frames", why)
+        ConfigError::key(Unsupported, "request.num_frames", why)
     })
 }
 
-/// Returns the request of a job, with empty [`Request::sigmas`], on which no program depends.
+/// Returns the request of a configuration, without prompt, seed and noise levels: no program depends on them.
 ///
 /// # Errors
 /// Returns an error, which says what to change, if the configuration is invalid or the model does not support it.
-pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Result<Request, RequestError> {
+pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, RequestError> {
     let r = &config.request;
     let num_frames = frame_count(config)?;
     let chain = ClipChain::from_config(config, num_frames);
@@ -110,7 +108,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
     let (scales, guidance_steps) = guidance(config, roles);
     let dfr = dfr(config, num_frames, sizes.video_grid.temporal_compression)?;
     Ok(Request {
-        prompt: job.prompt.clone(),
+        prompt: String::new(),
         negative_prompt: r.negative_prompt.clone(),
         width: r.width,
         height: r.height,
@@ -119,7 +117,7 @@ pub(crate) fn resolve_job(config: &Config, sizes: &ModelSizes, job: &Job) -> Res
         position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
         motion_speed: r.motion_speed,
         sound_frames: None,
-        seed: job.seed,
+        seed: 0,
         noise: config.sampler.noise,
         noise_order: match config.sampler.noise_order {
             // In the pipeline `dfr`, both reference implementations draw noise in this order.
@@ -253,7 +251,7 @@ fn stg_blocks(
                 "{bad} is not a block of this model, which has {layers} blocks; use blocks from 0 to {}, or disable STG",
                 layers - 1
             );
-            return Err(RequestError::key(key, why));
+            return Err(ConfigError::key(OutOfRange, key, why).into());
         }
     }
     Ok(blocks)
@@ -269,8 +267,10 @@ fn cross_timestep(config: &Config) -> CrossModalTimestep {
 }
 
 /// Returns the samplers of both passes.
-fn samplers(config: &Config) -> Result<(AnySampler, AnySampler), RequestError> {
-    let fault = |(key, value): (_, String)| RequestError::value(key, value, "this sampler does not have this option");
+fn samplers(config: &Config) -> Result<(AnySampler, AnySampler), ConfigError> {
+    let fault = |(key, value): (_, String)| {
+        ConfigError::value(Unsupported, key, value, "this sampler does not have this option")
+    };
     config.samplers().map_err(fault)
 }
 

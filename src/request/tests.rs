@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::config::{CliOverrides, Config, Job, load};
+use crate::config::{CliOverrides, Config, load};
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::testing::{changed, published};
 use crate::models::transformer::TransformerConfig;
@@ -46,8 +46,7 @@ fn keyframe_embedding_is_added_to_the_first_latent_frame() {
     for (transformer, set, marked) in cases {
         let sizes = sizes(transformer);
         let config = Config::load("nano_2_3", [set]).expect("shipped");
-        let job = Job { index: 0, prompt: String::new(), seed: 1 };
-        let request = resolve_job(&config, &sizes, &job).expect("legal sizes");
+        let request = resolve(&config, &sizes).expect("legal sizes");
         let shapes = Shapes::from_request(&sizes, &request).expect("legal sizes");
         let shape = request.denoise_shape(&sizes, &shapes, 1);
         let network = denoise(&sizes.transformer, &shape, &Build::new(DType::F32)).expect("builds");
@@ -77,7 +76,7 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
     let set = ["conditioning.generated_keyframes=2", "request={width: 128, height: 64, num_frames: 17}"];
     let request = |reference: &str, sizes: &ModelSizes| {
         let config = Config::load("ltx2_5_distilled", set.into_iter().chain([reference])).expect("shipped");
-        resolve_job(&config, sizes, &Job { index: 0, prompt: String::new(), seed: 1 })
+        resolve(&config, sizes)
     };
     for (reference, first) in [("reference=official", 1.0), ("reference=diffusers", 0.0)] {
         let (one, two) = request(reference, &marks).expect("legal").passes();
@@ -112,8 +111,7 @@ fn reference_videos_are_tokens_of_first_pass_only() {
     ];
     let config = Config::load("ltx2_5_distilled", set).expect("legal");
     assert_eq!(config.sampler.kind, SamplerKind::Euler, "Lightricks' pipeline draws no noise in its steps");
-    let job = Job { index: 0, prompt: String::new(), seed: 1 };
-    let (one, two) = resolve_job(&config, &marks, &job).expect("legal sizes").passes();
+    let (one, two) = resolve(&config, &marks).expect("legal sizes").passes();
     let shapes = Shapes::from_request(&marks, &one).expect("legal sizes");
     // 3 latent frames of 2 x 4 tokens, followed by references of 2 and 3 frames of 1 x 2 tokens.
     assert_eq!((shapes.own_tokens(), shapes.appended), (24, 10));

@@ -111,8 +111,7 @@ impl Fields {
 
     /// Returns the pipelines that requests may use.
     pub fn pipelines(&self) -> Vec<Pipeline> {
-        let mut all = vec![self.loaded.config.pipeline];
-        all.extend(&self.serve().pipelines);
+        let mut all: Vec<Pipeline> = self.loaded.config.served_pipelines().collect();
         // Variants share weights and preset, so a server that enables one of them also accepts the other.
         let variants: Vec<Pipeline> = all.iter().filter_map(|pipeline| pipeline.spec().image_variant).collect();
         all.extend(variants);

@@ -14,6 +14,7 @@ use super::error::{Result, TuneError};
 use super::options::TuneOptions;
 use crate::config::{AUTO, CliOverrides, Config, LayoutSource, load, read_layout_source};
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, mesh_name, rules_text, with_rules};
+use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::programs::build::{ProgramKind, warn_once};
 use crate::pipeline::programs::compile::{planned, unmatched_patterns};
 use crate::runtime::Target;
@@ -146,7 +147,7 @@ pub(crate) struct Diagnosis {
 pub(crate) fn diagnose(request: &DiagnoseRequest, options: &TuneOptions) -> Result<Diagnosis> {
     let target = Target::parse(&request.target, request.chip.as_ref())?;
     let mut compiler = CaseCompiler::open(options)?;
-    let mut config = load(&request.given)?.config;
+    let mut config = ResolvedConfig::from(&load(&request.given)?.config);
     let mut request = request.clone();
     if config.layout == AUTO {
         let machine = compiler.machine(&target).map_err(TuneError::Base)?;
@@ -221,7 +222,7 @@ pub(crate) fn diagnose(request: &DiagnoseRequest, options: &TuneOptions) -> Resu
     }
     diagnosis.suggestions.sort_by(|a, b| b.gain().total_cmp(&a.gain()).then(a.families.cmp(&b.families)));
     restore_rule_places(&mut diagnosis.base, &asked, &source);
-    diagnosis.base.layout = config.layout;
+    diagnosis.base.layout.clone_from(&config.layout);
     Ok(diagnosis)
 }
 

@@ -99,14 +99,14 @@ pub(crate) fn case_overrides(case: &Case, file: &Experiment) -> Result<CliOverri
         |flag: &str| -> Vec<String> { settings.windows(2).filter(|w| w[0] == flag).map(|w| w[1].clone()).collect() };
     let mut given =
         CliOverrides { files: after("-c"), set: after("--set"), mesh: case.mesh.clone(), ..CliOverrides::default() };
-    given.flag("layout", "layout", case.layout.clone());
+    given.flag("layout", "layout", &case.layout);
     Ok(given)
 }
 
 fn compilation(case: &Case, cases: &[Case], file: &Experiment, options: &TuneOptions) -> Result<CompileTask> {
     let target = case.target.clone().expect("files with a case that has no target are rejected");
     let parsed = options.target(&target)?;
-    let program = ProgramKind::named(&file.program).map_err(ConfigError::Flag)?;
+    let program = ProgramKind::named(&file.program).map_err(ConfigError::argument)?;
     let mut command = vec!["-q".to_string(), "compile".into(), "--json".into(), "-".into(), "--target".into(), target];
     command.extend(options.chip_arguments());
     command.extend(["--program".to_string(), file.program.clone()]);

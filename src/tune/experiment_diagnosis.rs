@@ -40,7 +40,7 @@ fn request(row: &CaseResult, file: &Experiment, options: &TuneOptions) -> Result
         settings: arguments,
         target: row.case.target.clone().expect("files with a case that has no target are rejected"),
         chip: options.chip.as_ref().map(|(_, chip)| chip.clone()),
-        program: ProgramKind::named(&file.program).map_err(ConfigError::Flag)?,
+        program: ProgramKind::named(&file.program).map_err(ConfigError::argument)?,
         layers: row.report.as_ref().expect("a case that fits has a report").layers,
         collective: None,
         budget: BUDGET,

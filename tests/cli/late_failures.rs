@@ -6,11 +6,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ltx2::config::{CliOverrides, Job, load};
+use ltx2::config::{CliOverrides, load};
 use ltx2::media::read_wav;
 use ltx2::pipeline::generate::{FinishedVideo, Observer, generate};
 use ltx2::pipeline::phase::Phase;
 use ltx2::pipeline::plan::options::GenerateOptions;
+use ltx2::pipeline::plan::videos::Job;
 
 use crate::crash_safety::kill_at;
 use crate::outputs::{Folder, error, frames_of, json, kept, succeed};
@@ -131,21 +132,21 @@ fn files_created_during_a_run_are_not_replaced() {
     let text = |name: &str| path(name).to_str().expect("UTF-8").to_string();
     let cache = format!("runtime.compile_cache={}", support::programs().display());
     let (sound, frames) = (text("s.wav"), text("frames"));
-    let places = [format!("output.save_audio={sound}"), format!("output.save_frames={frames}")];
+    let places = [("path", text("out.mp4")), ("save_audio", sound), ("save_frames", frames)];
+    let places = places.map(|(key, path)| format!("output.{key}={path}"));
     let set = [&[cache, "sampler.steps=1".to_string()][..], &places].concat();
     let given = CliOverrides { files: vec![support::tiny().into()], set, ..CliOverrides::default() };
     let config = load(&given).expect("a configuration").config;
     let options = GenerateOptions {
-        jobs: config.jobs().expect("jobs"),
-        outputs: vec![path("out.mp4")],
         dump: Some(path("d.safetensors")),
         perf_json: Some(path("p.json")),
         ..GenerateOptions::default()
     };
     for names in [&["out.json", "s.wav", "frames/frame_00003.png", "d.safetensors", "p.json"][..], &["out.mp4"]] {
         let others: Vec<PathBuf> = names.iter().map(|name| path(name)).collect();
-        let said =
-            generate(&config, &options, None, &mut CreateFiles(others.clone())).expect_err("not written").to_string();
+        let said = generate(&config, options.clone(), None, &mut CreateFiles(others.clone()))
+            .expect_err("not written")
+            .to_string();
         let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
         assert!(error.contains("File exists"), "{error}");
         for other in &others {

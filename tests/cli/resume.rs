@@ -8,11 +8,12 @@ use std::process::Command;
 
 use crate::support::drawn::{distilled_2_5, with_diffusion_decoder};
 use crate::support::{self, full, needs};
-use ltx2::config::{CliOverrides, Job, load};
+use ltx2::config::{CliOverrides, ProgressEvery, load};
 use ltx2::media::{Frames, write_png_frames};
 use ltx2::pipeline::generate::{FinishedVideo, Observer, generate};
 use ltx2::pipeline::output::denoise_checkpoint;
 use ltx2::pipeline::plan::options::GenerateOptions;
+use ltx2::pipeline::plan::videos::Job;
 use ndarray::Array4;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -51,18 +52,17 @@ type Outcome = (Result<[String; 2], String>, Vec<(Phase, usize)>);
 impl Run<'_> {
     fn run(&self, at: Option<(Phase, usize)>) -> Outcome {
         let given = CliOverrides { files: vec![self.file.into()], set: self.set.to_vec(), ..CliOverrides::default() };
-        let config = load(&given).expect("a configuration").config;
+        let mut config = load(&given).expect("a configuration").config;
+        config.output.path = self.output.to_str().map(String::from);
+        config.sampler.progress_every = ProgressEvery::Steps(1);
         let options = GenerateOptions {
-            jobs: config.jobs().expect("jobs"),
-            outputs: vec![self.output.to_path_buf()],
             force: true,
             checkpoint_every: self.every,
-            progress_every: Some(1),
             resume: self.resume,
             ..GenerateOptions::default()
         };
         let mut ends = Ends { at, ..Ends::default() };
-        let made = generate(&config, &options, None, &mut ends).map_err(|e| e.to_string());
+        let made = generate(&config, options, None, &mut ends).map_err(|e| e.to_string());
         let hashes = made.map(|m| [m[0].frames_sha256.clone(), m[0].samples_sha256.clone()]);
         (hashes, ends.first)
     }
@@ -387,16 +387,13 @@ fn unwritable_video_is_kept_as_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("videos");
     std::fs::create_dir(&place).expect("a folder");
-    let set = settings("text_to_video", &["sampler.steps=1"]);
+    let output = format!("output.path={}", place.join("out.mp4").display());
+    let set = settings("text_to_video", &["sampler.steps=1", &output]);
     let config = load(&CliOverrides { files: vec![support::tiny().into()], set, ..CliOverrides::default() })
         .expect("a configuration")
         .config;
-    let options = GenerateOptions {
-        jobs: config.jobs().expect("jobs"),
-        outputs: vec![place.join("out.mp4")],
-        ..GenerateOptions::default()
-    };
-    let said = generate(&config, &options, None, &mut Takes(place)).expect_err("not written").to_string();
+    let said =
+        generate(&config, GenerateOptions::default(), None, &mut Takes(place)).expect_err("not written").to_string();
     let (error, kept) = said.split_once("; the frames, audio samples and latents are kept in ").expect("the place");
     assert!(error.contains("videos"), "{error}");
     let tensors = ltx2::pipeline::output::tensors::read(Path::new(kept)).expect("tensors");

@@ -38,7 +38,7 @@ const OF_OTHER_COMMANDS: [(&str, &[&str]); 9] = [
     ("src/pipeline/programs/transformer.rs", &["run"]),
     ("src/pipeline/programs/build.rs", &["compile", "bench"]),
     ("src/pipeline/programs/compile.rs", &["compile"]),
-    ("src/config/serve.rs", &["serve"]),
+    ("crates/server/src/settings.rs", &["serve"]),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -5,7 +5,6 @@ use crate::support::{Case, cases, cpu, needs, open, plain, request};
 use ltx2::av::Av;
 use ltx2::config;
 use ltx2::hlo::DType;
-use ltx2::nn::Layout;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::stages::batch::{Batch, BatchNoise, DrawOrder, NoiseTensors};
 use ltx2::pipeline::stages::packing::pack;
@@ -30,7 +29,7 @@ fn draw_in(noise: &mut BatchNoise, runner: &mut Runner, request: &Request, order
 }
 
 fn batch_noise(request: &Request) -> BatchNoise {
-    Batch::new(std::slice::from_ref(request), &Layout::default()).expect("a batch").noise()
+    Batch { asked: std::slice::from_ref(request), size: 1 }.noise()
 }
 
 /// Returns the number of leading values that two tensors share.

@@ -48,7 +48,7 @@ fn member_process_runs_its_role() {
         (launched.process_id, launched.num_processes) = (Some(launch.id), Some(launch.count));
         launched.timeout = LOST.as_secs();
         let path = PathBuf::from(std::env::var_os("LTX2_TEST_FOLDER").expect("a folder")).join("out.mp4");
-        let done = together(&config, |group| {
+        let done = together(&config.runtime.distributed, |group| {
             eprintln!("joined as {} of a run", group.expect("a group").id());
             write_atomically(&path, &[0; 1 << 16]).map_err(PipelineError::from)
         });

@@ -166,7 +166,7 @@ fn waiting(state: &std::path::Path) -> Vec<String> {
     let mut settings = crate::scripted::settings();
     settings.state = Some(state.to_string_lossy().into_owned());
     let store = ltx2::serve::store::FileStore::open(state).expect("a store that nobody has");
-    let jobs = ltx2::serve::jobs::Jobs::open(std::sync::Arc::new(store), (&settings).into()).expect("jobs");
+    let jobs = ltx2::serve::jobs::Jobs::open(std::sync::Arc::new(store), settings).expect("jobs");
     jobs.queue(&crate::scripted::anyone()).1.iter().map(|job| job.accepted.id.to_string()).collect()
 }
 

@@ -392,7 +392,7 @@ fn a_thousand_jobs_load_within_two_seconds() {
     };
     let started = Instant::now();
     let store = Arc::new(FileStore::open(state.path()).expect("a store"));
-    let jobs = Jobs::open(store, (&settings()).into()).expect("jobs");
+    let jobs = Jobs::open(store, settings()).expect("jobs");
     let took = started.elapsed();
     let waits: Vec<VideoId> = jobs.queue(&anyone()).1.iter().map(|job| job.accepted.id.clone()).collect();
     assert_eq!(waits, sent, "in the order of their ids");

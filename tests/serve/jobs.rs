@@ -62,7 +62,7 @@ fn finished_job_has_all_its_files() {
     assert_eq!(names, ["audio.wav", "job.json", "request.json", "sprite.jpg", "thumb.jpg", "video.json", "video.mp4"]);
     server.stop().expect("drained");
 
-    let again = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
+    let again = Jobs::open(store(state.path()), settings()).expect("jobs");
     let found = again.get(&anyone(), &id).expect("the job");
     assert_eq!((&found.record, &found.accepted), (&job.record, &job.accepted));
 }
@@ -110,7 +110,7 @@ fn damaged_or_foreign_entries_are_moved_aside() {
     std::fs::create_dir(jobs.join(".new-video_1")).expect("a folder");
     std::fs::write(jobs.join("notes.txt"), "a file").expect("written");
 
-    let again = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
+    let again = Jobs::open(store(state.path()), settings()).expect("jobs");
     assert_eq!(page(&again, None, 10, false).0, [ids[1].clone(), ids[3].clone()]);
     assert!(again.open_file(&ids[1], Variant::Video).is_err(), "a link is not followed");
     assert!(again.open_file(&ids[3], Variant::Video).is_ok());
@@ -299,7 +299,7 @@ fn device_and_finisher_failures_stop_server_and_keep_job_states() {
         assert_eq!((refused.status, refused.code), (503, "device_failed"));
         let error = server.join().expect_err("the server failed");
         assert!(error.contains(reason), "{error}");
-        let again = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
+        let again = Jobs::open(store(state.path()), settings()).expect("jobs");
         let found = again.get(&anyone(), &bad).expect("the job");
         assert_eq!((found.record.state, code(&found)), (JobState::Failed, code_of), "{fault}");
         assert_eq!(again.get(&anyone(), &good).expect("the job").record.state, JobState::Completed, "{fault}");
@@ -347,7 +347,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     let state = quick_folder();
     let mut settings = settings();
     settings.max_shapes = 2;
-    let jobs = Jobs::open(store(state.path()), (&settings).into()).expect("jobs");
+    let jobs = Jobs::open(store(state.path()), settings.clone()).expect("jobs");
     let ids = Ids::after(None);
     let warm = |prompt: &str| JobBatch { jobs: vec![Arc::new(request(&ids, prompt))], steps: None, resume: false };
     let server = Server::with_jobs(jobs, vec![warm("shape=a")]);
@@ -378,7 +378,7 @@ fn shapes_are_warmed_evicted_and_grouped() {
     assert_eq!(server.log.orders.lock().unwrap().len(), ran + 3);
     server.stop().expect("drained");
 
-    let jobs = Jobs::open(store(state.path()), (&settings).into()).expect("jobs");
+    let jobs = Jobs::open(store(state.path()), settings).expect("jobs");
     let server = Server::with_jobs(jobs, vec![warm("warm=large")]);
     assert_eq!(server.join(), Err("it needs 90 GiB of 80 GiB".into()));
 }
@@ -465,7 +465,7 @@ fn job_found_running_at_two_starts_fails() {
         value["produced"] = serde_json::Value::Null;
         std::fs::write(&record, value.to_string()).expect("written");
         drop(std::fs::remove_file(record.with_file_name("video.json")));
-        let jobs = Jobs::open(store(state.path()), (&settings()).into()).expect("jobs");
+        let jobs = Jobs::open(store(state.path()), settings()).expect("jobs");
         let found = jobs.get(&anyone(), &id).expect("the job");
         assert_eq!(found.record.state, expected);
         assert_eq!(code(&found), if attempts == 2 { "crashed" } else { "" });

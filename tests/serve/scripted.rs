@@ -360,7 +360,7 @@ impl Server {
     }
 
     pub fn with(store: Arc<dyn JobStore>, settings: Serve, pace: JobTiming) -> Self {
-        let jobs = Jobs::open_at(store, (&settings).into(), pace).expect("jobs");
+        let jobs = Jobs::open_at(store, settings, pace).expect("jobs");
         Server::with_jobs(jobs, Vec::new())
     }
 

@@ -30,7 +30,7 @@ use super::descriptors::is_exhausted;
 use super::error::ApiError;
 use super::id::VideoId;
 use super::job::{AcceptedJob, JobState, Record, Snapshot};
-use super::settings::Settings;
+use super::settings::Serve;
 use super::store::{JobStore, Variant, is_full};
 
 /// The client that sends a request.
@@ -111,7 +111,7 @@ impl Default for JobTiming {
 /// The jobs of a server, with their queue, their runs and their store.
 pub struct Jobs {
     store: Arc<dyn JobStore>,
-    settings: Settings,
+    settings: Serve,
     pace: JobTiming,
     index: Mutex<JobIndex>,
     /// Notified when a job is no longer busy, when storing a new job succeeds or fails, and when the server drains.
@@ -268,7 +268,7 @@ impl Jobs {
                     };
                     let now = Instant::now();
                     entry.ended = Some(now);
-                    entry.deadline = now.checked_add(self.settings.keep);
+                    entry.deadline = now.checked_add(self.settings.keep.duration());
                 }
                 entry.record = Arc::new(record);
                 index.tell(id);

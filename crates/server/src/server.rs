@@ -22,7 +22,7 @@ use super::inputs::InputStore;
 use super::jobs::Jobs;
 use super::listen::{self, ConnectionLimits, Connections};
 use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
-use super::settings::Settings;
+use super::settings::{Drain, Serve};
 use super::store::{FileStore, JobStore};
 use super::streams::Streams;
 use super::worker::{Factory, Status, Worker};
@@ -95,7 +95,7 @@ impl Server {
     /// # Errors
     /// Returns an error if the settings are invalid, the state folder is in use, or an address cannot be bound.
     pub fn start(
-        settings: Settings,
+        settings: Serve,
         options: ServerOptions,
         generator: impl FnOnce(Arc<InputStore>) -> Arc<dyn Generator>,
         factory: Factory,
@@ -237,11 +237,11 @@ impl Server {
     /// queue.
     pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
-        let until = Instant::now().checked_add(self.app.settings.drain_timeout);
+        let until = Instant::now().checked_add(self.app.settings.drain_timeout.duration());
         // Check both threads, because one may have failed while the other hangs.
         let mut compiles_since = None;
         while !self.worker.is_over() {
-            let is_left = !self.app.settings.finish_at_shutdown && compiles();
+            let is_left = self.app.settings.drain == Drain::Checkpoint && compiles();
             let since = *compiles_since.get_or_insert_with(Instant::now);
             if !is_left {
                 compiles_since = None;
@@ -290,7 +290,7 @@ struct ServerParts {
 
 /// Loads the stored jobs and creates the state that the endpoints share.
 fn open_app(
-    settings: Settings,
+    settings: Serve,
     options: &ServerOptions,
     opened: ServerParts,
     generator: impl FnOnce(Arc<InputStore>) -> Arc<dyn Generator>,
@@ -355,7 +355,7 @@ async fn update_health(mut status: watch::Receiver<Status>, health: Arc<Health>)
     }
 }
 
-fn keys(settings: &Settings, options: &ServerOptions) -> Result<Keys, StartError> {
+fn keys(settings: &Serve, options: &ServerOptions) -> Result<Keys, StartError> {
     Keys::open(settings.api_key_file.as_deref().map(Path::new), options.key.as_deref()).map_err(StartError::Usage)
 }
 

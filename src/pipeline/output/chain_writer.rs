@@ -8,14 +8,15 @@ use serde_json::Value;
 use super::partial_results::{self, NamedTensors};
 use super::report::RunReport;
 use super::writer::{Failures, FinishedVideo, WriteOutcome, WrittenVideo, keep_sidecar, place_of, write_sidecar};
-use crate::config::{Config, Job, sidecar_path};
+use crate::config::Config;
 use crate::media::{
     Audio, Frames, LongHashes, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_new_png_frames,
 };
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::plan::options::{GenerateOptions, KeepPlace};
+use crate::pipeline::plan::options::KeepPlace;
 use crate::pipeline::plan::overwrites::Replaceable;
+use crate::pipeline::plan::videos::{Job, RunVideos, sidecar_path};
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::stages::chain::{ChainPiece, ClipJoiner};
 use crate::pipeline::stages::clock::PhaseTime;
@@ -26,7 +27,7 @@ use crate::runtime::{Span, SpanKind};
 /// Writes the files of the chained videos of a batch.
 pub(in crate::pipeline) struct ChainWriter<'a> {
     config: &'a Config,
-    options: &'a GenerateOptions,
+    run: &'a RunVideos,
     replaceable: &'a Replaceable,
     videos: Vec<ChainVideo<'a>>,
     /// Time of each phase, summed over all clips so far.
@@ -59,7 +60,7 @@ impl<'a> ChainWriter<'a> {
     /// Returns an error if the request has only one clip.
     pub(in crate::pipeline) fn new(
         config: &'a Config,
-        options: &'a GenerateOptions,
+        run: &'a RunVideos,
         model: &OpenModel,
         jobs: &'a [Job],
         paths: &'a [PathBuf],
@@ -80,7 +81,7 @@ impl<'a> ChainWriter<'a> {
             saves_frames: config.output.save_frames.is_some(),
         });
         let videos = videos.collect();
-        Ok(ChainWriter { config, options, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
+        Ok(ChainWriter { config, run, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
     }
 
     /// Adds the next clip of each video.
@@ -99,7 +100,7 @@ impl<'a> ChainWriter<'a> {
             let (frames, sound) =
                 (std::mem::replace(&mut clip.frames, Frames::none()), std::mem::take(&mut clip.audio));
             let piece = video.join.add(frames, sound);
-            let (asked, several) = (self.config.output.save_frames.as_ref(), self.options.has_several());
+            let (asked, several) = (self.config.output.save_frames.as_ref(), self.run.has_several());
             let folder = asked.map(|asked| place_of(asked, video.path, "", several));
             video.write(folder.as_deref(), self.replaceable, piece, &clip)?;
             self.last = Some(clip);
@@ -127,7 +128,7 @@ impl<'a> ChainWriter<'a> {
     ) -> Vec<WriteOutcome> {
         let Some(last) = self.last else { return Vec::new() };
         let summary = Generated { timings: self.timings, steps: self.steps, ..last };
-        let (config, several, replaceable) = (self.config, self.options.has_several(), self.replaceable);
+        let (config, several, replaceable) = (self.config, self.run.has_several(), self.replaceable);
         let each = self.videos.into_iter().map(|mut video| {
             let since = Instant::now();
             let path = video.path;

@@ -6,9 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::differences::{difference, short};
 use super::hashes;
-use crate::config::{AUTO, Config, Job, Sidecar, sidecar_path};
+use crate::config::{AUTO, Config, Sidecar};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
+use crate::pipeline::plan::videos::{Job, sidecar_path};
 use crate::weights::fingerprint::SAMPLED;
 
 /// Config keys that do not affect the results of a run.

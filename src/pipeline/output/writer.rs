@@ -10,12 +10,13 @@ use super::denoise_checkpoint::Saving;
 use super::partial_results;
 use super::report::RunReport;
 use crate::catch_panic::{catch_panics, panic_message};
-use crate::config::{Config, Job, sidecar_path};
+use crate::config::Config;
 use crate::interrupts;
 use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
 use crate::pipeline::error::{PipelineError, Result, one_line};
-use crate::pipeline::plan::options::{GenerateOptions, KeepPlace};
+use crate::pipeline::plan::options::KeepPlace;
 use crate::pipeline::plan::overwrites::Replaceable;
+use crate::pipeline::plan::videos::{Job, RunVideos, sidecar_path};
 use crate::pipeline::stages::text_to_video::Generated;
 use crate::runtime::{Span, SpanKind};
 
@@ -112,7 +113,7 @@ pub(crate) struct WrittenVideo {
 pub(in crate::pipeline) struct VideoWriter<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     config: &'env Config,
-    options: &'env GenerateOptions,
+    videos: &'env RunVideos,
     batch: Option<ScopedJoinHandle<'scope, Vec<WriteOutcome>>>,
 }
 
@@ -120,18 +121,18 @@ impl<'scope, 'env> VideoWriter<'scope, 'env> {
     pub(in crate::pipeline) fn new(
         scope: &'scope Scope<'scope, 'env>,
         config: &'env Config,
-        options: &'env GenerateOptions,
+        videos: &'env RunVideos,
     ) -> Self {
-        VideoWriter { scope, config, options, batch: None }
+        VideoWriter { scope, config, videos, batch: None }
     }
 
     /// Starts to write a batch, and removes the checkpoint of the batch when all files are written. The caller must
     /// have waited for the previous batch.
     pub(in crate::pipeline) fn start(&mut self, batch: Vec<UnwrittenVideo>, saving: Option<Saving>) {
-        let (config, options) = (self.config, self.options);
+        let (config, videos) = (self.config, self.videos);
         self.batch = Some(self.scope.spawn(move || {
             let write = |mut made: UnwrittenVideo| {
-                let written = catch_panics(|| Ok(made.write(config, options)), panicked);
+                let written = catch_panics(|| Ok(made.write(config, videos)), panicked);
                 written.unwrap_or_else(|error| WriteOutcome::lost(made.kept(error, None)))
             };
             let outcomes: Vec<WriteOutcome> = batch.into_iter().map(write).collect();
@@ -173,7 +174,7 @@ impl UnwrittenVideo {
     /// Writes the video, its sidecar and the other requested files. If a file cannot be written, the others are still
     /// written, and frames, samples and latents are saved in another file, which the error names. Can be called again
     /// after a failure.
-    pub(crate) fn write(&mut self, config: &Config, options: &GenerateOptions) -> WriteOutcome {
+    pub(crate) fn write(&mut self, config: &Config, videos: &RunVideos) -> WriteOutcome {
         let since = Instant::now();
         // Ignore an encoding error here: encoding is then repeated when the file is written, which reports the error.
         let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
@@ -200,7 +201,7 @@ impl UnwrittenVideo {
             Err(error) if self.keep.is_none() => return WriteOutcome::lost(error),
             written => !failures.add(written),
         };
-        self.write_other_files(config, options, &mut failures);
+        self.write_other_files(config, videos, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
         // If the video was not written, an existing sidecar may belong to another run, so it is not replaced.
         let mut has_sidecar = false;
@@ -252,8 +253,8 @@ impl UnwrittenVideo {
 
     /// Writes the requested PNG frames, WAV file and tensor dump. Deletes the PNG frames of an earlier video first if
     /// the run may replace the folder. Collects errors in `failures`.
-    fn write_other_files(&self, config: &Config, options: &GenerateOptions, failures: &mut Failures) {
-        let (frames, path, several) = (&self.generated.frames, &self.path, options.has_several());
+    fn write_other_files(&self, config: &Config, videos: &RunVideos, failures: &mut Failures) {
+        let (frames, path, several) = (&self.generated.frames, &self.path, videos.has_several());
         if let Some(folder) = config.output.save_frames.as_ref().filter(|_| frames.count() > 0) {
             let folder = place_of(folder, path, "", several);
             let emptied = if self.replaceable.has(&folder) { media::remove_png_frames(&folder) } else { Ok(()) };
@@ -266,7 +267,7 @@ impl UnwrittenVideo {
             let write = |sound: Audio| Ok(media::write_wav_file(&file, &sound, WavFormat::Pcm16, replace)?);
             failures.add(self.generated.file_sound().and_then(write));
         }
-        if let Some(dump) = &options.dump {
+        if let Some(dump) = &videos.dump {
             let file = dump_path(dump, &self.job, several);
             let replace = self.replaceable.has(&file);
             failures.add(super::tensors::write_with(&file, &self.generated.dump, None, replace));

@@ -8,12 +8,14 @@ use ndarray::Array4;
 use serde_json::{Value, json};
 
 use super::origin::Origin;
+use super::resolved::ResolvedConfig;
 use super::setup;
-use crate::config::{CliOverrides, Config, json_schema, load, output_paths};
+use super::videos::output_paths;
+use crate::config::{CliOverrides, Config, json_schema, load};
 use crate::media::{Frames, write_png_frames};
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::programs::configs::{ModelConfigs, bos_rule};
-use crate::request::{Shapes, resolve_job, sigmas};
+use crate::request::{Shapes, resolve, sigmas};
 use crate::sampling::sigmas::FlowMatch;
 use crate::weights::Component;
 
@@ -258,13 +260,10 @@ fn merge(into: &mut Value, from: Value) {
 fn plan(config: &Config) -> Result<String, String> {
     let configs = ModelConfigs::from(Origin::find(config).map_err(|e| e.to_string())?).for_run(config);
     let sizes = configs.sizes().map_err(|e| e.to_string())?;
-    let mut config = config.clone();
-    if config.request.num_frames.count().is_none() {
-        config = config.with_frames(25)?;
-    }
+    let frames = config.request.num_frames.count().unwrap_or(25);
+    let config = ResolvedConfig::with_frames(config, frames).map_err(|e| e.to_string())?;
     let jobs = config.jobs().map_err(|e| e.to_string())?;
-    let job = jobs.first().ok_or("no job")?;
-    let request = resolve_job(&config, &sizes, job).map_err(|e| e.to_string())?;
+    let request = resolve(&config, &sizes).map_err(|e| e.to_string())?;
     let shapes = Shapes::from_request(&sizes, &request.passes().0).map_err(|e| e.to_string())?;
     let scheduler = configs.origin().json(Component::Scheduler).map_err(|e| e.to_string())?.to_string();
     let scheduler = FlowMatch::from_json(&scheduler, Path::new("scheduler")).map_err(|e| e.to_string())?;

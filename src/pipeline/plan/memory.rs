@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use super::layouts::needed;
 use super::residency::{Keep, work};
+use super::resolved::ResolvedConfig;
 use super::run_plan::RunPlan;
 use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
 use crate::models::Network;
@@ -61,7 +62,7 @@ impl Need {
 /// Memory that a run needs per device, by program and by component.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPlan {
-    config: Config,
+    config: ResolvedConfig,
     needs: Vec<Need>,
     /// Bytes of parameters per device, by component.
     components: BTreeMap<&'static str, usize>,
@@ -481,7 +482,7 @@ mod tests {
         ];
         let components = [("text_encoder", 60), ("transformer", 100)].into();
         let plan = |limit| MemoryPlan {
-            config: Config::default(),
+            config: ResolvedConfig::from(&Config::default()),
             needs: needs.clone(),
             components: BTreeMap::clone(&components),
             of_other_pass: 100,

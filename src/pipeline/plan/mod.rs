@@ -13,6 +13,8 @@ pub(crate) mod outputs;
 pub(crate) mod overwrites;
 pub mod preflight;
 pub(crate) mod residency;
+pub mod resolved;
 pub mod run_plan;
 pub mod setup;
 pub(crate) mod verify;
+pub mod videos;

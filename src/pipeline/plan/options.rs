@@ -2,20 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::config::{Job, Sidecar};
+use crate::config::Sidecar;
 use crate::media::Mp4Options;
 use crate::pipeline::output::denoise_checkpoint::Saving;
 
 /// Arguments of `ltx2 generate` in addition to the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateOptions {
-    /// Prompt and seed of each video, in the order in which the videos are generated.
-    pub jobs: Vec<Job>,
-    /// Output file of each job. In a multi-process run, only those of the first process are used.
-    pub outputs: Vec<PathBuf>,
-    /// Whether the run was started for several videos. Frames, audio and dumps then have a separate name for each
-    /// video, even if only one video remains to be generated after `--resume`.
-    pub several: bool,
     /// Whether to overwrite existing files. Otherwise, a file that exists before the run starts is an error.
     pub force: bool,
     /// Sidecar of a run to repeat. The inputs and the model of this run must match those that it records.
@@ -26,22 +19,11 @@ pub struct GenerateOptions {
     pub dump_steps: bool,
     /// JSON file that receives timings and memory use.
     pub perf_json: Option<PathBuf>,
-    /// Number of steps between two progress reports. `None`: progress is not reported.
-    pub progress_every: Option<usize>,
     /// Number of steps between two checkpoints of the denoising state, which are written next to the first video of
     /// each batch.
     pub checkpoint_every: Option<usize>,
     /// Whether to resume from the checkpoint of an interrupted run, if there is one.
     pub resume: bool,
-    /// Whether to print results as JSON; otherwise, paths are printed.
-    pub json: bool,
-}
-
-impl GenerateOptions {
-    /// Returns whether frames, audio and dumps have a separate name for each video.
-    pub(in crate::pipeline) fn has_several(&self) -> bool {
-        self.several || self.jobs.len() > 1
-    }
 }
 
 /// Where to save results that cannot be written to their output files.

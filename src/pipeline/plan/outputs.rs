@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 
-use super::options::GenerateOptions;
 use super::overwrites::Replaceable;
-use crate::config::{Config, Job, sidecar_path};
+use super::videos::{Job, RunVideos, sidecar_path};
+use crate::config::Config;
 use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{self, png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
@@ -62,33 +62,33 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<OutputPath> {
 }
 
 /// Returns all outputs of a run; none for a process that writes nothing.
-fn of_run(config: &Config, options: &GenerateOptions) -> Vec<OutputPath> {
-    let several = options.has_several();
-    let writes = options.outputs.iter().any(|path| path.file_name().is_some());
-    let videos = options.outputs.iter().flat_map(|path| of_video(config, path, several));
-    let dumps = options.dump.iter().flat_map(|dump| options.jobs.iter().map(|job| dump_path(dump, job, several)));
+fn of_run(config: &Config, videos: &RunVideos) -> Vec<OutputPath> {
+    let several = videos.has_several();
+    let writes = videos.outputs.iter().any(|path| path.file_name().is_some());
+    let files = videos.outputs.iter().flat_map(|path| of_video(config, path, several));
+    let dumps = videos.dump.iter().flat_map(|dump| videos.jobs.iter().map(|job| dump_path(dump, job, several)));
     let dumps = dumps.map(|path| OutputPath { key: "--dump", path });
-    let times = options.perf_json.iter().map(|path| OutputPath { key: "--perf-json", path: path.clone() });
-    let all = videos.chain(dumps.chain(times).filter(|_| writes));
-    let steps = options.checkpoint_every.filter(|_| !options.resume).and(options.outputs.first());
+    let times = videos.perf_json.iter().map(|path| OutputPath { key: "--perf-json", path: path.clone() });
+    let all = files.chain(dumps.chain(times).filter(|_| writes));
+    let steps = videos.checkpoint_every.filter(|_| !videos.resume).and(videos.outputs.first());
     let steps = steps.filter(|_| writes).map(|video| OutputPath { key: CHECKPOINT, path: path_of(video) });
     all.chain(steps).collect()
 }
 
 /// Returns the output files that a run's checkpoint records. A run that resumes from the checkpoint may replace these
 /// files.
-pub(in crate::pipeline) fn files(config: &Config, options: &GenerateOptions) -> Vec<PathBuf> {
-    let all = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
+pub(in crate::pipeline) fn files(config: &Config, videos: &RunVideos) -> Vec<PathBuf> {
+    let all = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     all.map(|output| resolved(&output.path)).collect()
 }
 
 /// Returns the files that a run may replace: all files with `--force`; with `--resume`, the outputs that exist now,
 /// which the interrupted run wrote; otherwise none.
-pub(in crate::pipeline) fn replaceable(config: &Config, options: &GenerateOptions) -> Replaceable {
-    if options.force {
+pub(in crate::pipeline) fn replaceable(config: &Config, videos: &RunVideos) -> Replaceable {
+    if videos.force {
         return Replaceable::everything();
     }
-    let all = of_run(config, options).into_iter().filter(|_| options.resume).map(|output| output.path);
+    let all = of_run(config, videos).into_iter().filter(|_| videos.resume).map(|output| output.path);
     Replaceable::these(all.filter(|path| path.exists()).collect())
 }
 
@@ -158,13 +158,13 @@ fn check_format(OutputPath { key, path }: &OutputPath) -> Result<()> {
 
 /// Rejects outputs that would be written next to the video (sidecar, checkpoint) if the video is written to a device or
 /// a pipe.
-fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
-    let Some(video) = options.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
+fn check_streams(config: &Config, videos: &RunVideos) -> Result<()> {
+    let Some(video) = videos.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
     let (key, cure) = if config.output.sidecar {
         ("output.sidecar", "pass --set output.sidecar=false")
-    } else if options.checkpoint_every.is_some() {
+    } else if videos.checkpoint_every.is_some() {
         (CHECKPOINT, "remove this flag")
-    } else if options.resume {
+    } else if videos.resume {
         ("--resume", "remove this flag")
     } else {
         return Ok(());
@@ -178,36 +178,36 @@ fn check_streams(config: &Config, options: &GenerateOptions) -> Result<()> {
 ///
 /// With `resume`, the output files of the interrupted run may be replaced; its video and its sidecar only if the
 /// sidecar records the same request.
-pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Result<()> {
-    let outputs = of_run(config, options);
+pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
+    let outputs = of_run(config, videos);
     check_distinct(&outputs)?;
     outputs.iter().try_for_each(check_format)?;
     // Check the path that the user passed; with several videos, `of_run` returns numbered paths.
-    let dump = options.dump.iter().filter(|_| !outputs.is_empty());
+    let dump = videos.dump.iter().filter(|_| !outputs.is_empty());
     dump.map(|path| OutputPath { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
-    check_streams(config, options)?;
-    if options.force {
+    check_streams(config, videos)?;
+    if videos.force {
         return Ok(());
     }
     let resumed: Vec<PathBuf> =
-        options.outputs.iter().filter(|_| options.resume).flat_map(|path| recorded_outputs(path)).collect();
+        videos.outputs.iter().filter(|_| videos.resume).flat_map(|path| recorded_outputs(path)).collect();
     let is_resumed = |path: &Path| !resumed.is_empty() && resumed.contains(&resolved(path));
     for output in &outputs {
         let OutputPath { key, path } = output;
         let refuse = |what: &str, cure: &str| {
             Err(PipelineError::Usage(format!("{key}: {} {what}; {cure}, or use another path", path.display())))
         };
-        let is_own = |video: &Path| options.resume && recorded_request(config, options, video);
+        let is_own = |video: &Path| videos.resume && recorded_request(config, videos, video);
         match *key {
             "output.path" if is_kept(path) && is_own(path) => {}
             "output.path" if Destination::is_taken(path) => return refuse("exists", "overwrite it with --force"),
-            "output.sidecar" if options.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
+            "output.sidecar" if videos.outputs.iter().any(|video| sidecar_path(video) == *path && is_own(video)) => {}
             key if key != "output.sidecar" && is_resumed(path) => {}
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("contains frames of another video", "remove them with --force");
             }
             FRAMES => {}
-            CHECKPOINT if options.outputs.iter().any(|video| is_kept(video)) => {
+            CHECKPOINT if videos.outputs.iter().any(|video| is_kept(video)) => {
                 let what = "or clips of an interrupted run exist";
                 return refuse(what, "resume that run with --resume, start over with --force");
             }
@@ -219,9 +219,9 @@ pub(crate) fn check_outputs(config: &Config, options: &GenerateOptions) -> Resul
 }
 
 /// Returns whether `video` is a video of this run whose existing sidecar records the same request.
-fn recorded_request(config: &Config, options: &GenerateOptions, video: &Path) -> bool {
-    let mut videos = options.outputs.iter().zip(&options.jobs);
-    videos.any(|(path, job)| path == video && recorded::has_request(path, config, job))
+fn recorded_request(config: &Config, videos: &RunVideos, video: &Path) -> bool {
+    let mut all = videos.outputs.iter().zip(&videos.jobs);
+    all.any(|(path, job)| path == video && recorded::has_request(path, config, job))
 }
 
 /// Returns the jobs that `--resume` still has to run, with their output files. Skips videos that are finished.
@@ -266,15 +266,15 @@ pub(crate) fn unfinished(
 /// Checks, before the model is opened, that no output file would be overwritten and that all outputs can be written.
 /// Removes the files that it creates for this. A compile cache that cannot be written causes only a warning, because
 /// its entries can still be read.
-pub(in crate::pipeline) fn check_places(config: &Config, options: &GenerateOptions) -> Result<()> {
-    check_outputs(config, options)?;
+pub(in crate::pipeline) fn check_places(config: &Config, videos: &RunVideos) -> Result<()> {
+    check_outputs(config, videos)?;
     if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
         tracing::warn!(
             "runtime.compile_cache: {error}; programs that are not in the cache are compiled for this run only"
         );
     }
     // A checkpoint that cannot be written causes only a warning during the run.
-    let needed = of_run(config, options).into_iter().filter(|output| output.key != CHECKPOINT);
+    let needed = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     needed.into_iter().try_for_each(|output| {
         let fail = |source| PipelineError::Output { key: output.key, source };
         media::check_writable(&output.first_file()).map_err(fail)
@@ -297,19 +297,19 @@ struct RequiredSpace {
 /// after [`check_places`].
 pub(in crate::pipeline) fn check_room(
     config: &Config,
-    options: &GenerateOptions,
+    videos: &RunVideos,
     requests: &[Request],
     sample_rate: usize,
 ) -> Result<()> {
     let mut disks: BTreeMap<u64, RequiredSpace> = BTreeMap::new();
-    let several = options.has_several();
-    for ((path, request), job) in options.outputs.iter().zip(requests).zip(&options.jobs) {
+    let several = videos.has_several();
+    for ((path, request), job) in videos.outputs.iter().zip(requests).zip(&videos.jobs) {
         let frames = request.output_frames();
         let raw = if config.pipeline.extension() == "mp4" { 3 * request.width * request.height * frames } else { 0 };
         let raw = raw as f64;
         // Two channels with 16 bits per sample.
         let sound = 4.0 * sample_rate as f64 * frames as f64 / request.output_rate();
-        let dump = options.dump.iter().filter(|_| path.file_name().is_some());
+        let dump = videos.dump.iter().filter(|_| path.file_name().is_some());
         let dump = dump.map(|dump| OutputPath { key: "--dump", path: dump_path(dump, job, several) });
         for OutputPath { key, path } in of_video(config, path, several).into_iter().chain(dump) {
             let bytes = match key {
@@ -371,17 +371,14 @@ fn device(folder: &Path) -> Option<(u64, PathBuf)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::options::GenerateOptions;
     use super::*;
 
-    /// Returns a configuration, and options with a job for each file name in `folder`.
-    fn run(folder: &Path, names: &[&str]) -> (Config, GenerateOptions) {
+    /// Returns a configuration, and videos with each file name in `folder`.
+    fn run(folder: &Path, names: &[&str]) -> (Config, RunVideos) {
         let job = |index| Job { index, prompt: "a".into(), seed: 10 };
-        let options = GenerateOptions {
-            jobs: (0..names.len()).map(job).collect(),
-            outputs: names.iter().map(|name| folder.join(name)).collect(),
-            ..GenerateOptions::default()
-        };
-        (Config::default(), options)
+        let outputs = names.iter().map(|name| folder.join(name)).collect();
+        (Config::default(), RunVideos { outputs, ..RunVideos::unwritten((0..names.len()).map(job).collect(), None) })
     }
 
     fn text(path: &Path) -> String {
@@ -392,12 +389,12 @@ mod tests {
     fn every_existing_output_is_rejected_with_key_and_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
+        let (mut config, mut videos) = run(folder.path(), &["a.mp4"]);
         config.output.save_audio = Some(text(&path("s.wav")));
         config.output.save_frames = Some(text(&path("frames")));
-        (options.dump, options.perf_json) = (Some(path("d.safetensors")), Some(path("p.json")));
-        options.checkpoint_every = Some(1);
-        check_outputs(&config, &options).unwrap();
+        (videos.options.dump, videos.options.perf_json) = (Some(path("d.safetensors")), Some(path("p.json")));
+        videos.options.checkpoint_every = Some(1);
+        check_outputs(&config, &videos).unwrap();
         for (key, name) in [
             ("output.path", "a.mp4"),
             ("output.sidecar", "a.json"),
@@ -410,17 +407,18 @@ mod tests {
         ] {
             std::fs::create_dir_all(path("frames")).unwrap();
             std::fs::write(path(name), "kept").unwrap();
-            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &videos).unwrap_err().to_string();
             let named = if name.contains("frame_") { "frames" } else { name };
             let named = if name.contains("clip_") { "a.mp4.steps.safetensors" } else { named };
             assert!(error.starts_with(&format!("{key}: {} ", path(named).display())), "{name}: {error}");
             assert!(error.contains("--force"), "{name}: {error}");
-            check_outputs(&config, &GenerateOptions { force: true, ..options.clone() }).unwrap();
+            let force = GenerateOptions { force: true, ..videos.options.clone() };
+            check_outputs(&config, &RunVideos { options: force, ..videos.clone() }).unwrap();
             std::fs::remove_file(path(name)).unwrap();
         }
         // The folder for frames may contain files that do not have the name of a frame.
         std::fs::write(path("frames/drawing.png"), "kept").unwrap();
-        check_outputs(&config, &options).unwrap();
+        check_outputs(&config, &videos).unwrap();
     }
 
     /// A checkpoint records the output files of its run, but another program may have replaced the video or the sidecar
@@ -429,80 +427,80 @@ mod tests {
     fn resume_replaces_only_files_of_its_own_run() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
-        (config.output.save_audio, options.resume) = (Some(text(&path("s.wav"))), true);
-        let about = serde_json::to_string(&files(&config, &options)).unwrap();
+        let (mut config, mut videos) = run(folder.path(), &["a.mp4"]);
+        (config.output.save_audio, videos.options.resume) = (Some(text(&path("s.wav"))), true);
+        let about = serde_json::to_string(&files(&config, &videos)).unwrap();
         let about = [("outputs".to_string(), about)].into();
         crate::pipeline::output::tensors::write_with(&path("a.mp4.steps.safetensors"), &[], Some(about), true).unwrap();
         std::fs::write(path("s.wav"), "of the run").unwrap();
-        check_outputs(&config, &options).unwrap();
-        let replaceable = replaceable(&config, &options);
+        check_outputs(&config, &videos).unwrap();
+        let replaceable = replaceable(&config, &videos);
         assert!(replaceable.has(&path("s.wav")) && !replaceable.has(&path("a.mp4")), "{replaceable:?}");
         for (key, name) in [("output.path", "a.mp4"), ("output.sidecar", "a.json")] {
             std::fs::write(path(name), "another program's").unwrap();
-            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &videos).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{key}: ")) && error.contains("--force"), "{error}");
             std::fs::remove_file(path(name)).unwrap();
         }
         let sidecar = serde_json::json!({"config": config.effective("a", 10)});
         std::fs::write(path("a.json"), sidecar.to_string()).unwrap();
         std::fs::write(path("a.mp4"), "of the run").unwrap();
-        check_outputs(&config, &options).unwrap();
-        let not_resumed = GenerateOptions { resume: false, ..options };
-        assert!(!super::replaceable(&config, &not_resumed).has(&path("a.mp4")));
+        check_outputs(&config, &videos).unwrap();
+        videos.options.resume = false;
+        assert!(!super::replaceable(&config, &videos).has(&path("a.mp4")));
     }
 
     #[test]
     fn outputs_of_each_video_are_checked() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let (mut config, mut options) = run(folder.path(), &["0000_10.mp4", "0001_10.mp4"]);
+        let (mut config, mut videos) = run(folder.path(), &["0000_10.mp4", "0001_10.mp4"]);
         config.output.save_audio = Some(text(&path("sounds")));
-        options.dump = Some(path("d.safetensors"));
-        check_outputs(&config, &options).unwrap();
+        videos.options.dump = Some(path("d.safetensors"));
+        check_outputs(&config, &videos).unwrap();
         std::fs::create_dir(path("sounds")).unwrap();
         for name in ["d_0001.safetensors", "sounds/0001_10.wav", "0001_10.json"] {
             std::fs::write(path(name), "kept").unwrap();
-            let error = check_outputs(&config, &options).unwrap_err().to_string();
+            let error = check_outputs(&config, &videos).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             std::fs::remove_file(path(name)).unwrap();
         }
         // A process that writes nothing has empty paths, which are not checked.
         std::fs::write(path("d_0001.safetensors"), "kept").unwrap();
-        options.outputs = vec![PathBuf::new(); 2];
-        check_outputs(&config, &options).unwrap();
+        videos.outputs = vec![PathBuf::new(); 2];
+        check_outputs(&config, &videos).unwrap();
     }
 
     #[test]
     fn two_outputs_must_be_different_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let refused = |change: &dyn Fn(&mut Config, &mut GenerateOptions)| {
-            let (mut config, mut options) = run(folder.path(), &["a.mp4"]);
-            options.force = true;
-            change(&mut config, &mut options);
-            check_outputs(&config, &options).unwrap_err().to_string()
+        let refused = |change: &dyn Fn(&mut Config, &mut RunVideos)| {
+            let (mut config, mut videos) = run(folder.path(), &["a.mp4"]);
+            videos.options.force = true;
+            change(&mut config, &mut videos);
+            check_outputs(&config, &videos).unwrap_err().to_string()
         };
-        let error = refused(&|_, options| options.perf_json = Some(path("a.json")));
+        let error = refused(&|_, videos| videos.options.perf_json = Some(path("a.json")));
         assert!(error.starts_with("output.sidecar and --perf-json write to the same place"), "{error}");
         let error = refused(&|config, _| config.output.save_audio = Some(text(&path("new/../a.mp4"))));
         assert!(error.starts_with("output.path and output.save_audio"), "{error}");
         let error = refused(&|config, _| config.output.save_frames = Some(text(&path("a.mp4/frames"))));
         assert!(error.starts_with("output.path and output.save_frames"), "{error}");
-        let error = refused(&|_, options| {
-            options.checkpoint_every = Some(1);
-            options.dump = Some(path("a.mp4.steps.safetensors"));
+        let error = refused(&|_, videos| {
+            videos.options.checkpoint_every = Some(1);
+            videos.options.dump = Some(path("a.mp4.steps.safetensors"));
         });
         assert!(error.starts_with("--dump and --checkpoint-every"), "{error}");
         // A video and a WAV file with the same stem would have the same sidecar.
-        let (config, options) = run(folder.path(), &["x.mp4", "x.wav"]);
-        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar write"));
+        let (config, videos) = run(folder.path(), &["x.mp4", "x.wav"]);
+        assert!(check_outputs(&config, &videos).unwrap_err().to_string().starts_with("output.sidecar write"));
         std::fs::write(path("a.json"), "the sidecar of a.wav").unwrap();
-        let (config, options) = run(folder.path(), &["a.mp4"]);
-        assert!(check_outputs(&config, &options).unwrap_err().to_string().starts_with("output.sidecar: "));
+        let (config, videos) = run(folder.path(), &["a.mp4"]);
+        assert!(check_outputs(&config, &videos).unwrap_err().to_string().starts_with("output.sidecar: "));
         // The folder for frames may be the folder of the video.
-        let (mut config, options) = run(&path("out"), &["a.mp4"]);
+        let (mut config, videos) = run(&path("out"), &["a.mp4"]);
         config.output.save_frames = Some(text(&path("out")));
-        check_outputs(&config, &options).unwrap();
+        check_outputs(&config, &videos).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::layouts::{RankingDevices, ranking};
-use super::options::GenerateOptions;
 use super::setup;
+use super::videos::RunVideos;
 use crate::config::{AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, VideoUse, WeightType};
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
@@ -138,12 +138,12 @@ fn sound_for(clip: &Clip, path: &str, audio: &GivenAudio, frame_rate: f64) -> Re
 }
 
 /// Rejects options that are not supported for chained videos.
-pub(super) fn check_chain(requests: &[Request], options: &GenerateOptions, audio: bool) -> Result<()> {
+pub(super) fn check_chain(requests: &[Request], videos: &RunVideos, audio: bool) -> Result<()> {
     if requests.iter().all(|request| request.chain.is_none()) {
         return Ok(());
     }
     let unserved = [
-        (options.dump.is_some(), "--dump is not supported for a video of several clips"),
+        (videos.dump.is_some(), "--dump is not supported for a video of several clips"),
         (!audio, "output.audio: false is not supported for a video of several clips"),
     ];
     match unserved.into_iter().find(|(asked, _)| *asked) {

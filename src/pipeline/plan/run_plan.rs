@@ -6,10 +6,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::loras::Loras;
-use super::options::GenerateOptions;
 use super::outputs;
 use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
-use crate::config::{Config, Job, Sidecar, training_length_warning};
+use super::resolved::ResolvedConfig;
+use super::videos::RunVideos;
+use crate::config::{Config, training_length_warning};
 use crate::media::RoundTrip;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
@@ -22,8 +23,8 @@ use crate::runtime::processes::Group;
 /// Plan of what a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all
 /// make this plan.
 pub struct RunPlan {
-    /// Configuration of the run. `auto` values that this plan decides are replaced by the decisions.
-    pub config: Config,
+    /// Configuration of the run, with the decisions of this plan.
+    pub config: ResolvedConfig,
     /// Request of each job, with the input video and audio attached; empty for a plan of programs only.
     pub requests: Vec<Request>,
     /// Programs of the run.
@@ -32,6 +33,8 @@ pub struct RunPlan {
     pub inputs: Value,
     /// H.264 encoder of the conditioning images. `None`: not chosen yet, or there are no images to encode.
     pub(crate) round_trip: Option<RoundTrip>,
+    /// Whether programs are compiled so that a trace distinguishes their operations.
+    pub(crate) traceable: bool,
 }
 
 impl RunPlan {
@@ -53,59 +56,57 @@ impl RunPlan {
     }
 
     fn with_programs(config: &Config, programs: Programs) -> Self {
-        RunPlan { config: config.clone(), requests: Vec::new(), programs, inputs: Value::Null, round_trip: None }
+        let (config, requests, inputs) = (config.into(), Vec::new(), Value::Null);
+        RunPlan { config, requests, programs, inputs, round_trip: None, traceable: false }
     }
 
-    /// Plans a run and verifies its model components, requests, input files and LoRAs. If the run repeats a `sidecar`,
-    /// compares its inputs and its model with those that the sidecar records. If the number of frames is predicted, the
-    /// requests and programs have the largest number that can be predicted.
+    /// Plans a run and verifies its output files, the disk space for them, its model components, requests, input files and
+    /// LoRAs. If the run repeats a sidecar, compares its inputs and its model with those that the sidecar records. If the
+    /// number of frames is predicted, the requests and programs have the largest number that can be predicted.
     ///
     /// # Errors
     /// Returns the first error that the run would report before it compiles a program.
-    pub fn new(config: &Config, jobs: &[Job], sidecar: Option<&Sidecar>) -> Result<(Self, OpenModel)> {
-        let longest = duration::longest(config, jobs)?;
-        let longest = longest.as_ref().unwrap_or(config);
+    pub fn new(config: &Config, videos: &RunVideos) -> Result<(Self, OpenModel)> {
+        if !videos.outputs.is_empty() {
+            if config.request.prompt.is_none() && config.request.prompts.is_none() {
+                let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
+                return Err(PipelineError::Usage(why.into()));
+            }
+            outputs::check_places(config, videos)?;
+        }
+        let longest = match duration::longest(config, &videos.jobs)? {
+            Some(frames) => ResolvedConfig::with_frames(config, frames)?,
+            None => ResolvedConfig::from(config),
+        };
         // Report unsupported requests and mismatched components before missing files.
-        let plan = match RunPlan::of_programs(longest, None) {
-            Err(error @ (PipelineError::Usage(_) | PipelineError::Input(_))) => return Err(error),
+        let plan = match RunPlan::of_programs(&longest, None) {
+            Err(error @ (PipelineError::Usage(_) | PipelineError::Request(_) | PipelineError::Input(_))) => {
+                return Err(error);
+            }
             other => other,
         };
         // `config` still has `auto`, so that the duration head is among the components to verify.
         let model = OpenModel::from_config(config)?;
-        let mut requests = jobs.iter().map(|job| model.request(longest, job)).collect::<Result<Vec<Request>>>()?;
-        give(longest, &mut requests)?;
+        let requests = videos.jobs.iter().map(|job| model.request(&longest, job));
+        let mut requests = requests.collect::<Result<Vec<Request>>>()?;
+        give(&longest, &mut requests)?;
         let warning =
-            requests.first().and_then(|r| training_length_warning(longest, r.output_frames(), r.output_rate()));
+            requests.first().and_then(|r| training_length_warning(&longest, r.output_frames(), r.output_rate()));
         warning.iter().for_each(|warning| tracing::warn!("{warning}"));
         check_input_files(&requests)?;
         let mut plan = plan?;
-        check_placement(longest, &plan.programs)?;
+        check_placement(&longest, &plan.programs)?;
+        plan.config = ResolvedConfig::from(config);
         plan.choose_encoder(None)?;
         Loras::open(&config.model)?.check(&model.weights)?;
         model.identity(config)?;
-        recorded::check_rerun(longest, sidecar, &model)?;
-        (plan.requests, plan.inputs) = (requests, inputs(longest)?);
-        plan.config.request.num_frames = config.request.num_frames;
-        Ok((plan, model))
-    }
-
-    /// Plans a run of `generate`: does the same as [`RunPlan::new`], and also verifies the output files and the free
-    /// disk space.
-    ///
-    /// # Errors
-    /// Returns the first error that the run would report before it compiles a program.
-    pub fn of_videos(config: &Config, options: &GenerateOptions) -> Result<(Self, OpenModel)> {
-        if config.request.prompt.is_none() && config.request.prompts.is_none() {
-            let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
-            return Err(PipelineError::Usage(why.into()));
-        }
-        outputs::check_places(config, options)?;
-        let (mut plan, model) = RunPlan::new(config, &options.jobs, options.sidecar.as_ref())?;
-        check_chain(&plan.requests, options, config.output.audio)?;
+        recorded::check_rerun(&longest, videos.sidecar.as_ref(), &model)?;
+        check_chain(&requests, videos, config.output.audio)?;
         if config.request.num_frames.count().is_some() {
-            outputs::check_room(config, options, &plan.requests, model.sample_rate)?;
+            outputs::check_room(config, videos, &requests, model.sample_rate)?;
         }
-        plan.programs = plan.programs.dumping(options.dump.is_some());
+        plan.programs = plan.programs.dumping(videos.dump.is_some());
+        (plan.requests, plan.inputs) = (requests, inputs(&longest)?);
         Ok((plan, model))
     }
 
@@ -116,7 +117,7 @@ impl RunPlan {
     /// # Errors
     /// Returns an error if the configured encoder is missing, or if another process has a different one.
     pub(crate) fn choose_encoder(&mut self, group: Option<&Group>) -> Result<()> {
-        let Config { request, conditioning, .. } = &mut self.config;
+        let Config { request, conditioning, .. } = &*self.config;
         if request.images.iter().all(|image| image.crf(conditioning) == 0) {
             return Ok(());
         }
@@ -126,7 +127,7 @@ impl RunPlan {
                 format!("{name} encodes images with {its}, process 0 with {first}; set conditioning.h264 to builtin")
             })?;
         }
-        conditioning.h264 = chosen.encoder();
+        self.config.set_encoder(chosen.encoder());
         self.round_trip = Some(chosen);
         Ok(())
     }

@@ -9,7 +9,7 @@ pub use super::ProgramKind;
 use super::configs::ModelConfigs;
 use super::parameters::check_files;
 use crate::av::Av;
-use crate::config::{Config, Job, Noise, WeightSource};
+use crate::config::{Config, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
 use crate::models::pixels::Pixels;
@@ -101,7 +101,7 @@ impl Programs {
         let origin = configs.origin().describe()?;
         let mut sizes = configs.sizes()?;
         let diffusion = configs.decodes_by_diffusion()?;
-        let mut request = request::resolve_job(config, &sizes, &Job { index: 0, prompt: String::new(), seed: 0 })?;
+        let mut request = request::resolve(config, &sizes)?;
         configs.check_fit()?;
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
         if let Some(layers) = layers {

@@ -28,43 +28,29 @@ pub fn videos_at_once(layout: &Layout) -> usize {
 /// Requests that differ only in prompt and seed, one per row. The number of rows is padded to a multiple of
 /// [`videos_at_once`], so that the last batch of a run uses the same programs as the others.
 pub struct Batch<'a> {
-    asked: &'a [Request],
-    size: usize,
+    /// Requested videos, excluding padding; at least one.
+    pub asked: &'a [Request],
+    /// Number of rows that the programs process, including padding; [`batch_size`] returns it.
+    pub size: usize,
+}
+
+/// Returns the number of rows of a batch of these requests: at least `least`, and a multiple of [`videos_at_once`].
+///
+/// # Errors
+/// Returns an error if there are no requests, or if two requests differ in more than prompt and seed.
+pub fn batch_size(asked: &[Request], layout: &Layout, least: usize) -> Result<usize> {
+    let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
+    if let Some(other) = asked.iter().position(|r| !r.can_batch_with(first)) {
+        let message = format!("video {other} of the batch differs from the first in more than prompt and seed");
+        return Err(PipelineError::Input(message));
+    }
+    Ok(asked.len().next_multiple_of(videos_at_once(layout)).max(least))
 }
 
 impl<'a> Batch<'a> {
-    /// Creates a batch from the requests `asked`.
-    ///
-    /// # Errors
-    /// Returns an error if `asked` is empty, or if two requests differ in more than prompt and seed.
-    pub fn new(asked: &'a [Request], layout: &Layout) -> Result<Self> {
-        let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
-        if let Some(other) = asked.iter().position(|r| !r.can_batch_with(first)) {
-            let message = format!("video {other} of the batch differs from the first in more than prompt and seed");
-            return Err(PipelineError::Input(message));
-        }
-        Ok(Batch { asked, size: asked.len().next_multiple_of(videos_at_once(layout)) })
-    }
-
-    /// Pads the batch to at least `rows` rows.
-    #[must_use]
-    pub(crate) fn of_rows(self, rows: usize) -> Self {
-        Batch { size: self.size.max(rows), ..self }
-    }
-
     /// Returns the first request; all requests of the batch have the same sizes, steps and guidance.
     pub(crate) fn shared(&self) -> &'a Request {
         &self.asked[0]
-    }
-
-    /// Returns the number of rows that the programs process, including padding.
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Returns the number of requested videos, excluding padding.
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.len()
     }
 
     /// Returns the request of each row; padding rows repeat the last request.

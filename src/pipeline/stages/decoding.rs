@@ -42,7 +42,7 @@ impl Run<'_> {
             failpoint::fail("decode", stream).map_err(|e| PipelineError::Input(e.to_string()))
         };
         *videos = match request.decodes_video() {
-            false => (0..self.batch.asked()).map(|_| DecodedFrames::from(Frames::none())).collect(),
+            false => (0..self.batch.asked.len()).map(|_| DecodedFrames::from(Frames::none())).collect(),
             true => {
                 self.begins(Phase::VideoDecoder)?;
                 fail("video")?;
@@ -68,7 +68,7 @@ impl Run<'_> {
         request: &Request,
         noise: Option<DecoderNoise>,
     ) -> Result<Vec<DecodedFrames>> {
-        let asked = self.batch.asked();
+        let asked = self.batch.asked.len();
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(DecodedFrames::from).collect());
         if let Some(tiling) = &request.tiling {
             if self.dump.is_wanted() {
@@ -152,7 +152,7 @@ impl Run<'_> {
     /// Converts a video `[b, 3, frames, height, width]` in -1..1 to frames, and dumps the float values if a dump is
     /// requested.
     fn frames_of(&mut self, video: Array5<f32>) -> Result<Vec<Frames>> {
-        let videos = shown(video, self.batch.asked())?;
+        let videos = shown(video, self.batch.asked.len())?;
         self.dump.keep_each("video", &videos);
         frames(&videos)
     }
@@ -160,7 +160,7 @@ impl Run<'_> {
     /// Returns the audio of each video, `[1, channels, samples]`, and the sample rate (Hz). The audio is the input
     /// audio, if the request has any, or else decoded from the latents.
     fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
-        let asked = self.batch.asked();
+        let asked = self.batch.asked.len();
         Ok(match &self.sound {
             Some(given) => (vec![given.samples(); asked], given.rate()),
             None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),

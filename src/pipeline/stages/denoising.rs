@@ -118,7 +118,7 @@ impl Run<'_> {
         };
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
         let sizes = &self.runner.model.sizes;
-        let shape = request.denoise_shape(sizes, &shapes, self.batch.size());
+        let shape = request.denoise_shape(sizes, &shapes, self.batch.size);
         let order = DrawOrder::for_pass(request, names.phase() == Phase::Refine, self.runner.build.dtype);
         let drawn = self.noise.draw(&mut self.runner.executor, &shapes, sizes, order)?;
         for (stream, noise) in Av::NAMES.zip(Av { video: &drawn.video, audio: &drawn.audio }) {
@@ -126,9 +126,9 @@ impl Run<'_> {
                 self.dump.keep_row(&format!("{}noise.{stream}", names.dump), noise, 1, 0);
             }
         }
-        let mut start = drawn.start(&shapes, sizes, self.batch.size())?;
+        let mut start = drawn.start(&shapes, sizes, self.batch.size)?;
         if let Some(conditions) = &conditions {
-            conditions.give(start.as_mut(), self.batch.size());
+            conditions.give(start.as_mut(), self.batch.size);
         }
         if let Some(InitialTokens { tokens, generated, .. }) = before {
             for ((start, own), denoised) in start.as_mut().zip(tokens.as_ref()).zip(shapes.denoised()) {
@@ -222,7 +222,7 @@ impl Run<'_> {
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
         let mut hold = None;
-        let (model, batch, dump) = (&self.runner.model, self.batch.size(), &mut self.dump);
+        let (model, batch, dump) = (&self.runner.model, self.batch.size, &mut self.dump);
         let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
             true => pass.keep_step(step, latents, model, batch, dump),
             false => Ok(()),

@@ -62,7 +62,7 @@ impl Run<'_> {
         before: DenoisedTokens,
         text: &Outputs,
     ) -> Result<Array3<f32>> {
-        let shape = VideoShape { batch: self.batch.size(), ..shape };
+        let shape = VideoShape { batch: self.batch.size, ..shape };
         let rounds = dfr.rounds();
         let of_tile = dfr.sigmas.len() - 1;
         let mut ahead = of_tile * rounds.iter().map(|round| round.tiles.len()).sum::<usize>();
@@ -130,7 +130,7 @@ impl Run<'_> {
         let count = Shapes::from_request(&self.runner.model.sizes, request)?.audio.length;
         if request.roles.audio == StreamRole::Absent {
             let TransformerConfig { audio_in_channels, .. } = self.runner.model.sizes.transformer;
-            return Ok(Array3::zeros((self.batch.size(), count, audio_in_channels)));
+            return Ok(Array3::zeros((self.batch.size, count, audio_in_channels)));
         }
         let tile = &round.tiles[at];
         let seconds = |frames: usize, rate: f64| frames as f64 / rate;

@@ -6,19 +6,21 @@ use std::sync::Arc;
 
 use ndarray::{Axis, Slice};
 
-use super::batch::Batch;
+use super::batch::{Batch, videos_at_once};
 use super::prompts::tokens;
 use crate::av::Av;
-use crate::config::{Config, Job, Pipeline, Reference, nearest_frames};
+use crate::config::{Config, Reference, nearest_frames};
 use crate::models::duration_head::{FrameRounding, frames};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::origin;
+use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::plan::run_plan::RunPlan;
+use crate::pipeline::plan::videos::Job;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
-use crate::request::resolve_job;
+use crate::request;
 use crate::runtime::processes::Group;
 use crate::tensor::Tensor;
 use crate::weights::Component;
@@ -70,41 +72,37 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
     )))
 }
 
-/// Replaces `num_frames: auto` with the largest number of frames that can be predicted, so that a run can be verified
-/// before its prompt is encoded. `None`: the configuration sets the number of frames.
+/// Returns the largest number of frames that can be predicted, with which a run is verified before its prompt is
+/// encoded. `None`: the configuration sets the number of frames.
 ///
 /// # Errors
-/// Returns an error for `auto` if the jobs have different prompts, if the model has no duration head and the reference
-/// is not diffusers, or if an image is after the last frame.
-pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Option<Config>> {
-    match frames_of(config, jobs)? {
-        FrameCountRule::Given => Ok(None),
-        FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => {
-            config.with_frames(count).map(Some).map_err(PipelineError::Usage)
-        }
-    }
+/// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the reference
+/// is not diffusers.
+pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
+    Ok(match frames_of(config, jobs)? {
+        FrameCountRule::Given => None,
+        FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => Some(count),
+    })
 }
 
 /// Returns the smallest number of frames that can be predicted and is valid for the images and the generated keyframes
 /// of a run. `None`: all numbers that can be predicted are valid, or nothing is predicted.
 pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
     let FrameCountRule::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
-    let (Some(job), (origin, _)) = (jobs.first(), origin::of_run(config)?) else { return Ok(None) };
+    let (origin, _) = origin::of_run(config)?;
     let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
-    let is_valid = |count: &usize| config.with_frames(*count).is_ok_and(|own| resolve_job(&own, &sizes, job).is_ok());
+    let is_valid = |count: &usize| {
+        ResolvedConfig::with_frames(config, *count).is_ok_and(|own| request::resolve(&own, &sizes).is_ok())
+    };
     Ok((least..=most).step_by(step).find(is_valid).filter(|count| *count > least))
 }
 
-/// Replaces `num_frames: auto` with the number of frames that the duration head predicts. `None`: the configuration
-/// sets the number of frames, or there are no jobs.
+/// Returns the number of frames that the duration head predicts. `None`: the configuration sets the number of frames, or
+/// there are no jobs.
 ///
 /// # Errors
 /// Returns the errors of [`longest`], of the model and of the device.
-pub(in crate::pipeline) fn resolve(
-    config: &Config,
-    jobs: &[Job],
-    group: Option<&Arc<Group>>,
-) -> Result<Option<Config>> {
+pub(in crate::pipeline) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Option<usize>> {
     resolve_with(config, jobs, |short, job| {
         let model = OpenModel::from_config(short)?;
         let mut session = Session::start(RunPlan::of_model(short, &model)?, model, group)?;
@@ -113,7 +111,7 @@ pub(in crate::pipeline) fn resolve(
 }
 
 /// Same as [`resolve`], with a verified model that is already on its devices.
-pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Option<Config>> {
+pub(crate) fn resolve_on(runner: &mut Runner, config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
     resolve_with(config, jobs, |short, job| predict(runner, short, job))
 }
 
@@ -123,7 +121,7 @@ fn resolve_with(
     config: &Config,
     jobs: &[Job],
     predict: impl FnOnce(&Config, &Job) -> Result<f64>,
-) -> Result<Option<Config>> {
+) -> Result<Option<usize>> {
     let Some(job) = jobs.first() else { return Ok(None) };
     let count = match frames_of(config, jobs)? {
         FrameCountRule::Given => return Ok(None),
@@ -134,29 +132,20 @@ fn resolve_with(
             count
         }
         FrameCountRule::Predicted { grid, step, least, .. } => {
-            let seconds = predict(&shortest(config, least)?, job)?;
+            let seconds = predict(&ResolvedConfig::of_text(config, least), job)?;
             let rate = config.request.frame_rate;
             let count = frames(seconds, rate, step, grid);
             tracing::info!("the duration head predicts a video of {seconds:.2} s: {count} frames at {rate} fps");
             count
         }
     };
-    config.with_frames(count).map(Some).map_err(PipelineError::Usage)
-}
-
-/// Returns the configuration of the shortest possible video that is generated from text alone, so that files that the
-/// prediction does not need are not opened.
-fn shortest(config: &Config, least: usize) -> Result<Config> {
-    let mut short = Config { pipeline: Pipeline::TextToVideo, ..config.clone() };
-    (short.request.images, short.request.audio_latents, short.request.audio) = (Vec::new(), Vec::new(), None);
-    short.conditioning.generated_keyframes = 0;
-    short.with_frames(least).map_err(PipelineError::Usage)
+    Ok(Some(count))
 }
 
 /// Predicts the duration (seconds) of a job's video. `short`: configuration of the shortest possible video.
 fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
     let request = runner.model.request(short, job)?;
-    let batch = Batch::new(std::slice::from_ref(&request), &runner.build.layout)?;
+    let batch = Batch { asked: std::slice::from_ref(&request), size: videos_at_once(&runner.build.layout) };
     let (ids, mask, _) = tokens(&runner.model, &batch, 1)?;
     let embeds = runner.text_encoder(ids, mask.clone())?.run(&runner.executor)?.tensor("prompt_embeds")?;
     let text = runner.connectors(embeds, mask)?.run(&runner.executor)?;
@@ -185,7 +174,8 @@ mod tests {
         config.request.images = images;
         let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
         let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();
-        Ok(resolve(&config, &jobs, None)?.and_then(|resolved| resolved.request.num_frames.count()))
+        let count = resolve(&config, &jobs, None)?;
+        count.map(|count| ResolvedConfig::with_frames(&config, count).map(|_| count)).transpose()
     }
 
     #[test]

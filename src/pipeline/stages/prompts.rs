@@ -15,9 +15,9 @@ use crate::tensor::Tensor;
 /// video.
 pub(crate) fn tokens(model: &OpenModel, batch: &Batch, kinds: usize) -> Result<(Tensor, Tensor, Vec<usize>)> {
     let tokens = batch.shared().max_sequence_length;
-    let mut ids = Array2::<i32>::zeros((batch.size() * kinds, tokens));
+    let mut ids = Array2::<i32>::zeros((batch.size * kinds, tokens));
     let mut mask = ids.clone();
-    let mut cut = vec![0; batch.asked()];
+    let mut cut = vec![0; batch.asked.len()];
     for (video, request) in batch.rows().enumerate() {
         let prompts = [("prompt", &request.prompt), ("negative prompt", &request.negative_prompt)];
         for (kind, (name, prompt)) in prompts.into_iter().take(kinds).enumerate() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ndarray::{Array2, Array3, Array5, Axis as Dim};
 
-use super::batch::{Batch, DrawOrder, Dump};
+use super::batch::{Batch, DrawOrder, Dump, batch_size};
 use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::decoding::DecoderNoise;
@@ -138,8 +138,9 @@ impl Runner {
     ) -> Result<Vec<Generated>> {
         let run = || {
             let clock = Clock::start(&self.executor);
-            let batch = Batch::new(requests, &self.build.layout)?.of_rows(options.rows);
-            let dump = Dump::new(batch.asked(), options.dump);
+            let size = batch_size(requests, &self.build.layout, options.rows)?;
+            let batch = Batch { asked: requests, size };
+            let dump = Dump::new(batch.asked.len(), options.dump);
             self.executor.enter(1)?;
             let sound = self.input_sound(batch.shared())?;
             let (noise, runner) = (batch.noise(), &mut *self);
@@ -230,11 +231,11 @@ impl Run<'_> {
         cut_tokens: Vec<usize>,
     ) -> Result<Vec<Generated>> {
         let request = self.batch.shared();
-        let (video, audio) = unpack(&self.runner.model, shapes, self.batch.size(), tokens)?;
+        let (video, audio) = unpack(&self.runner.model, shapes, self.batch.size, tokens)?;
         self.dump.keep_row("latents.video", &video, 1, 0);
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
-        let latents = partial_results::latents(&video, &audio, self.batch.asked());
+        let latents = partial_results::latents(&video, &audio, self.batch.asked.len());
         let mut videos = Vec::new();
         let decoded = self.decode_streams(video, audio, shapes, decoder_noise, &mut videos);
         let (audios, sample_rate) = decoded.map_err(|error| {
@@ -256,7 +257,7 @@ impl Run<'_> {
             num_frames: request.num_frames,
             timings: timings.clone(),
             steps,
-            batch: self.batch.asked(),
+            batch: self.batch.asked.len(),
             cut_tokens,
             dump,
             latents,
@@ -326,7 +327,7 @@ impl Run<'_> {
     ) -> Result<InitialTokens> {
         let sound = made.tokens.audio.clone();
         let generated = if keyframes { Some(self.upsample_keyframes(from, to, &made.generated)?) } else { None };
-        let (video, audio) = unpack(&self.runner.model, from, self.batch.size(), made.tokens)?;
+        let (video, audio) = unpack(&self.runner.model, from, self.batch.size, made.tokens)?;
         self.dump.keep_row("stage_1.latents.video", &video, 1, 0);
         self.dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
         let mut upsampled = video.clone();

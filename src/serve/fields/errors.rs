@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use super::request_fields::{RequestFields, plain};
 use super::table::{FIELDS, FieldEffect};
-use crate::config::{ConfigError, Location, Setting, ValueOrigin};
+use crate::config::{ConfigError, ConfigErrorKind, Setting, ValueOrigin};
 use crate::media;
-use crate::request::{RequestError, key_fault};
+use crate::request::RequestError;
 use crate::serve::error::ApiError;
 
 /// Configuration keys that fields with [`FieldEffect::Own`] set. Each key is paired with the field that errors about it
@@ -80,46 +80,58 @@ fn code(key: &str) -> &'static str {
 
 /// Converts a configuration error into an error about the field that caused it.
 pub(super) fn config_error(error: ConfigError, given: &RequestFields) -> ApiError {
-    match error {
-        ConfigError::Value { key, value, origin, why } => {
+    let ConfigError { kind, key, value, origin, limit } = error;
+    let limit = || limit.message().with_names(|setting| field_name(setting, given));
+    match kind {
+        ConfigErrorKind::OutOfRange
+        | ConfigErrorKind::NotOneOf
+        | ConfigErrorKind::Conflict
+        | ConfigErrorKind::Missing
+        | ConfigErrorKind::Unsupported
+        | ConfigErrorKind::NoEffect => {
             let field = match &origin {
-                ValueOrigin::Field(name) if name == "ltx2" => Some(format!("ltx2.{key}")),
-                ValueOrigin::Field(name) => Some(name.clone()),
-                _ => field_of(key, given),
+                Some(ValueOrigin::Field(name)) if name == "ltx2" => Some(format!("ltx2.{key}")),
+                Some(ValueOrigin::Field(name)) => Some(name.clone()),
+                _ => field_of(&key, given),
             };
             let whose = match origin {
-                ValueOrigin::Field(_) | ValueOrigin::Reference(_) => "",
-                ValueOrigin::Video(_) => " (from the input video)",
-                _ => " (from the server's configuration)",
+                None | Some(ValueOrigin::Field(_) | ValueOrigin::Reference(_)) => "",
+                Some(ValueOrigin::Video(_)) => " (from the input video)",
+                Some(_) => " (from the server's configuration)",
             };
             let is_file =
                 ["request.video", "request.images", "request.audio", "request.reference_videos", "model.loras"];
-            let has_value = !value.is_empty() && !is_file.contains(&key);
-            let name = field.clone().unwrap_or_else(|| key.into());
-            let set = if has_value { format!(" = {value}{whose}") } else { String::new() };
-            let message = format!("{name}{set}: {}", why.with_names(|setting| field_name(setting, given)));
-            ApiError { param: field, ..ApiError::new(400, code(key), message) }
+            let value = value.filter(|value| !value.is_empty() && !is_file.contains(&&*key));
+            let set = value.map_or(String::new(), |value| format!(" = {value}{whose}"));
+            let message = format!("{}{set}: {}", field.as_deref().unwrap_or(&key), limit());
+            ApiError { param: field, ..ApiError::new(400, code(&key), message) }
         }
-        ConfigError::UnknownKey { location, key, hint } => {
-            let is_in_tree = matches!(location, Location::Field(name) if name == "ltx2");
+        ConfigErrorKind::UnknownKey => {
+            let is_in_tree = matches!(origin, Some(ValueOrigin::Field(name)) if name == "ltx2");
             let field = if is_in_tree { format!("ltx2.{}", plain(&key)) } else { plain(&key) };
-            ApiError::field("unknown_field", field.clone(), format!("{field}: unknown key; {hint}"))
+            ApiError::field("unknown_field", field.clone(), format!("{field}: unknown key; {}", limit()))
         }
-        ConfigError::WrongType { location, key, expected, found } => {
-            let field = match location {
-                Location::Field(name) if name != "ltx2" => name,
+        ConfigErrorKind::WrongType => {
+            let field = match origin {
+                Some(ValueOrigin::Field(name)) if name != "ltx2" => name,
                 _ => format!("ltx2.{}", plain(&key)),
             };
-            let found: String = found.chars().take(80).filter(|c| !c.is_control()).collect();
-            ApiError::field(code(&key), field.clone(), format!("{field}: must be {expected}, not {found}"))
+            let found: String = value.iter().flat_map(|v| v.chars()).take(80).filter(|c| !c.is_control()).collect();
+            ApiError::field(code(&key), field.clone(), format!("{field}: must be {}, not {found}", limit()))
         }
-        ConfigError::Both { first, second, .. } => {
-            let [first, second] = [first, second].map(|key| field_of(key, given).unwrap_or_else(|| key.into()));
-            let message = format!("{first} and {second} are mutually exclusive; remove one");
+        ConfigErrorKind::Exclusive => {
+            let first = field_of(&key, given).unwrap_or_else(|| key.into());
+            let message = format!("{first} and {} are mutually exclusive; remove one", limit());
             ApiError::field("invalid_value", first, message)
         }
-        ConfigError::Video(error) => media_error(&error, &given.name("input_video")),
-        _ => ApiError::new(400, "invalid_value", "the fields conflict with the server's configuration"),
+        ConfigErrorKind::Video(error) => media_error(&error, &given.name("input_video")),
+        ConfigErrorKind::Unreadable(_)
+        | ConfigErrorKind::Syntax
+        | ConfigErrorKind::Cycle
+        | ConfigErrorKind::Argument
+        | ConfigErrorKind::Lora(_) => {
+            ApiError::new(400, "invalid_value", "the fields conflict with the server's configuration")
+        }
     }
 }
 
@@ -136,13 +148,9 @@ pub(super) fn media_error(error: &media::MediaError, field: &str) -> ApiError {
 }
 
 /// Converts the error of a request that the model cannot run.
-pub(super) fn request_error(error: &RequestError, given: &RequestFields) -> ApiError {
+pub(super) fn request_error(error: RequestError, given: &RequestFields) -> ApiError {
     match error {
-        RequestError::Key { key, value, why } => {
-            let field = field_of(key, given);
-            let message = key_fault(field.as_deref().unwrap_or(key), value.as_deref(), why);
-            ApiError { param: field, ..ApiError::new(400, code(key), message) }
-        }
+        RequestError::Config(error) => config_error(error, given),
         RequestError::Sampling(error) => ApiError::new(400, "invalid_value", error.to_string()),
     }
 }
@@ -189,7 +197,8 @@ mod tests {
             let error = load(&overrides).expect_err(pair);
             assert_eq!(config_error(error, &given).message, want);
         }
-        let error = request_error(&RequestError::value("request.max_sequence_length", 5, "must be 8"), &given);
+        let kind = ConfigErrorKind::OutOfRange;
+        let error = config_error(ConfigError::value(kind, "request.max_sequence_length", 5, "must be 8"), &given);
         assert_eq!(error.message, "max_sequence_length = 5: must be 8");
         assert_eq!(error.param.as_deref(), Some("max_sequence_length"));
     }

@@ -6,7 +6,7 @@ use super::errors::request_error;
 use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::span::probed;
-use crate::config::{Config, Job, Reference, Serve, VideoUse, whole_frames};
+use crate::config::{Config, Reference, Serve, VideoUse, whole_frames};
 use crate::models::presets::Preset;
 use crate::pipeline::plan::origin;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -51,7 +51,7 @@ impl Resolver {
         serve: &Serve,
         given: &RequestFields,
     ) -> Result<Option<ExpectedVideo>, ApiError> {
-        let fault = |error| request_error(&error, given);
+        let fault = |error| request_error(error, given);
         if given.get("use_diffusion_decoder").is_some_and(|on| *on == true) && !self.has_diffusion_decoder {
             let name = given.name("use_diffusion_decoder");
             return Err(invalid(&name, "the model has no diffusion decoder; remove this field"));
@@ -60,10 +60,7 @@ impl Resolver {
         let Some(frames) = config.request.num_frames.count() else {
             return self.check_auto(config, serve, given).map(|()| None);
         };
-        let job =
-            Job { index: 0, prompt: config.request.prompt.clone().unwrap_or_default(), seed: config.request.seed };
-        let resolved =
-            self.sizes.as_ref().map(|sizes| request::resolve_job(config, sizes, &job)).transpose().map_err(fault)?;
+        let resolved = self.sizes.as_ref().map(|sizes| request::resolve(config, sizes)).transpose().map_err(fault)?;
         let made = resolved.as_ref().map_or(doubled(config, frames), |request| request.output_frames());
         if made > serve.max_frames {
             let name = if given.get("num_frames").is_none() && given.get("seconds").is_some() {
@@ -102,7 +99,7 @@ impl Resolver {
     ) -> Result<(), ApiError> {
         let (width, height, frames) = (config.request.width, config.request.height, doubled(config, frames));
         let tokens = self.grid.latents(1, 1, width, height, frames).map(|latents| self.grid.tokens(&latents));
-        let tokens = tokens.map_err(|error| request_error(&error.into(), given))?;
+        let tokens = tokens.map_err(|error| request_error(error.into(), given))?;
         if tokens > serve.max_tokens {
             let name = given.name(if given.get("width").is_some() { "width" } else { "size" });
             let why = format!(

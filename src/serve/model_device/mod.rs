@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use super::error::Failure;
 use super::job::{AcceptedJob, JobPhase};
-use crate::config::{Config, Decoder, Job, Lora, NumFrames, Reference, Sidecar};
+use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::generate::sidecar;
@@ -31,7 +31,9 @@ use crate::pipeline::plan::loras::Loras;
 use crate::pipeline::plan::options::{KeepPlace, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::plan::preflight::{check_input_files, give, inputs};
+use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::plan::run_plan::RunPlan;
+use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::programs::configs::bos_rule;
 use crate::pipeline::stages::batch::videos_at_once;
 use crate::pipeline::stages::duration;
@@ -93,8 +95,6 @@ struct ModelDevice {
 
 /// A batch that is ready to run.
 struct PreparedBatch {
-    /// Configuration of each job. Only prompts and seeds differ from that of the plan.
-    configs: Vec<Config>,
     plan: RunPlan,
     jobs: Vec<Job>,
     shape: String,
@@ -112,10 +112,10 @@ impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
         let together = ServerProcesses::meet(group, &plain)?;
-        let (plan, model) = RunPlan::new(&plain, &[], sidecar)?;
+        let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
-        let served = config.serve.pipelines.iter().map(|pipeline| Config { pipeline: *pipeline, ..config.clone() });
-        served.chain([config.clone()]).try_for_each(|config| model.verify(&config))?;
+        let mut served = config.served_pipelines().map(|pipeline| Config { pipeline, ..config.clone() });
+        served.try_for_each(|config| model.verify(&config))?;
         let session = Session::start(plan, model, group)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
@@ -142,19 +142,15 @@ impl ModelDevice {
         tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
     ) -> Result<PreparedBatch, PipelineError> {
         let started = Instant::now();
-        let own = |accepted: &AcceptedJob| {
-            let mut config = self.inputs.named(accepted)?;
-            if self.together.are_several() {
-                files::local(&mut config, &self.session.plan.config);
-            }
-            config.layout.clone_from(&self.session.plan.config.layout);
-            config.mesh.clone_from(&self.session.plan.config.mesh);
-            Ok::<_, PipelineError>(config)
-        };
-        let mut configs = order.jobs.iter().map(|job| own(job)).collect::<Result<Vec<Config>, _>>()?;
         let Some(first) = order.jobs.first() else {
             return Err(PipelineError::Input("a batch needs at least one job".into()));
         };
+        // The configurations of a batch differ only in prompt and seed.
+        let (mut config, placed) = (self.inputs.named(first)?, &self.session.plan.config);
+        if self.together.are_several() {
+            files::local(&mut config, placed);
+        }
+        (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
         let shape = first.shape.clone();
         let jobs: Vec<Job> = order
             .jobs
@@ -166,31 +162,32 @@ impl ModelDevice {
                 seed: accepted.config.summary().seed,
             })
             .collect();
-        files::check(&configs[0])?;
-        self.read_as(&configs[0])?;
-        self.session.runner.model.verify(&configs[0])?;
-        if configs[0].model.loras != self.loras.0 || configs[0].model.lora_merge != self.loras.1 {
+        files::check(&config)?;
+        self.read_as(&config)?;
+        self.session.runner.model.verify(&config)?;
+        if config.model.loras != self.loras.0 || config.model.lora_merge != self.loras.1 {
             tell(JobPhase::Loading)?;
             let since = Instant::now();
-            self.session.runner.executor.keep_loras(Loras::open(&configs[0].model)?)?;
+            self.session.runner.executor.keep_loras(Loras::open(&config.model)?)?;
             self.counts.lora_switches.push(since.elapsed());
-            self.loras = (configs[0].model.loras.clone(), configs[0].model.lora_merge);
+            self.loras = (config.model.loras.clone(), config.model.lora_merge);
         }
         let group = self.together.group().cloned();
-        let is_predicted = configs[0].request.num_frames.count().is_none();
+        let is_predicted = config.request.num_frames.count().is_none();
         if is_predicted {
             tell(JobPhase::TextEncoder)?;
         }
-        let resolved = duration::resolve_on(&mut self.session.runner, &configs[0], &jobs)?;
-        let mut plan = RunPlan::of_model(resolved.as_ref().unwrap_or(&configs[0]), &self.session.runner.model)?;
+        let resolved = duration::resolve_on(&mut self.session.runner, &config, &jobs)?;
+        let resolved = match resolved {
+            Some(frames) => ResolvedConfig::with_frames(&config, frames)?,
+            None => ResolvedConfig::from(&config),
+        };
+        let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
         plan.choose_encoder(group.as_deref())?;
-        let (frames, h264) = (plan.config.request.num_frames, plan.config.conditioning.h264);
-        for config in &mut configs {
-            (config.request.num_frames, config.conditioning.h264) = (frames, h264);
-        }
         if let Some(round_trip) = plan.round_trip.clone() {
             self.session.versions["h264"] = Value::from(round_trip.to_string());
-            (self.session.runner.h264, self.session.runner.round_trip) = (h264, Some(round_trip));
+            let runner = &mut self.session.runner;
+            (runner.h264, runner.round_trip) = (plan.config.conditioning.h264, Some(round_trip));
         }
         let rows = self.rows_of(order);
         let model = &self.session.runner.model;
@@ -214,7 +211,7 @@ impl ModelDevice {
         plan.inputs = inputs(&plan.config)?;
         plan.programs = plan.programs.of_rows(rows);
         self.shapes.plan(&shape, &plan, rows, &mut self.session.runner, group.as_ref())?;
-        Ok(PreparedBatch { configs, plan, jobs, shape, rows, chunk: 1, started, warnings: Vec::new(), model })
+        Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings: Vec::new(), model })
     }
 
     /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
@@ -316,8 +313,9 @@ impl ModelDevice {
         let Session { runner, versions, .. } = &self.session;
         let (model, hashes) = (&work.model, &work.plan.inputs);
         let took = work.started.elapsed();
-        let of = |(((config, job), generated), accepted): (((Config, Job), Generated), &Arc<AcceptedJob>)| {
-            let mut sidecar = sidecar(&config, &job, model, hashes, runner, versions);
+        let config = &work.plan.config;
+        let of = |((job, generated), accepted): ((Job, Generated), &Arc<AcceptedJob>)| {
+            let mut sidecar = sidecar(config, &job, model, hashes, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }
@@ -330,9 +328,9 @@ impl ModelDevice {
                 job,
                 generated,
             };
-            Box::new(ModelVideo::new(written, config, work.warnings.clone())) as Box<dyn GeneratedVideo>
+            Box::new(ModelVideo::new(written, Config::clone(config), work.warnings.clone())) as Box<dyn GeneratedVideo>
         };
-        work.configs.into_iter().zip(work.jobs).zip(videos).zip(&order.jobs).map(of).collect()
+        work.jobs.into_iter().zip(videos).zip(&order.jobs).map(of).collect()
     }
 
     #[allow(clippy::result_large_err)] // One error per batch.

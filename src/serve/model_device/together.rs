@@ -11,7 +11,7 @@ use super::super::job::AcceptedJob;
 use super::files::InputFolder;
 use super::{Config, JobBatch, ModelDevice, PipelineError, RunError, Stop, one_line};
 use crate::config::Serve;
-use crate::pipeline::plan::options::GenerateOptions;
+use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::processes::{compare, wait_for_all};
 use crate::runtime::processes::Group;
 
@@ -74,7 +74,7 @@ impl ServerProcesses {
             // Compare only the `serve` keys that every process uses. Only process 0 uses the others.
             let Serve { max_batch, max_frames, .. } = config.serve;
             let same = Config { serve: Serve { max_batch, max_frames, ..Serve::default() }, ..config.clone() };
-            compare(group, &same, &GenerateOptions::default())?;
+            compare(Some(group), &same, &RunVideos::default())?;
         }
         Ok(ServerProcesses(group.cloned()))
     }
@@ -148,7 +148,7 @@ impl ServerProcesses {
     }
 
     fn wait(&self) -> Result<(), PipelineError> {
-        self.0.as_ref().map_or(Ok(()), |group| wait_for_all(group))
+        wait_for_all(self.group())
     }
 }
 

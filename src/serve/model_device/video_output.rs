@@ -12,7 +12,7 @@ use super::super::store;
 use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::media::{self, WavFormat, write_atomically};
 use crate::pipeline::output::writer::{UnwrittenVideo, WrittenVideo};
-use crate::pipeline::plan::options::GenerateOptions;
+use crate::pipeline::plan::videos::RunVideos;
 
 /// A generated video with everything that is needed to write its files.
 pub(super) struct ModelVideo {
@@ -45,7 +45,7 @@ impl ModelVideo {
         let finished = match self.finished.take() {
             Some(finished) => finished,
             None => {
-                let (finished, failed) = self.written.write(&self.config, &GenerateOptions::default()).parts();
+                let (finished, failed) = self.written.write(&self.config, &RunVideos::default()).parts();
                 match (finished, failed) {
                     (Some(finished), None) => finished,
                     (Some(finished), Some(error)) if !is_transient(&error) => {

@@ -136,7 +136,7 @@ pub(super) async fn submit(
     }
     let traffic = request.extensions().get::<Arc<ExchangeState>>().cloned();
     if let Some(traffic) = &traffic {
-        let limit = app.settings.body_limit;
+        let limit = app.settings.body_limit.0;
         traffic.limit(limit);
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if length.is_some_and(|length| length.parse::<u64>().is_ok_and(|bytes| bytes > limit)) {
@@ -216,7 +216,7 @@ fn enter(
 /// bytes need no reservation: on 1,024 connections they use at most 64 MiB.
 async fn room(app: &App, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    let bytes = length.unwrap_or(app.settings.body_limit);
+    let bytes = length.unwrap_or(app.settings.body_limit.0);
     if bytes <= SMALL_BODY {
         return Ok(None);
     }

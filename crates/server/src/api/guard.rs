@@ -16,6 +16,7 @@ use super::errors::ErrorCode;
 use crate::access::Line;
 use crate::error::ApiError;
 use crate::jobs::Caller;
+use crate::settings::LogFormat;
 use crate::traffic::ExchangeState;
 
 /// Routes that require no API key.
@@ -40,7 +41,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
     let traffic = request.extensions().get::<Arc<ExchangeState>>().cloned();
     if let Some(traffic) = &traffic {
         traffic.limit(SMALL_BODY);
-        traffic.at_least(app.settings.min_upload_rate);
+        traffic.at_least(app.settings.min_upload_rate.0);
     }
     let mut response = next.run(request).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -62,7 +63,7 @@ pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Ne
         job: about.map(|about| about.0.clone()),
         peer,
         traffic,
-        json: app.settings.json_log,
+        json: app.settings.log_format == LogFormat::Json,
     };
     response.extensions_mut().insert(Arc::new(line));
     response

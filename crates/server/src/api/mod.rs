@@ -36,7 +36,7 @@ use super::id::Ids;
 use super::jobs::Jobs;
 use super::listen::Connections;
 use super::metrics::{Metrics, Pulse};
-use super::settings::Settings;
+use super::settings::Serve;
 use super::store::JobStore;
 use super::streams::Streams;
 
@@ -51,7 +51,7 @@ const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State shared by all endpoints.
 pub(super) struct App {
-    pub(super) settings: Settings,
+    pub(super) settings: Serve,
     pub(super) jobs: Arc<Jobs>,
     pub(super) ids: Ids,
     pub(super) generator: Arc<dyn Generator>,
@@ -83,8 +83,8 @@ pub(super) struct App {
 
 impl App {
     /// Creates the semaphores [`App::bodies`] and [`App::entries`].
-    pub(super) fn places(settings: &Settings) -> [Arc<Semaphore>; 2] {
-        let kib = usize::try_from(BODIES * settings.body_limit.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
+    pub(super) fn places(settings: &Serve) -> [Arc<Semaphore>; 2] {
+        let kib = usize::try_from(BODIES * settings.body_limit.0.div_ceil(1024)).unwrap_or(Semaphore::MAX_PERMITS);
         [kib.min(Semaphore::MAX_PERMITS), ENTRIES].map(|places| Arc::new(Semaphore::new(places)))
     }
 

@@ -23,7 +23,7 @@ pub(super) async fn sync(
 ) -> Result<Response, ApiError> {
     let (snapshot, waiter) = submit(&app, caller.clone(), request, RequestKind::Sync).await?;
     let id = snapshot.accepted.id.clone();
-    let ended = tokio::time::timeout(app.settings.sync_timeout, ended(&app, &caller, snapshot)).await;
+    let ended = tokio::time::timeout(app.settings.sync_timeout.duration(), ended(&app, &caller, snapshot)).await;
     // The job has ended, or the timeout has expired and the job continues without this client. In both cases, dropping
     // the waiters must not cancel the job.
     waiter.into_iter().for_each(Waiter::answered);

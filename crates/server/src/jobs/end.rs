@@ -129,7 +129,7 @@ impl Jobs {
 
     fn ended_record(&self, before: &Record) -> Record {
         let now = self.now();
-        let expires = now.saturating_add(self.settings.keep.as_secs());
+        let expires = now.saturating_add(self.settings.keep.duration().as_secs());
         Record { completed_at: Some(now), expires_at: Some(expires), ..before.clone() }
     }
 

@@ -10,7 +10,7 @@ use super::{JobTiming, Jobs};
 use crate::error::Failure;
 use crate::id::VideoId;
 use crate::job::{JobState, Record};
-use crate::settings::Settings;
+use crate::settings::Serve;
 use crate::store::{JobStore, StoredJob};
 
 /// Number of interrupted attempts after which a job is marked as failed.
@@ -22,7 +22,7 @@ impl Jobs {
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
-    pub fn open(store: Arc<dyn JobStore>, settings: Settings) -> std::io::Result<Arc<Jobs>> {
+    pub fn open(store: Arc<dyn JobStore>, settings: Serve) -> std::io::Result<Arc<Jobs>> {
         Jobs::open_at(store, settings, JobTiming::default())
     }
 
@@ -30,7 +30,7 @@ impl Jobs {
     ///
     /// # Errors
     /// Same as [`Jobs::open`].
-    pub fn open_at(store: Arc<dyn JobStore>, settings: Settings, pace: JobTiming) -> std::io::Result<Arc<Jobs>> {
+    pub fn open_at(store: Arc<dyn JobStore>, settings: Serve, pace: JobTiming) -> std::io::Result<Arc<Jobs>> {
         let all = store.load_all()?;
         let jobs = Jobs {
             store,
@@ -97,7 +97,7 @@ impl Jobs {
                 let now = self.now();
                 let ended = Record {
                     completed_at: Some(now),
-                    expires_at: Some(now.saturating_add(self.settings.keep.as_secs())),
+                    expires_at: Some(now.saturating_add(self.settings.keep.duration().as_secs())),
                     ..record.clone()
                 };
                 let found = if produced.is_some() {
@@ -127,7 +127,7 @@ impl Jobs {
     fn over(&self, entry: JobEntry) -> JobEntry {
         let now = self.now();
         let left = entry.record.expires_at.map_or(0, |at| at.saturating_sub(now));
-        let left = Duration::from_secs(left).min(self.settings.keep);
+        let left = Duration::from_secs(left).min(self.settings.keep.duration());
         let age = Duration::from_secs(now.saturating_sub(entry.record.completed_at.unwrap_or(now)));
         let instant = Instant::now();
         JobEntry { ended: instant.checked_sub(age).or(Some(instant)), deadline: instant.checked_add(left), ..entry }

@@ -13,6 +13,7 @@ use crate::device::{JobBatch, StepProgress, Stop};
 use crate::id::VideoId;
 use crate::job::{AcceptedJob, JobPhase, JobState, Record};
 use crate::schedule::{self, ScheduleCandidate};
+use crate::settings::Drain;
 use crate::store::STEPS;
 
 /// Interval at which the device thread checks a full disk again or retries a batch that could not be started.
@@ -117,7 +118,7 @@ impl Jobs {
             None => {
                 let candidates: Vec<ScheduleCandidate> =
                     places.iter().filter_map(|place| Some(index.waiting.get(place)?.candidate.clone())).collect();
-                let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch);
+                let picked = schedule::pick(&candidates, &index.loaded, self.settings.max_batch.unwrap_or(1));
                 for n in schedule::overtaken(&picked) {
                     if let Some(waiting) = index.waiting.get_mut(&places[n]) {
                         waiting.candidate.overtaken += picked.len();
@@ -230,7 +231,7 @@ impl Jobs {
         if running.is_unwanted() {
             return ControlFlow::Break(Stop::Cancelled);
         }
-        if self.is_draining() && !self.settings.finish_at_shutdown {
+        if self.is_draining() && self.settings.drain == Drain::Checkpoint {
             return ControlFlow::Break(Stop::Draining);
         }
         ControlFlow::Continue(())

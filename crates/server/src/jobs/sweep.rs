@@ -70,7 +70,7 @@ impl Jobs {
         self.store.sweep(&used);
         let usage = self.store.usage();
         // The limit exceeds the reserve, so that the reserve does not use up space that was just freed for a video.
-        if usage.free > self.settings.min_free.max(RESERVE_AGAIN) {
+        if usage.free > self.settings.min_free.0.max(RESERVE_AGAIN) {
             self.store.give_reserve(false);
         }
         let mut index = self.lock();
@@ -107,14 +107,14 @@ impl Jobs {
 
     /// Returns whether the disk has too little space for another video.
     pub(super) fn is_over(&self, usage: Usage) -> bool {
-        usage.free < self.settings.min_free || usage.bytes > self.settings.disk
+        usage.free < self.settings.min_free.0 || usage.bytes > self.settings.disk.0
     }
 
     /// Returns whether enough jobs were removed. The disk usage must be 5 % below `serve.disk`, so that the next video
     /// does not immediately cause another removal.
     fn has_enough(&self, usage: Usage) -> bool {
-        let most = self.settings.disk;
-        usage.free >= self.settings.min_free && usage.bytes <= most - most / 20
+        let most = self.settings.disk.0;
+        usage.free >= self.settings.min_free.0 && usage.bytes <= most - most / 20
     }
 
     /// Frees the disk reserve and removes jobs, to make space for a finished video.

@@ -8,6 +8,7 @@ use serde_json::{Map, json};
 use super::*;
 use crate::id::Ids;
 use crate::job_config::tests::job_config;
+use crate::settings::Bytes;
 use crate::store::FileStore;
 
 const SEND: &str = "k";
@@ -19,29 +20,7 @@ struct TestServer {
 
 impl TestServer {
     fn open(folder: &std::path::Path) -> Self {
-        let settings = Settings {
-            listen: "127.0.0.1:0".into(),
-            metrics_listen: None,
-            insecure: false,
-            api_key_file: None,
-            state: None,
-            allow_host: Vec::new(),
-            cors_origin: Vec::new(),
-            json_log: false,
-            log_prompts: false,
-            body_limit: 32 << 20,
-            min_upload_rate: 0,
-            sync_timeout: Duration::from_secs(600),
-            queue: 64,
-            queue_per_key: 32,
-            max_batch: 1,
-            max_shapes: 8,
-            keep: Duration::from_secs(24 * 3600),
-            disk: 20 << 30,
-            min_free: 0,
-            finish_at_shutdown: false,
-            drain_timeout: Duration::from_secs(30),
-        };
+        let settings = Serve { min_free: Bytes(0), ..Serve::default() };
         // The clock agrees with `created_at` of the requests.
         let pace = JobTiming { clock: Arc::new(|| 100), ..JobTiming::default() };
         let store = FileStore::open(folder).expect("a store");

@@ -169,14 +169,14 @@ impl RunPlan {
     /// # Errors
     /// Returns an error for `auto` if no shipped layout uses the configuration's mesh.
     pub(crate) fn place(&mut self, devices: RankingDevices) -> Result<()> {
-        let config = &mut self.config;
+        let (config, mesh) = (&self.config, self.config.mesh);
         if config.layout == AUTO && devices.count == 1 {
-            config.layout = "replicated".into();
+            self.config.set_layout("replicated".into(), mesh);
         } else if config.layout == AUTO {
             let ranking = ranking(config, devices)?;
             tracing::info!("{}", ranking.decision(devices));
-            config.mesh = config.mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
-            config.layout = ranking.first.layout;
+            let mesh = mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
+            self.config.set_layout(ranking.first.layout, mesh);
         } else if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {

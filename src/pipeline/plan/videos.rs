@@ -1,23 +1,101 @@
-//! The videos of a request and their output files.
+//! The videos of a run and their output files.
 
+use std::io::IsTerminal;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use super::error::ConfigError;
-use super::schema::Config;
+use super::options::GenerateOptions;
+use super::outputs::{check_outputs, unfinished};
+use crate::config::{Config, ConfigError, ProgressEvery, Sidecar};
 use crate::destination::check_ending;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::runtime::processes::Group;
 use crate::text_file;
 
 /// Maximum number of videos per run: indices have four digits.
 const MAX_VIDEOS: usize = 10_000;
 
-/// One video of a request.
+/// One video of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Index of the video in the request, from 0.
+    /// Index of the video in the run, from 0.
     pub index: usize,
     pub prompt: String,
     /// Random seed.
     pub seed: u64,
+}
+
+/// The videos of a run, with the options of `ltx2 generate`.
+#[derive(Clone, Debug, Default)]
+pub struct RunVideos {
+    /// Prompt and seed of each video, in the order in which the videos are generated.
+    pub jobs: Vec<Job>,
+    /// Output file of each job. In a multi-process run, only those of the first process are used. Empty: the run writes
+    /// no videos.
+    pub outputs: Vec<PathBuf>,
+    pub options: GenerateOptions,
+    /// Number of steps between two progress reports. `None`: progress is not reported.
+    pub(in crate::pipeline) progress_every: Option<usize>,
+    /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
+    /// only one video remains to be generated after `--resume`.
+    pub(super) several: bool,
+}
+
+impl Deref for RunVideos {
+    type Target = GenerateOptions;
+
+    fn deref(&self) -> &GenerateOptions {
+        &self.options
+    }
+}
+
+impl RunVideos {
+    /// Returns the videos of a configuration that are not finished, and checks their output files.
+    ///
+    /// # Errors
+    /// Returns an error if the prompts file cannot be read, if the options contradict each other, or if an output would
+    /// overwrite a file.
+    pub fn new(config: &Config, options: GenerateOptions, group: Option<&Group>) -> Result<Self> {
+        let usage = |why: &str| Err(PipelineError::Usage(why.into()));
+        let mut jobs = config.jobs()?;
+        if options.checkpoint_every.is_some() || options.resume {
+            if group.is_some() {
+                return usage("--checkpoint-every and --resume are not supported with several processes");
+            }
+            if config.output.path.is_none() {
+                return usage("--checkpoint-every and --resume require a fixed output path: set -o or output.path");
+            }
+        }
+        let mut outputs = match group {
+            // Only the first process writes files and checks for existing ones.
+            Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
+            _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
+        };
+        let several = jobs.len() > 1;
+        if options.resume {
+            (jobs, outputs) = unfinished(config, jobs, outputs, options.force)?;
+        }
+        let progress_every = match config.sampler.progress_every {
+            ProgressEvery::Steps(steps) => Some(steps),
+            // With a progress bar, each step is a separate device call; without one, all steps run in one call. With
+            // several processes, all must make the same calls, so a terminal has no influence.
+            ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
+        };
+        let videos = RunVideos { jobs, outputs, options, progress_every, several };
+        check_outputs(config, &videos)?;
+        Ok(videos)
+    }
+
+    /// Returns the videos of a run that writes no files.
+    pub fn unwritten(jobs: Vec<Job>, sidecar: Option<&Sidecar>) -> Self {
+        let options = GenerateOptions { sidecar: sidecar.cloned(), ..GenerateOptions::default() };
+        RunVideos { jobs, options, ..RunVideos::default() }
+    }
+
+    /// Returns whether frames, audio and dumps have a separate name for each video.
+    pub(in crate::pipeline) fn has_several(&self) -> bool {
+        self.several || self.jobs.len() > 1
+    }
 }
 
 impl Config {
@@ -25,18 +103,18 @@ impl Config {
     ///
     /// # Errors
     /// Returns an error if the prompts file cannot be read or has no prompts, or if there are more than 10000 videos.
-    pub fn jobs(&self) -> Result<Vec<Job>, ConfigError> {
+    pub fn jobs(&self) -> std::result::Result<Vec<Job>, ConfigError> {
         let prompts = match &self.request.prompts {
             None => vec![self.request.prompt.clone().unwrap_or_default()],
             Some(file) => {
                 let path = PathBuf::from(file);
-                let text = text_file::read(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+                let text = text_file::read(&path).map_err(|source| ConfigError::unreadable(&path, source))?;
                 prompt_lines(&text)
             }
         };
         if prompts.is_empty() {
             let file = self.request.prompts.as_deref().expect("without a file there is one prompt");
-            return Err(ConfigError::Flag(format!("{file}: contains no prompts; write one prompt per line")));
+            return Err(ConfigError::argument(format!("{file}: contains no prompts; write one prompt per line")));
         }
         let each = self.request.num_videos as u64;
         if prompts.len() * self.request.num_videos > MAX_VIDEOS {
@@ -44,7 +122,7 @@ impl Config {
                 "{} prompts with {each} videos each exceed the limit of {MAX_VIDEOS} videos per run",
                 prompts.len()
             );
-            return Err(ConfigError::Flag(why));
+            return Err(ConfigError::argument(why));
         }
         let all = prompts.into_iter().flat_map(|prompt| (0..each).map(move |i| (prompt.clone(), i)));
         Ok(all.enumerate().map(|(index, (prompt, i))| Job { index, prompt, seed: self.request.seed + i }).collect())
@@ -65,15 +143,19 @@ fn prompt_lines(text: &str) -> Vec<String> {
 /// # Errors
 /// Returns an error if the extension does not match the output format, if `path` is a folder but must be a file, or if
 /// it is a file but must be a folder.
-pub fn output_paths(path: Option<&Path>, jobs: &[Job], extension: &str) -> Result<Vec<PathBuf>, ConfigError> {
+pub(super) fn output_paths(
+    path: Option<&Path>,
+    jobs: &[Job],
+    extension: &str,
+) -> std::result::Result<Vec<PathBuf>, ConfigError> {
     let Some(path) = path else { return Ok(default_paths(Path::new("out"), jobs, extension)) };
-    let fail = |why: &str| Err(ConfigError::Flag(format!("{}: {why}", path.display())));
+    let fail = |why: &str| Err(ConfigError::argument(format!("{}: {why}", path.display())));
     Ok(match jobs {
         [_] if path.is_dir() => return fail("is a folder; pass a file name, e.g. with .mp4"),
         [_] => {
             let written =
                 if extension == "wav" { "sound alone is written as WAV" } else { "videos are written as MP4" };
-            check_ending(path, written, &[extension]).map_err(ConfigError::Flag)?;
+            check_ending(path, written, &[extension]).map_err(ConfigError::argument)?;
             vec![path.to_path_buf()]
         }
         _ if path.is_file() => return fail("is a file; several videos need a folder"),
