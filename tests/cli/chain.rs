@@ -193,7 +193,10 @@ fn unsupported_chain_options_are_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("a.mp4");
     for (more, why) in [
-        (&["--dump", "d.safetensors"][..], "--dump is not supported for a video of several clips; remove it"),
+        (
+            &["--dump", "d.safetensors"][..],
+            "--dump is not supported for a video of several clips; remove this setting or --chain (request.chain)",
+        ),
         (&["--pipeline", "text_to_audio"], "this pipeline does not support chained clips; remove --chain"),
         (
             &["--set", "request.chain.overlap=17"],

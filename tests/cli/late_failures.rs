@@ -82,7 +82,7 @@ fn failed_chain_encoder_keeps_earlier_frames() {
     let error = error(1, run.env("LTX2_FAILPOINT", "fail encode 8"));
     assert!(error.contains("the embedded H.264 encoder failed: failure injected by LTX2_FAILPOINT"), "{error}");
     assert_eq!(frames_of(&place(&error, "the first 8 frames with their audio are").display().to_string()), 8);
-    let sound = read_wav(place(&error, "the audio is")).expect("a WAV");
+    let sound = read_wav(place(&error, "the audio samples are")).expect("a WAV");
     assert_eq!(sound.len(), 33 * sound.rate() as usize / 24);
     assert_eq!(kept(&error, "the latents of 3 clips are").1.len(), 6);
     assert!(!folder.path("out.mp4").exists(), "a part is not the video");
@@ -103,7 +103,7 @@ fn failed_chain_ffmpeg_keeps_last_frames_as_tensors() {
     let path = std::env::var("PATH").map(|path| format!("{}:{path}", programs.display())).expect("a PATH");
     let error = error(1, chain(&folder, &[]).env("PATH", path));
     assert!(error.contains("ffmpeg failed on out.mp4") && error.contains("out of order"), "{error}");
-    assert!(read_wav(place(&error, "the audio is")).is_ok(), "{error}");
+    assert!(read_wav(place(&error, "the audio samples are")).is_ok(), "{error}");
     let (_, tensors) = kept(&error, "the latents of 3 clips and the last 17 frames are");
     assert_eq!((tensors["frames"].shape(), tensors.len()), (&[17, 64, 96, 3][..], 7));
 }
