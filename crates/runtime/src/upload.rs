@@ -151,14 +151,8 @@ impl LoadedParameters {
 /// Returns the bytes of a parameter's shard in the memory of one device: 0 if it is in host memory. The parameter is an
 /// argument of `program`.
 pub fn device_bytes(program: &Program, param: &Param) -> usize {
-    bytes_in(MemorySpace::Device, program, param)
-}
-
-/// Returns the bytes of a parameter's shard for one device in a memory space: 0 if it is in another. The parameter is
-/// an argument of `program`.
-pub fn bytes_in(memory: MemorySpace, program: &Program, param: &Param) -> usize {
     let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-    if argument.map(|a| a.memory).unwrap_or_default() != memory {
+    if argument.map(|a| a.memory).unwrap_or_default() != MemorySpace::Device {
         return 0;
     }
     let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
