@@ -981,7 +981,7 @@ pub enum Stream {
     #[default]
     Off,
     /// The weights of all blocks except `resident_blocks` are in host memory. Each is copied to the device while earlier
-    /// blocks run.
+    /// blocks run. Not supported on TPU.
     On,
 }
 

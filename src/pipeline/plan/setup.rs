@@ -11,6 +11,7 @@ use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::last_words;
 use crate::pjrt::{CudaOptions, OptionValue};
+use crate::runtime::platforms::PlatformSpec;
 use crate::runtime::processes::Group;
 use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform, platforms};
 use crate::weights::Component;
@@ -37,13 +38,23 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         },
         layout: config.placement(devices)?,
         quantization: quantization(config, &lowering, platform)?,
-        streaming: (config.runtime.stream == Stream::On && spec.streams_weights).then(|| Streaming {
-            component: Component::Transformer.folder(),
-            resident: config.runtime.resident_blocks,
-            min_bytes: STREAMED_BYTES,
-        }),
+        streaming: streaming(config, &spec, platform)?,
         lowering,
     })
+}
+
+/// Returns which weights are streamed from host memory. `None`: none, as on a platform whose device memory is that of
+/// the host.
+fn streaming(config: &Config, spec: &PlatformSpec, platform: &str) -> Result<Option<Streaming>> {
+    if config.runtime.stream == Stream::Off || spec.is_host {
+        return Ok(None);
+    }
+    if !spec.streams_weights {
+        let why = format!("runtime.stream: on is not supported on platform {platform}; set it to off");
+        return Err(PipelineError::Usage(why));
+    }
+    let (component, resident) = (Component::Transformer.folder(), config.runtime.resident_blocks);
+    Ok(Some(Streaming { component, resident, min_bytes: STREAMED_BYTES }))
 }
 
 /// Size in bytes of the smallest weight that is streamed. Copies of smaller ones would be bound by their latency.
@@ -124,7 +135,9 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     let is_rotated = matches!(stored, Weights::Files(source) if source.has_rotated_text_encoder());
     if is_rotated && weights == WeightType::Int8Convrot {
-        tracing::info!("text encoder: the file's int8-convrot weights are used unchanged");
+        tracing::info!(
+            "text encoder: int8-convrot weights are used unchanged; its other linear layers are quantized to that form"
+        );
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
     tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");
@@ -175,4 +188,21 @@ fn watchdog(config: &Config) -> DeviceWatchdog {
         last_words(message);
     };
     DeviceWatchdog::new(limit, Box::new(say))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streaming_is_ignored_on_cpu_and_rejected_on_tpu() {
+        let mut config = Config::default();
+        config.runtime.stream = Stream::On;
+        let [cpu, cuda, tpu] =
+            ["cpu", "cuda", "tpu"].map(|name| streaming(&config, &platforms::spec_by_name(name), name));
+        assert!(cpu.expect("accepted").is_none());
+        assert_eq!(cuda.expect("accepted").map(|own| own.resident), Some(0));
+        let error = tpu.expect_err("rejected").to_string();
+        assert!(error.contains("runtime.stream: on is not supported on platform tpu"), "{error}");
+    }
 }
