@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::{Result, TuneError};
+use crate::file_lock;
 use crate::runtime::CompileKey;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,7 +61,7 @@ impl Store {
         let path = folder.join(LOG);
         let fail = || TuneError::file(&path);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(fail())?;
-        match file.try_lock() {
+        match file_lock::lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(TuneError::Busy(folder.into())),
             Err(TryLockError::Error(e)) => return Err(fail()(e)),

@@ -8,6 +8,7 @@ mod defaults;
 pub mod destination;
 pub mod failpoint;
 pub mod file_kind;
+pub mod file_lock;
 pub mod host;
 pub mod interrupts;
 pub mod temporaries;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ltx2_base::{failpoint, threads};
+use ltx2_base::{failpoint, file_lock, threads};
 use rustix::fs::FallocateFlags;
 
 use super::folder::{Folder, TEMPORARY};
@@ -50,7 +50,7 @@ impl FileStore {
     pub fn open(path: &Path) -> io::Result<Self> {
         let root = Folder::at(path)?;
         let lock = root.create("lock")?;
-        match lock.try_lock() {
+        match file_lock::lock(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another server is using this folder"));
