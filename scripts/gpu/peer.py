@@ -70,10 +70,8 @@ def video_decoder(frames, height, width, runs):
     return median("video_decoder", lambda: vae.decode(latents, None, return_dict=False), runs)
 
 
-def transformer(distilled, frames, height, width, sound, runs):
-    """Times one forward pass, eager and with compiled blocks."""
-    config = preset("ltx2_5")["transformer"] if distilled else {"rope_type": "split"}
-    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+def forward(network, name, distilled, frames, height, width, sound, runs):
+    """Times one forward pass of a transformer."""
     rows, tokens = 1 if distilled else 2, frames * height * width
     widths = (network.config.cross_attention_dim, network.config.audio_cross_attention_dim) if distilled else (3840, 3840)
     level = lambda *shape: torch.full(shape, 500.0, device="cuda")
@@ -85,9 +83,16 @@ def transformer(distilled, frames, height, width, sound, runs):
     )
     if distilled:
         inputs |= dict(timestep=level(1, tokens), audio_timestep=level(1, sound), sigma=level(1), use_cross_timestep=True)
-    eager = median("denoise_eager", lambda: network(**inputs), runs)
+    return median(f"denoise_{name}", lambda: network(**inputs), runs)
+
+
+def transformer(distilled, *size):
+    """Times one forward pass, eager and with compiled blocks."""
+    config = preset("ltx2_5")["transformer"] if distilled else {"rope_type": "split"}
+    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+    eager = forward(network, "eager", distilled, *size)
     network.compile_repeated_blocks(fullgraph=False)
-    return eager, median("denoise_compiled", lambda: network(**inputs), runs)
+    return eager, forward(network, "compiled", distilled, *size)
 
 
 def main():

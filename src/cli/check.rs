@@ -16,6 +16,7 @@ use crate::pipeline::one_line as error_line;
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, ranking};
 use crate::pipeline::plan::preflight::check_components;
 use crate::pipeline::plan::run_plan::RunPlan;
+use crate::pipeline::plan::stream::describe_fit;
 use crate::pipeline::plan::verify::component;
 use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -322,8 +323,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
         }
         if let Some(layouts) = &layouts {
-            let Layouts { auto, faster, lacking } = layouts;
-            all["layouts"] = serde_json::json!({"auto": auto, "faster": faster, "lacking": lacking});
+            let Layouts { auto, memory, faster, lacking } = layouts;
+            all["layouts"] = serde_json::json!({"auto": auto, "memory": memory, "faster": faster, "lacking": lacking});
         }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
@@ -335,8 +336,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
         lines.extend(newest.iter().flat_map(Ltx25Features::lines));
-        if let Some(Layouts { auto, faster, lacking }) = layouts {
-            lines.extend([auto].into_iter().chain(faster).chain(lacking));
+        if let Some(Layouts { auto, memory, faster, lacking }) = layouts {
+            lines.extend([auto, memory].into_iter().chain(faster).chain(lacking));
         }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "request: ready".to_string()));
@@ -353,10 +354,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Comparison of layouts on a target: the one that `layout: auto` selects, a shipped one that is faster than the
-/// configured layout, and rules that the configured layout lacks.
+/// Comparison of layouts on a target: the one that `layout: auto` selects, the memory that the configured layout needs,
+/// a shipped layout that is faster than the configured one, and rules that the configured layout lacks.
 struct Layouts {
     auto: String,
+    memory: String,
     faster: Option<String>,
     lacking: Vec<String>,
 }
@@ -372,6 +374,7 @@ fn layouts(args: &CheckArgs, name: &str) -> anyhow::Result<Layouts> {
     let compared = if config.layout == AUTO { None } else { compare(&config, devices, None)? };
     Ok(Layouts {
         auto: ranking(&auto, devices)?.decision(devices),
+        memory: describe_fit(&config, devices)?,
         faster: compared.as_ref().and_then(LayoutComparison::faster),
         lacking: compared.as_ref().map(LayoutComparison::lacking).unwrap_or_default(),
     })

@@ -887,9 +887,10 @@ with_defaults! {
         pub residency: Residency = Residency::Auto,
         /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
         /// on CPU.
-        pub stream: Stream = Stream::Off,
-        /// Number of transformer blocks whose weights stay in device memory, if `stream` is `on`.
-        pub resident_blocks: usize = 0,
+        pub stream: Stream = Stream::Auto,
+        /// Number of transformer blocks whose weights stay in device memory when weights are streamed. Null: with
+        /// `stream: auto`, as many as fit, in eighths of the blocks; with `on`, none.
+        pub resident_blocks: Option<usize> = None,
         /// Memory limit per device in GiB; null uses the free memory that the device reports.
         #[schemars(range(min = 0))]
         pub memory_limit: Option<f64> = None,
@@ -978,10 +979,12 @@ pub enum Residency {
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// All weights are in device memory.
-    #[default]
     Off,
+    /// Like `on` if a program does not fit in device memory otherwise, else like `off`.
+    #[default]
+    Auto,
     /// The weights of all blocks except `resident_blocks` are in host memory. Each is copied to the device while earlier
-    /// blocks run. Not supported on TPU.
+    /// blocks run. The layers of the other components are streamed, too. Not supported on TPU.
     On,
 }
 

@@ -133,7 +133,11 @@ impl Runner {
 
     /// Applies a memory plan to all following runs.
     pub(crate) fn follow(&mut self, planned: FittedPlan) {
-        self.executor.keep(planned.keep);
+        self.executor.keep(planned.keep, planned.host_limit());
+        if self.build.streaming != planned.streaming {
+            self.build.streaming = planned.streaming;
+            self.forget_loops();
+        }
         if !self.executor.keeps_all() {
             self.tables.clear();
         }

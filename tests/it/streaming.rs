@@ -32,3 +32,28 @@ fn streamed_weights_give_the_same_bits() {
         }
     }
 }
+
+/// Moves the weights of a loaded model to host memory and back, as memory plans for other requests do.
+#[needs(cpu)]
+fn loaded_weights_move_between_memories() {
+    let client = cpu(1);
+    let all = cases("pipeline");
+    let case = all.iter().find(|c| c.name.ends_with("b_plain")).expect("a case");
+    let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
+    let request = request(case, &runner.model);
+    let streaming = |resident| Some(Streaming { component: "transformer", resident, min_bytes: 1 << 10 });
+    let mut run = |streaming| {
+        runner.build.streaming = streaming;
+        let generated = generate(&mut runner, &request, &dumping(None));
+        let latents = dumped(&generated, "latents.video").bytes().to_vec();
+        (latents, runner.executor.parameter_bytes())
+    };
+    let (whole, bytes) = run(None);
+    let (latents, least) = run(streaming(0));
+    assert_eq!(latents, whole);
+    let (latents, some) = run(streaming(1));
+    assert_eq!(latents, whole);
+    assert!(least < some && some < bytes, "{least}, {some}, {bytes} bytes");
+    let (latents, again) = run(None);
+    assert_eq!((latents, again), (whole, bytes));
+}

@@ -138,6 +138,12 @@ impl PjrtError {
         self.code() == Some(Code(error_code::RESOURCE_EXHAUSTED))
     }
 
+    /// Returns whether pinned host memory ran out. PJRT has the same error code for both kinds of memory, so this depends
+    /// on the message of XLA's allocator.
+    pub fn is_out_of_host_memory(&self) -> bool {
+        self.is_out_of_memory() && self.to_string().contains("Out of host memory")
+    }
+
     /// Returns whether the plugin does not have the called function or returned `UNIMPLEMENTED`.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, PjrtError::Unsupported { .. }) || self.code() == Some(Code(error_code::UNIMPLEMENTED))

@@ -186,6 +186,11 @@ impl Engine {
         self.devices.addressable(count)
     }
 
+    /// Returns the number of devices of this process that a program over `count` devices uses.
+    pub fn local_devices(&self, count: usize) -> usize {
+        self.addressable(count).len()
+    }
+
     /// Returns a program's compile options and its compile-cache entry.
     fn entry(&self, name: &str, program: &Program) -> (CompileOptions, Option<CacheEntry>) {
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();

@@ -12,13 +12,15 @@ pub enum RuntimeError {
     /// Any other error of the plugin or of its PJRT interface.
     #[error(transparent)]
     Plugin(#[from] ltx2_pjrt::PjrtError),
-    /// A device ran out of memory for a program or for parameters.
-    #[error("{during} {name}: out of device memory: {source}")]
+    /// A device, or its pinned memory on the host, is too small for a program or for parameters.
+    #[error("{during} {name}: out of {} memory: {source}", if *.is_host { "pinned host" } else { "device" })]
     OutOfMemory {
         /// Phase in which memory ran out.
         during: MemoryPhase,
         /// Name of the program, or of the components whose parameters were loaded.
         name: String,
+        /// Whether pinned memory of the host ran out instead of device memory.
+        is_host: bool,
         /// Error of the plugin.
         source: ltx2_pjrt::PjrtError,
     },
@@ -115,7 +117,7 @@ pub enum RuntimeError {
     },
 }
 
-/// Phase in which device memory ran out.
+/// Phase in which memory ran out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPhase {
     /// Compiling a program.
@@ -146,9 +148,12 @@ impl RuntimeError {
     pub fn during(self, during: MemoryPhase, name: &str) -> Self {
         match self {
             RuntimeError::Plugin(source) if source.is_out_of_memory() => {
-                RuntimeError::OutOfMemory { during, name: name.into(), source }
+                let is_host = source.is_out_of_host_memory();
+                RuntimeError::OutOfMemory { during, name: name.into(), is_host, source }
             }
-            RuntimeError::OutOfMemory { source, .. } => RuntimeError::OutOfMemory { during, name: name.into(), source },
+            RuntimeError::OutOfMemory { is_host, source, .. } => {
+                RuntimeError::OutOfMemory { during, name: name.into(), is_host, source }
+            }
             other => other,
         }
     }

@@ -51,5 +51,5 @@ pub use sharded_tensor::{Shard, ShardedTensor, shards};
 pub use target::Compiled;
 pub use target::{OpenTarget, Target, UnknownTarget};
 pub use timeline::{Span, SpanKind, Timeline};
-pub use upload::{LoadedParameters, device_bytes};
+pub use upload::{Footprint, LoadedParameters, device_bytes};
 pub use watchdog::{DeviceWatchdog, LastWords, WaitLimit};

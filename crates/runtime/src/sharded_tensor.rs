@@ -140,7 +140,7 @@ impl ShardedTensor {
     }
 
     /// Returns the size of one shard in bytes.
-    fn shard_bytes(&self) -> usize {
+    pub(super) fn shard_bytes(&self) -> usize {
         self.shards.first().map_or(0, |p| p.size.iter().product::<usize>() * self.ty.dtype.size())
     }
 

@@ -1,6 +1,8 @@
 //! Model parameters on the devices, which are loaded from files or initialized there with random numbers.
 
 use std::collections::{BTreeMap, HashMap};
+use std::iter::Sum;
+use std::ops::AddAssign;
 use std::time::Instant;
 
 use super::checkpoint_tensor::ParameterSource;
@@ -16,7 +18,6 @@ use ltx2_stablehlo::{MemorySpace, Program};
 #[derive(Default)]
 pub struct LoadedParameters {
     tensors: HashMap<String, LoadedParameter>,
-    bytes: usize,
 }
 
 /// A parameter on the devices, with the checkpoint tensors that it was read from.
@@ -26,15 +27,16 @@ struct LoadedParameter {
     source: Source,
 }
 
+impl LoadedParameter {
+    fn footprint(&self) -> Footprint {
+        Footprint::in_memory(self.tensor.memory(), self.tensor.shard_bytes())
+    }
+}
+
 impl LoadedParameters {
     /// Returns a parameter by its argument name; `None` if it is not loaded.
     pub fn get(&self, name: &str) -> Option<&ShardedTensor> {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
-    }
-
-    /// Returns the bytes of all parameters on one device, from a running total.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Uploads those of `params` that are not loaded yet. All of `params` are arguments of `program`. Calls
@@ -98,6 +100,14 @@ impl LoadedParameters {
         self.remove(reads)
     }
 
+    /// Removes those of `params` that are in another memory than the arguments of `program`.
+    pub fn drop_misplaced(&mut self, program: &Program, params: &[Param]) {
+        let wanted: HashMap<&str, MemorySpace> =
+            params.iter().map(|param| (&*param.name, argument_memory(program, param))).collect();
+        self.tensors
+            .retain(|name, loaded| wanted.get(name.as_str()).is_none_or(|memory| *memory == loaded.tensor.memory()));
+    }
+
     /// Removes and returns all parameters of a component.
     pub fn take_component(&mut self, component: &str) -> LoadedParameters {
         self.remove(|loaded| loaded.component == component)
@@ -105,35 +115,31 @@ impl LoadedParameters {
 
     /// Adds parameters that `take_stale` or `take_component` removed.
     pub fn put_back(&mut self, taken: LoadedParameters) {
-        self.bytes += taken.bytes;
         self.tensors.extend(taken.tensors);
     }
 
-    /// Returns the bytes of all parameters on one device, computed from the tensors instead of the running total.
-    pub fn device_bytes(&self) -> usize {
-        self.tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum()
-    }
-
-    /// Returns the bytes of each component's parameters on one device.
-    pub fn bytes_of_components(&self) -> BTreeMap<&'static str, usize> {
-        let mut all = BTreeMap::new();
+    /// Returns the memory that each component's parameters take.
+    pub fn footprints(&self) -> BTreeMap<&'static str, Footprint> {
+        let mut all = BTreeMap::<_, Footprint>::new();
         for loaded in self.tensors.values() {
-            *all.entry(loaded.component).or_default() += loaded.tensor.device_bytes();
+            *all.entry(loaded.component).or_default() += loaded.footprint();
         }
         all
     }
 
-    /// Returns the size in bytes, on one device, of those of `params` that are not loaded yet. All of `params` are
-    /// arguments of `program`.
-    pub fn missing_bytes(&self, program: &Program, params: &[Param]) -> usize {
-        self.missing(params).into_iter().map(|param| device_bytes(program, param)).sum()
+    /// Returns the memory that all parameters take.
+    pub fn footprint(&self) -> Footprint {
+        self.tensors.values().map(LoadedParameter::footprint).sum()
+    }
+
+    /// Returns the memory that those of `params` will take that are not loaded yet. All of `params` are arguments of
+    /// `program`.
+    pub fn missing_footprint(&self, program: &Program, params: &[Param]) -> Footprint {
+        self.missing(params).into_iter().map(|param| Footprint::of_param(program, param)).sum()
     }
 
     fn remove(&mut self, which: impl Fn(&LoadedParameter) -> bool) -> LoadedParameters {
-        let tensors: HashMap<String, LoadedParameter> = self.tensors.extract_if(|_, loaded| which(loaded)).collect();
-        let bytes = tensors.values().map(|loaded| loaded.tensor.device_bytes()).sum();
-        self.bytes -= bytes;
-        LoadedParameters { tensors, bytes }
+        LoadedParameters { tensors: self.tensors.extract_if(|_, loaded| which(loaded)).collect() }
     }
 
     /// Returns those of `params` that are not loaded yet.
@@ -142,21 +148,61 @@ impl LoadedParameters {
     }
 
     fn insert(&mut self, param: &Param, tensor: ShardedTensor) {
-        self.bytes += tensor.device_bytes();
         let loaded = LoadedParameter { tensor, component: param.component, source: param.source.clone() };
         self.tensors.insert(param.name.clone(), loaded);
     }
 }
 
+/// Memory that parameters take for each device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Memory of the device.
+    pub device: usize,
+    /// Pinned memory of the host.
+    pub host: usize,
+}
+
+impl Footprint {
+    /// Returns the memory that a shard of a parameter takes, which is an argument of `program`.
+    pub fn of_param(program: &Program, param: &Param) -> Self {
+        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+        let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
+        let bytes = shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size());
+        Footprint::in_memory(argument_memory(program, param), bytes)
+    }
+
+    fn in_memory(memory: MemorySpace, bytes: usize) -> Self {
+        match memory {
+            MemorySpace::Device => Footprint { device: bytes, host: 0 },
+            MemorySpace::PinnedHost => Footprint { device: 0, host: bytes },
+        }
+    }
+}
+
+impl AddAssign for Footprint {
+    fn add_assign(&mut self, other: Footprint) {
+        self.device += other.device;
+        self.host += other.host;
+    }
+}
+
+impl Sum for Footprint {
+    fn sum<I: Iterator<Item = Footprint>>(all: I) -> Footprint {
+        all.fold(Footprint::default(), |mut sum, one| {
+            sum += one;
+            sum
+        })
+    }
+}
+
+fn argument_memory(program: &Program, param: &Param) -> MemorySpace {
+    program.argument(&param.name).map(|i| program.arguments[i].memory).unwrap_or_default()
+}
+
 /// Returns the bytes of a parameter's shard in the memory of one device: 0 if it is in host memory. The parameter is an
 /// argument of `program`.
 pub fn device_bytes(program: &Program, param: &Param) -> usize {
-    let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
-    if argument.map(|a| a.memory).unwrap_or_default() != MemorySpace::Device {
-        return 0;
-    }
-    let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
-    shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size())
+    Footprint::of_param(program, param).device
 }
 
 /// Returns the names of the parameters' components without duplicates, comma-separated.

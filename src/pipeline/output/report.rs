@@ -105,7 +105,11 @@ fn memory(generated: &Generated, executor: &Executor) -> String {
     let (compiles, hits): (Vec<usize>, Vec<usize>) = statistics.values().map(|s| (s.compiles, s.cache_hits)).unzip();
     let _ = writeln!(text, "{:<16}{:>9}", "compiled", compiles.iter().sum::<usize>());
     let _ = writeln!(text, "{:<16}{:>9}", "cache hits", hits.iter().sum::<usize>());
-    let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", executor.parameter_bytes() as f64 / 1048576.0);
+    let parameters = executor.footprint();
+    let _ = writeln!(text, "{:<16}{:>9.1} MiB", "parameters", parameters.device as f64 / 1048576.0);
+    if parameters.host > 0 {
+        let _ = writeln!(text, "{:<16}{:>9.1} MiB", "in host memory", parameters.host as f64 / 1048576.0);
+    }
     if let Some(peak) = peak_memory(executor) {
         let _ = writeln!(text, "{:<16}{:>9.1} MiB", "peak memory", peak as f64 / 1048576.0);
     }
@@ -142,7 +146,8 @@ fn figures(generated: &Generated, executor: &Executor) -> Value {
         "compile": executor.compile_time.as_secs_f64(),
         "host": host.as_secs_f64(),
         "videos_together": generated.batch,
-        "parameter_bytes": executor.parameter_bytes(),
+        "parameter_bytes": executor.footprint().device,
+        "host_parameter_bytes": executor.footprint().host,
         "peak_memory_bytes": peak_memory(executor),
         "programs": programs,
     });

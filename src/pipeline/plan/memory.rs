@@ -1,5 +1,5 @@
-//! Plans the device memory of a run while its parameters load: compares the memory that its programs need with the
-//! memory that the devices report as free. Uses the compiler's figures or, before a program is compiled, the sizes of
+//! Plans the memory of a run while its parameters load: compares the memory that its programs need with the memory that
+//! the devices and the host report as free. Uses the compiler's figures or, before a program is compiled, the sizes of
 //! its arguments and results.
 
 use super::setup;
@@ -13,18 +13,24 @@ use super::layouts::needed;
 use super::residency::{Keep, work};
 use super::resolved::ResolvedConfig;
 use super::run_plan::RunPlan;
-use crate::config::{Chain, Config, NumFrames, Residency, Tiling, shipped_layouts};
+use super::stream::StreamSearch;
+use crate::config::{Chain, Config, NumFrames, Residency, Stream, Tiling, shipped_layouts};
+use crate::host;
 use crate::models::Network;
-use crate::nn::Build;
+use crate::nn::{Build, Streaming};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
 use crate::pipeline::programs::executor::Executor;
 use crate::runtime::processes::Group;
-use crate::runtime::{MemoryPhase, RuntimeError, SpanKind, device_bytes};
+use crate::runtime::{Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
 
 /// Fraction of the free memory that is kept in reserve, because allocators fragment and the results of a program stay
 /// in memory until the next program runs.
 const SPARE: f64 = 0.03;
+
+/// Fraction of the host's free memory that is kept in reserve for the process itself and for the page cache through
+/// which weights are read.
+const HOST_SPARE: f64 = 0.1;
 
 /// If all parameters take at most this fraction of the usable memory, they are loaded during compilation. The rest is
 /// left for the programs, whose needs are not known yet, and for compilers that try kernels on the device.
@@ -35,14 +41,14 @@ const PRELOAD_FRACTION_CACHED: f64 = 0.92;
 
 /// Memory that one program needs on a device, in bytes.
 #[derive(Clone, Debug)]
-struct Need {
-    program: ProgramKind,
+pub(super) struct Need {
+    pub(super) program: ProgramKind,
     /// Components whose parameters the program reads.
-    components: BTreeSet<&'static str>,
+    pub(super) components: BTreeSet<&'static str>,
     /// Bytes of everything except parameters. `None`: unknown, e.g. because the program is not compiled yet.
-    work: Option<usize>,
+    pub(super) work: Option<usize>,
     /// Bytes of arguments and results, without parameters.
-    io: usize,
+    pub(super) io: usize,
 }
 
 impl Need {
@@ -59,29 +65,39 @@ impl Need {
     }
 }
 
-/// Memory that a run needs per device, by program and by component.
+/// Usable memory for each device, in bytes. `None`: unknown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::pipeline) struct Limits {
+    /// Memory of the device.
+    pub(in crate::pipeline) device: Option<usize>,
+    /// Memory of the host that pinned parameters may take.
+    pub(in crate::pipeline) host: Option<usize>,
+}
+
+/// Memory that a run needs, by program and by component.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPlan {
     config: ResolvedConfig,
-    needs: Vec<Need>,
-    /// Bytes of parameters per device, by component.
-    components: BTreeMap<&'static str, usize>,
-    /// Bytes of a second copy of the parameters for which the two passes have different LoRAs. The copy for the
-    /// inactive pass is evicted first when memory is short.
-    of_other_pass: usize,
-    /// Usable bytes per device. `None`: unknown.
-    limit: Option<usize>,
+    pub(super) needs: Vec<Need>,
+    /// Bytes of parameters by component.
+    pub(super) components: BTreeMap<&'static str, Footprint>,
+    /// Components for whose parameters the two passes have different LoRAs, so that the run has two copies of them. The
+    /// copy for the inactive pass is evicted first when memory is short.
+    by_pass: BTreeSet<&'static str>,
+    pub(super) limits: Limits,
 }
 
-/// A plan that fits in memory, with the decision which parameters stay on the devices.
+/// A plan that fits in memory, with the decisions which parameters stay on the devices and which are streamed.
 #[derive(Clone, Debug)]
 pub(crate) struct FittedPlan {
     plan: Rc<MemoryPlan>,
     pub(crate) keep: Keep,
+    /// Which weights are streamed from host memory. `None`: none.
+    pub(crate) streaming: Option<Streaming>,
 }
 
 /// Returns the bytes of a program's arguments and results per device, without parameters.
-fn io(network: &Network) -> usize {
+pub(in crate::pipeline) fn io(network: &Network) -> usize {
     let parameters: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
     usize::try_from(needed(network)).unwrap_or(0).saturating_sub(parameters)
 }
@@ -91,87 +107,140 @@ fn io(network: &Network) -> usize {
 fn free_here(executor: &Executor) -> Option<usize> {
     let memory = executor.engine().devices().iter().filter_map(|d| d.memory().ok());
     // Parameters that are already loaded are part of the memory that this run needs, so they count as free.
-    let loaded = executor.parameter_bytes_of_device() as i64;
+    let loaded = executor.footprint().device as i64;
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
     own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
 }
 
-/// Returns the usable bytes of each device. In a multi-process run, this is the minimum over all processes: with
-/// different limits, the processes would run their programs in different orders.
-fn free(executor: &Executor, group: Option<&Arc<Group>>) -> Result<Option<usize>> {
-    let (engine, own) = (executor.engine(), free_here(executor));
-    match group {
-        Some(group) => {
+/// Returns the bytes of host memory that parameters may take for each device of a run with `devices` devices. `None`:
+/// unknown.
+fn free_host(executor: &Executor, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
+    // The processes of a host share its memory.
+    let processes = group.map_or(1, |group| {
+        let hosts = group.hosts();
+        hosts.iter().filter(|host| hosts.get(group.id()) == Some(*host)).count()
+    });
+    let each = host::free_memory()? as f64 * (1.0 - HOST_SPARE) / processes.max(1) as f64;
+    let local = executor.engine().local_devices(devices).max(1);
+    Some(each as usize / local + executor.footprint().host)
+}
+
+impl Limits {
+    /// Returns the usable memory. In a multi-process run, this is the minimum over all processes: with different limits,
+    /// the processes would run different programs.
+    fn new(config: &Config, executor: &Executor, build: &Build, group: Option<&Arc<Group>>) -> Result<Self> {
+        let (engine, host) = (executor.engine(), free_host(executor, build.layout.mesh.devices(), group));
+        let configured = config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as usize);
+        let device = configured.or_else(|| free_here(executor));
+        let Some(group) = group else {
+            // Other processes without a group may have another limit.
+            return Ok(Limits { device: configured.or(device.filter(|_| !engine.has_peers())), host });
+        };
+        let least = |own: Option<usize>| -> Result<Option<usize>> {
             let all = group.all_gather(&own.unwrap_or(usize::MAX).to_string())?;
             Ok(all.iter().filter_map(|text| text.parse().ok()).min().filter(|bytes| *bytes < usize::MAX))
-        }
-        None if engine.has_peers() => Ok(None),
-        None => Ok(own),
+        };
+        Ok(Limits { device: least(device)?, host: least(host)? })
     }
 }
 
-impl MemoryPlan {
-    /// Builds and compiles every program of a run, and starts to load their parameters.
-    pub(crate) fn build(
-        plan: &RunPlan,
-        executor: &mut Executor,
-        build: &Build,
-        group: Option<&Arc<Group>>,
-    ) -> Result<Self> {
+/// The programs of a run, built with one choice of which weights are streamed.
+pub(super) struct BuiltRun {
+    pub(super) build: Build,
+    networks: Vec<(ProgramKind, Arc<Network>)>,
+    pub(super) memory: MemoryPlan,
+}
+
+impl BuiltRun {
+    /// Builds every program of a run. The memory plan has no compiled figures yet.
+    pub(super) fn new(plan: &RunPlan, executor: &mut Executor, build: Build, limits: Limits) -> Result<Self> {
         let RunPlan { config, programs, .. } = plan;
         let write = |kind: ProgramKind| {
             let since = Instant::now();
-            let network = executor.accepted(kind.name(), build, |build| programs.network(kind, build))?;
+            let network = executor.accepted(kind.name(), &build, |build| programs.network(kind, build))?;
             executor.engine().timeline().add(SpanKind::Program, kind.name(), since, None);
             Ok((kind, Arc::new(network)))
         };
         let networks = programs.kinds().map(write).collect::<Result<Vec<_>>>()?;
-        let components = parameters(networks.iter().map(|(_, network)| &**network));
-        let of_other_pass =
-            components.iter().filter(|(c, _)| executor.differs_by_pass(c)).map(|(_, bytes)| bytes).sum();
-        let limit = match config.runtime.memory_limit {
-            Some(gib) => Some((gib * f64::from(1 << 30)) as usize),
-            None => free(executor, group)?,
-        };
-        let all = (components.values().sum::<usize>() + of_other_pass) as f64;
+        let each = networks.iter().map(|(kind, network)| (*kind, &**network));
+        let mut memory = MemoryPlan::for_programs(config, each, limits);
+        memory.by_pass = memory.components.keys().copied().filter(|c| executor.differs_by_pass(c)).collect();
+        Ok(BuiltRun { build, networks, memory })
+    }
+
+    /// Starts to load the parameters of the programs.
+    fn load_ahead(&self, executor: &mut Executor) {
         let engine = executor.engine();
-        let are_cached = || networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
-        let takes = limit.map_or(0.0, |limit| all / limit as f64);
-        let has_room = takes <= PRELOAD_FRACTION || takes <= PRELOAD_FRACTION_CACHED && are_cached();
-        let has_room = has_room && config.runtime.residency != Residency::InTurn;
-        executor.load_ahead(networks.iter().map(|(_, network)| network.clone()), has_room);
-        let needs = networks.iter().map(|(program, network)| Need::for_program(*program, network));
-        let mut plan = MemoryPlan { config: config.clone(), needs: needs.collect(), components, of_other_pass, limit };
-        if let Err(error) = plan.compile(&networks, executor) {
-            // Compilation failed, so the plan only knows the arguments and results of the programs.
-            return Err(plan.explain(error, None, executor, build));
-        }
-        Ok(plan)
+        let are_cached = || self.networks.iter().all(|(kind, network)| engine.is_cached(kind.name(), &network.program));
+        let all = self.memory.parameters();
+        let fits = |fraction: f64| {
+            let within =
+                |bytes: usize, limit: Option<usize>| limit.is_some_and(|limit| bytes as f64 <= fraction * limit as f64);
+            within(all.device, self.memory.limits.device)
+                && (all.host == 0 || within(all.host, self.memory.limits.host))
+        };
+        let has_room = fits(PRELOAD_FRACTION) || fits(PRELOAD_FRACTION_CACHED) && are_cached();
+        let has_room = has_room && self.memory.config.runtime.residency != Residency::InTurn;
+        executor.load_ahead(self.networks.iter().map(|(_, network)| network.clone()), has_room);
     }
 
     /// Compiles the programs and records how much memory each needs.
-    fn compile(&mut self, networks: &[(ProgramKind, Arc<Network>)], executor: &mut Executor) -> Result<()> {
-        executor.compile_all(networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
-        for (need, (program, network)) in self.needs.iter_mut().zip(networks) {
+    fn compile(&mut self, executor: &mut Executor) -> Result<()> {
+        executor.compile_all(self.networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
+        for (need, (program, network)) in self.memory.needs.iter_mut().zip(&self.networks) {
             need.work = work(network, &*executor.compile(program.name(), network)?);
         }
         Ok(())
     }
 
-    /// Returns the bytes that the run needs if all parameters stay on the devices.
-    fn all(&self) -> usize {
-        self.components.values().sum::<usize>()
-            + self.of_other_pass
-            + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
+    /// Returns the program of a kind.
+    pub(super) fn network(&self, kind: ProgramKind) -> Option<&Network> {
+        self.networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| &**network)
+    }
+}
+
+impl MemoryPlan {
+    /// Plans the memory of programs that have not been compiled.
+    pub(in crate::pipeline) fn for_programs<'n>(
+        config: &Config,
+        networks: impl IntoIterator<Item = (ProgramKind, &'n Network)> + Clone,
+        limits: Limits,
+    ) -> Self {
+        let components = parameters(networks.clone().into_iter().map(|(_, network)| network));
+        let needs = networks.into_iter().map(|(program, network)| Need::for_program(program, network)).collect();
+        MemoryPlan { config: config.into(), needs, components, by_pass: BTreeSet::new(), limits }
     }
 
-    /// Returns the bytes that a program needs if only its own parameters are loaded.
-    fn alone(&self, need: &Need) -> usize {
-        need.work_bytes() + need.components.iter().filter_map(|c| self.components.get(c)).sum::<usize>()
+    /// Returns the memory that all parameters of the run take.
+    fn parameters(&self) -> Footprint {
+        let copies = |component: &&'static str| self.components.get(*component).copied();
+        self.components.values().copied().chain(self.by_pass.iter().filter_map(|c| copies(&c))).sum()
+    }
+
+    /// Returns the bytes that the run needs if all parameters stay on the devices.
+    fn all(&self) -> usize {
+        self.parameters().device + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
+    }
+
+    /// Returns the memory of the parameters that a program reads.
+    fn own_parameters(&self, need: &Need) -> Footprint {
+        need.components.iter().filter_map(|c| self.components.get(c)).copied().sum()
+    }
+
+    /// Returns the bytes that a program needs on a device if only its own parameters are loaded.
+    pub(super) fn alone(&self, need: &Need) -> usize {
+        need.work_bytes() + self.own_parameters(need).device
+    }
+
+    /// Returns the program whose parameters take the most host memory, and their bytes, if these do not fit.
+    fn host_shortage(&self) -> Option<(&Need, usize)> {
+        let limit = self.limits.host.unwrap_or(usize::MAX);
+        let each = self.needs.iter().map(|need| (need, self.own_parameters(need).host));
+        each.max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes > limit)
     }
 
     /// Returns the program that needs the most memory if only its own parameters are loaded, and its bytes.
-    fn largest(&self) -> Option<(&Need, usize)> {
+    pub(super) fn largest(&self) -> Option<(&Need, usize)> {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
     }
 
@@ -207,14 +276,24 @@ impl MemoryPlan {
     /// should fit. Returns other errors unchanged. `keep`: the parameters that stay on the devices; `None`: not decided
     /// yet.
     fn explain(&self, error: PipelineError, keep: Option<Keep>, executor: &Executor, build: &Build) -> PipelineError {
-        let PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. }) = &error else { return error };
+        let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, is_host, source }) = &error else {
+            return error;
+        };
+        if *is_host {
+            let (weights, free) = (gib(self.parameters().host), self.limits.host.map_or(f64::NAN, |bytes| gib(bytes)));
+            let said = one_line(source);
+            return PipelineError::TooLarge(format!(
+                "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device, and \
+                 {free:.2} GiB were free: increase runtime.resident_blocks; plugin error: {said}"
+            ));
+        }
         let Some(need) = self.need_of(name) else { return error };
         let (alone, least) = (self.alone(need), self.largest().map_or(0, |(_, bytes)| bytes));
         // The attempt ran out of memory, whatever limit the device reported.
         let tried = self.tried(need, keep);
         let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
         // Bytes that were usable before anything was loaded.
-        let known = [self.limit, free_here(executor)].into_iter().flatten().min();
+        let known = [self.limits.device, free_here(executor)].into_iter().flatten().min();
         let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
         let change = match turns {
             true => Some("--set runtime.residency=in_turn".to_string()),
@@ -229,9 +308,12 @@ impl MemoryPlan {
     }
 
     /// Decides which parameters stay on the devices. `None`: the run does not fit in memory.
-    fn keep(&self, residency: Residency) -> Option<Keep> {
+    pub(super) fn keep(&self, residency: Residency) -> Option<Keep> {
+        if self.host_shortage().is_some() {
+            return None;
+        }
         let least = self.largest().map_or(0, |(_, bytes)| bytes);
-        let limit = self.limit.unwrap_or(usize::MAX);
+        let limit = self.limits.device.unwrap_or(usize::MAX);
         match residency {
             Residency::Auto | Residency::Resident if self.all() <= limit => Some(Keep::All),
             Residency::Auto if least <= limit => Some(Keep::Most(limit)),
@@ -242,25 +324,26 @@ impl MemoryPlan {
 
     /// Formats the plan as a table with one line per program, followed by totals.
     pub(crate) fn table(&self) -> String {
-        let mut text = String::from("memory per device         parameters GiB     other GiB\n");
+        let mut text = String::from("memory per device         parameters GiB     other GiB      host GiB\n");
         for need in &self.needs {
-            let (name, parameters) = (need.program.name(), gib(self.alone(need) - need.work_bytes()));
+            let (name, own) = (need.program.name(), self.own_parameters(need));
             let work = need.work.map_or("unknown".to_string(), |work| format!("{:.3}", gib(work)));
+            let (device, host) = (gib(own.device), gib(own.host));
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {name:<24}{parameters:>14.3}{work:>14}");
+            let _ = writeln!(text, "  {name:<24}{device:>14.3}{work:>14}{host:>14.3}");
         }
-        let _ = writeln!(text, "  {:<24}{:>14.3}", "all loaded", gib(self.all()));
-        let _ =
-            writeln!(text, "  {:<24}{:>14.3}", "one component at a time", gib(self.largest().map_or(0, |(_, b)| b)));
-        let free = self.limit.map_or("unknown".to_string(), |bytes| format!("{:.3}", gib(bytes)));
-        let _ = write!(text, "  {:<24}{free:>14}", "usable");
+        let least = self.largest().map_or(0, |(_, bytes)| bytes);
+        let _ = writeln!(text, "  {:<24}{:>14.3}{:>28.3}", "all loaded", gib(self.all()), gib(self.parameters().host));
+        let _ = writeln!(text, "  {:<24}{:>14.3}", "one component at a time", gib(least));
+        let known = |bytes: Option<usize>| bytes.map_or("unknown".to_string(), |bytes| format!("{:.3}", gib(bytes)));
+        let _ = write!(text, "  {:<24}{:>14}{:>28}", "usable", known(self.limits.device), known(self.limits.host));
         text
     }
 }
 
 /// Adds to an out-of-memory error how much memory is needed and what to change. Returns other errors unchanged.
 fn out_of_memory_error(error: PipelineError, needs: &str, change: &str) -> PipelineError {
-    let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source }) = &error else { return error };
+    let PipelineError::Runtime(RuntimeError::OutOfMemory { during, name, source, .. }) = &error else { return error };
     let what = if *during == MemoryPhase::Load { "parameters of " } else { "" };
     let said = one_line(source);
     PipelineError::TooLarge(format!(
@@ -302,7 +385,9 @@ fn gib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// Plans the memory of a run and decides which parameters stay on the devices.
+/// Plans the memory of a run: decides which parameters stay on the devices and, with `runtime.stream: auto`, which are
+/// streamed from host memory. Compiles every program and starts to load the parameters. `build`: options of the last
+/// plan, whose choice of streamed weights is kept if the run fits with it.
 ///
 /// # Errors
 /// Returns an error if a program cannot be compiled, or if the run does not fit in memory. In the second case, the
@@ -313,19 +398,49 @@ pub(crate) fn plan(
     build: &Build,
     group: Option<&Arc<Group>>,
 ) -> Result<FittedPlan> {
-    let memory = MemoryPlan::build(plan, executor, build, group)?;
-    tracing::debug!("{}", memory.table());
-    match memory.keep(plan.config.runtime.residency) {
-        Some(keep) => Ok(FittedPlan { plan: Rc::new(memory), keep }),
-        None => Err(PipelineError::TooLarge(memory.shortage(executor, build))),
+    let limits = Limits::new(&plan.config, executor, build, group)?;
+    let residency = plan.config.runtime.residency;
+    let mut built = BuiltRun::new(plan, executor, build.clone(), limits)?;
+    let mut search = StreamSearch::new(plan, executor);
+    // Do not compile programs whose parameters, arguments and results alone do not fit.
+    if built.memory.keep(residency).is_none()
+        && let Some(next) = search.next(&built, executor)?
+    {
+        built = next;
+    }
+    loop {
+        built.load_ahead(executor);
+        let compiled = built.compile(executor);
+        let is_too_large = match &compiled {
+            Ok(()) => built.memory.keep(residency).is_none(),
+            Err(error) => matches!(error, PipelineError::Runtime(RuntimeError::OutOfMemory { is_host: false, .. })),
+        };
+        if is_too_large && let Some(next) = search.next(&built, executor)? {
+            built = next;
+            continue;
+        }
+        let BuiltRun { build, memory, .. } = &built;
+        // After a failed compilation, the plan only knows the arguments and results of the programs.
+        compiled.map_err(|error| memory.explain(error, None, executor, build))?;
+        tracing::debug!("{}", memory.table());
+        let Some(keep) = memory.keep(residency) else {
+            return Err(PipelineError::TooLarge(memory.shortage(executor, build)));
+        };
+        search.log(&built, executor);
+        return Ok(FittedPlan { keep, streaming: build.streaming, plan: Rc::new(built.memory) });
     }
 }
 
 impl FittedPlan {
+    /// Returns the bytes of host memory that parameters may take for each device. `None`: unknown.
+    pub(crate) fn host_limit(&self) -> Option<usize> {
+        self.plan.limits.host
+    }
+
     /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
     /// aborts the process.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
-        let known = [self.plan.limit, free_here(executor)].into_iter().flatten().min();
+        let known = [self.plan.limits.device, free_here(executor)].into_iter().flatten().min();
         let of = |need: &Need| {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
@@ -362,7 +477,14 @@ impl MemoryPlan {
     /// Describes why a run does not fit in memory: the bytes needed, the bytes usable, and the cheapest change that
     /// fits.
     fn shortage(&self, executor: &Executor, build: &Build) -> String {
-        let limit = self.limit.unwrap_or(usize::MAX);
+        if let Some((need, bytes)) = self.host_shortage() {
+            let (name, bytes, free) = (need.program.name(), gib(bytes), gib(self.limits.host.unwrap_or(0)));
+            return format!(
+                "{name} streams {bytes:.2} GiB of weights from host memory, of which {free:.2} GiB are free: increase \
+                 runtime.resident_blocks, or use runtime.weights of 8 bits"
+            );
+        }
+        let limit = self.limits.device.unwrap_or(usize::MAX);
         let have = format!("{:.2} GiB per device are usable", gib(limit));
         if self.config.runtime.residency == Residency::Resident && self.keep(Residency::Auto).is_some() {
             let all = gib(self.all());
@@ -371,13 +493,26 @@ impl MemoryPlan {
             );
         }
         let Some((need, bytes)) = self.largest() else { return have };
-        let (name, work) =
-            (need.program.name(), need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work))));
-        let what = format!("{name} needs {:.2} GiB per device ({work} without its parameters); {have}", gib(bytes));
+        let what = self.describe(need, bytes);
         match self.cheapest(executor, build, |_| limit) {
             Some(change) => format!("{what}: {change} {WOULD_FIT}"),
             None => format!("{what}: {NOTHING_FITS}"),
         }
+    }
+
+    /// Describes how many bytes a program needs and how many are usable.
+    pub(super) fn describe(&self, need: &Need, bytes: usize) -> String {
+        let work = need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work)));
+        let (name, have) = (need.program.name(), gib(self.limits.device.unwrap_or(usize::MAX)));
+        format!(
+            "{name} needs {:.2} GiB per device ({work} without its parameters); {have:.2} GiB per device are usable",
+            gib(bytes)
+        )
+    }
+
+    /// Returns the GiB of host memory that all parameters take for each device.
+    pub(super) fn host_gib(&self) -> f64 {
+        gib(self.parameters().host)
     }
 
     /// Returns the flags of the cheapest change after which each program, with only its own parameters loaded, needs at
@@ -396,13 +531,15 @@ impl MemoryPlan {
     fn estimate(&self, config: &Config, executor: &Executor, build: &Build) -> Option<Vec<(ProgramKind, usize)>> {
         let engine = executor.engine();
         let new = setup::build_for(config, engine.devices().len(), engine.toolchain()).ok()?;
+        // With `runtime.stream: auto`, this plan has decided which weights are streamed.
+        let new = Build { streaming: new.streaming.or(build.streaming), ..new };
         if new.layout.mesh.devices() != build.layout.mesh.devices() {
             return None;
         }
         let programs = Programs::from_config(config, None).ok()?;
         let each = self.needs.iter().map(|need| {
             let network = programs.network(need.program, &new).ok()?;
-            let own: usize = parameters([&network]).values().sum();
+            let own: usize = parameters([&network]).values().map(|of| of.device).sum();
             let ratio = io(&network) as f64 / need.io.max(1) as f64;
             Some((need.program, own + (need.work_bytes() as f64 * ratio) as usize))
         });
@@ -412,6 +549,9 @@ impl MemoryPlan {
 
 /// Returns configurations that need less memory, with the flags that select them; the cheapest change comes first.
 fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
+    let streamed = [Stream::On].into_iter().filter(|_| config.runtime.stream == Stream::Off);
+    let streamed =
+        streamed.map(|stream| ("--set runtime.stream=auto".into(), changed(config, |c| c.runtime.stream = stream)));
     let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {
         let tiling = Tiling { overlap, frame_overlap, ..Tiling::default() };
         (format!("--set 'runtime.tiling={{{set}}}'"), changed(config, |c| c.runtime.tiling = Some(tiling)))
@@ -429,7 +569,7 @@ fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
         }
         None => (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))),
     });
-    tiled.chain(layouts).chain(frames)
+    streamed.chain(tiled).chain(layouts).chain(frames)
 }
 
 fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
@@ -480,13 +620,14 @@ mod tests {
             need(ProgramKind::TextEncoder, &["text_encoder"], 5),
             need(ProgramKind::Denoise, &["transformer"], 10),
         ];
-        let components = [("text_encoder", 60), ("transformer", 100)].into();
+        let on_device = |device| Footprint { device, host: 0 };
+        let components = [("text_encoder", on_device(60)), ("transformer", on_device(100))].into();
         let plan = |limit| MemoryPlan {
             config: ResolvedConfig::from(&Config::default()),
             needs: needs.clone(),
             components: BTreeMap::clone(&components),
-            of_other_pass: 100,
-            limit: Some(limit),
+            by_pass: ["transformer"].into(),
+            limits: Limits { device: Some(limit), host: None },
         };
         assert_eq!(plan(0).all(), 270);
         assert_eq!(plan(270).keep(Residency::Auto), Some(Keep::All));

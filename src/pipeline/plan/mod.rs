@@ -16,5 +16,6 @@ pub(crate) mod residency;
 pub mod resolved;
 pub mod run_plan;
 pub mod setup;
+pub(crate) mod stream;
 pub(crate) mod verify;
 pub mod videos;

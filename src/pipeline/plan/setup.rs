@@ -43,18 +43,22 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
     })
 }
 
-/// Returns which weights are streamed from host memory. `None`: none, as on a platform whose device memory is that of
-/// the host.
+/// Returns which weights are streamed from host memory before a memory plan decides on `auto`. `None`: none, as on a
+/// platform whose device memory is that of the host.
 fn streaming(config: &Config, spec: &PlatformSpec, platform: &str) -> Result<Option<Streaming>> {
-    if config.runtime.stream == Stream::Off || spec.is_host {
+    if config.runtime.stream != Stream::On || spec.is_host {
         return Ok(None);
     }
     if !spec.streams_weights {
         let why = format!("runtime.stream: on is not supported on platform {platform}; set it to off");
         return Err(PipelineError::Usage(why));
     }
-    let (component, resident) = (Component::Transformer.folder(), config.runtime.resident_blocks);
-    Ok(Some(Streaming { component, resident, min_bytes: STREAMED_BYTES }))
+    Ok(Some(streamed(config.runtime.resident_blocks.unwrap_or(0))))
+}
+
+/// Streams the weights of all layers of a run, except those of `resident` transformer blocks.
+pub(in crate::pipeline) fn streamed(resident: usize) -> Streaming {
+    Streaming { component: Component::Transformer.folder(), resident, min_bytes: STREAMED_BYTES }
 }
 
 /// Size in bytes of the smallest weight that is streamed. Copies of smaller ones would be bound by their latency.
@@ -197,9 +201,13 @@ mod tests {
     #[test]
     fn streaming_is_ignored_on_cpu_and_rejected_on_tpu() {
         let mut config = Config::default();
+        let each = |config: &Config| {
+            ["cpu", "cuda", "tpu"].map(|name| streaming(config, &platforms::spec_by_name(name), name))
+        };
+        // The memory plan decides on `auto`.
+        assert!(each(&config).into_iter().all(|own| own.expect("accepted").is_none()));
         config.runtime.stream = Stream::On;
-        let [cpu, cuda, tpu] =
-            ["cpu", "cuda", "tpu"].map(|name| streaming(&config, &platforms::spec_by_name(name), name));
+        let [cpu, cuda, tpu] = each(&config);
         assert!(cpu.expect("accepted").is_none());
         assert_eq!(cuda.expect("accepted").map(|own| own.resident), Some(0));
         let error = tpu.expect_err("rejected").to_string();

@@ -21,7 +21,7 @@ use crate::pipeline::plan::loras::differ_by_pass;
 use crate::pipeline::plan::origin::{Origin, Weights};
 use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
 use crate::request::{self, ModelSizes, Request, Shapes};
-use crate::runtime::{device_bytes, noise};
+use crate::runtime::{Footprint, noise};
 use crate::sampling::denoise::DenoiseShape;
 use crate::weights::{Component, WeightsError};
 
@@ -104,8 +104,12 @@ impl Programs {
         let mut request = request::resolve(config, &sizes)?;
         configs.check_fit()?;
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
+        let all = sizes.transformer.num_layers;
+        if let Some(resident) = config.runtime.resident_blocks.filter(|resident| *resident > all) {
+            let why = format!("runtime.resident_blocks = {resident}: the transformer has only {all} blocks");
+            return Err(PipelineError::Usage(why));
+        }
         if let Some(layers) = layers {
-            let all = sizes.transformer.num_layers;
             if layers == 0 || layers > all {
                 return Err(PipelineError::Usage(format!(
                     "--layers {layers}: this model has {all} blocks; use 1 to {all}"
@@ -221,7 +225,7 @@ impl Programs {
     /// Returns an error if the layout is not suitable for a program.
     pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
         let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
-        let mut each = parameters(&networks?);
+        let mut each: BTreeMap<_, _> = parameters(&networks?).into_iter().map(|(c, of)| (c, of.device)).collect();
         if self.own_by_pass {
             each.entry(Component::Transformer.folder()).and_modify(|bytes| *bytes *= 2);
         }
@@ -322,16 +326,17 @@ pub(crate) fn warn_once(lines: Vec<String>) {
     }
 }
 
-/// Returns the bytes of each component's parameters on a device. Parameters that several networks read count once.
+/// Returns the memory that each component's parameters take. Parameters that several networks read count once.
 pub(in crate::pipeline) fn parameters<'a>(
     networks: impl IntoIterator<Item = &'a Network>,
-) -> BTreeMap<&'static str, usize> {
+) -> BTreeMap<&'static str, Footprint> {
     let mut each = BTreeMap::new();
     for network in networks {
-        each.extend(network.params.iter().map(|p| (&p.name, (p.component, device_bytes(&network.program, p)))));
+        let of = |p| Footprint::of_param(&network.program, p);
+        each.extend(network.params.iter().map(|p| (&p.name, (p.component, of(p)))));
     }
-    let mut sums = BTreeMap::new();
-    each.into_values().for_each(|(component, bytes)| *sums.entry(component).or_default() += bytes);
+    let mut sums = BTreeMap::<_, Footprint>::new();
+    each.into_values().for_each(|(component, of)| *sums.entry(component).or_default() += of);
     sums
 }
 

@@ -2,19 +2,22 @@
 //! optimized module.
 
 use crate::pipeline::plan::layouts::{RankingDevices, needed};
+use crate::pipeline::plan::memory::{Limits, MemoryPlan, io};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
+use crate::pipeline::plan::stream::choose;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::build::{ProgramKind, Programs, warn_once};
 use super::executor::warn_kernel_rejected;
 use crate::analysis::{self, Module, Predicted, Report};
-use crate::config::{Config, is_shipped_layout, shipped_layouts};
+use crate::config::{Config, Stream, is_shipped_layout, shipped_layouts};
 use crate::hlo::DeviceMesh;
 use crate::media::write_atomically;
 use crate::models::Network;
-use crate::nn::{Build, ValuePlacement};
+use crate::nn::{Build, Streaming, ValuePlacement};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pjrt::{CompiledMemory, PjrtError};
 use crate::runtime::platforms::spec;
@@ -178,7 +181,8 @@ pub fn compile(config: &Config, options: &ProgramCompileOptions) -> Result<Compi
     if tracing::enabled!(tracing::Level::WARN) {
         warn_once(unmatched_patterns(config, &machine)?);
     }
-    CompileJob { config, options, machine: &machine, compiles: true, refused: false }.compilation(programs)
+    CompileJob { config, options, machine: &machine, compiles: true, refused: false, streaming: None }
+        .compilation(programs)
 }
 
 /// Returns a warning for each tensor pattern of the configuration's layout that matches no tensor of its programs; none
@@ -197,7 +201,7 @@ pub(crate) fn unmatched_patterns(config: &Config, machine: &OpenTarget) -> Resul
 /// Returns the errors of [`compile`], or [`PipelineError::NotCompiled`] if no module is stored.
 pub fn analyse(config: &Config, options: &ProgramCompileOptions, machine: &OpenTarget) -> Result<Compilation> {
     let RunPlan { config, programs, .. } = &planned(config, options.layers, machine)?;
-    CompileJob { config, options, machine, compiles: false, refused: false }.compilation(programs)
+    CompileJob { config, options, machine, compiles: false, refused: false, streaming: None }.compilation(programs)
 }
 
 /// Returns the key under which the module store holds a configuration's program: hashes of everything that the
@@ -209,7 +213,7 @@ pub(crate) fn key(
     modules: &ModuleStore,
 ) -> Result<CompileKey> {
     let RunPlan { config, programs, .. } = &planned(config, options.layers, machine)?;
-    let job = CompileJob { config, options, machine, compiles: false, refused: false };
+    let job = CompileJob { config, options, machine, compiles: false, refused: false, streaming: None };
     let network = job.network(programs)?;
     job.key(&network, modules)
 }
@@ -235,6 +239,8 @@ struct CompileJob<'a> {
     compiles: bool,
     /// Whether the compiler has rejected the attention kernel; programs are then built without it.
     refused: bool,
+    /// Which weights are streamed with `runtime.stream: auto`. `None`: none, or as configured.
+    streaming: Option<Streaming>,
 }
 
 struct BuiltModule {
@@ -244,19 +250,75 @@ struct BuiltModule {
 }
 
 impl CompileJob<'_> {
+    /// Compiles the program as a run does: with `runtime.stream: auto`, streams weights if it does not fit otherwise.
     fn compilation(&self, programs: &Programs) -> Result<Compilation> {
-        let (options, machine) = (self.options, self.machine);
+        let streams = spec(self.machine.target.platform()).streams_weights;
+        if self.config.runtime.stream != Stream::Auto || !streams {
+            return self.attempt(programs);
+        }
+        let needed = needed(&self.network(programs)?);
+        let fits = self.capacity().is_none_or(|capacity| needed <= capacity);
+        let resident = if fits { Some(self.attempt(programs)?) } else { None };
+        match resident {
+            Some(done) if done.shortage.is_none() => Ok(done),
+            other => match (self.streamed(programs, other.as_ref())?, other) {
+                (Some(done), _) | (None, Some(done)) => Ok(done),
+                (None, None) => self.attempt(programs),
+            },
+        }
+    }
+
+    /// Compiles the program with streamed weights. `None`: it does not fit with any number of resident blocks.
+    /// `resident`: the compilation without streaming, which does not fit.
+    fn streamed(&self, programs: &Programs, resident: Option<&Compilation>) -> Result<Option<Compilation>> {
+        let with = |resident| CompileJob { streaming: Some(setup::streamed(resident)), ..*self };
+        let network = with(0).network(programs)?;
+        let device = self.capacity().and_then(|bytes| usize::try_from(bytes).ok());
+        let limits = Limits { device, host: None };
+        let memory = MemoryPlan::for_programs(self.config, [(self.options.kind, &network)], limits);
+        let known = |done: &Compilation| {
+            let bytes = io(&network) + usize::try_from(done.memory.temporaries).unwrap_or(0);
+            (done.layers == programs.layers()).then_some((self.options.kind, bytes))
+        };
+        let mut before = None;
+        let mut temporaries: BTreeMap<_, _> = resident.and_then(known).into_iter().collect();
+        loop {
+            let found = choose(self.config, programs, &memory, |_| Some(&network), &temporaries, before);
+            let Some(resident) = found else { return Ok(None) };
+            let mut done = with(resident).attempt(programs)?;
+            if done.shortage.is_none() {
+                done.notes.push(format!(
+                    "runtime.stream: auto: the weights of {} of {} blocks are streamed from host memory, because the \
+                     program does not fit in device memory otherwise",
+                    programs.layers() - resident,
+                    programs.layers()
+                ));
+                return Ok(Some(done));
+            }
+            temporaries.extend(known(&done));
+            before = Some(resident);
+        }
+    }
+
+    /// Returns the bytes that the program may use on each device.
+    fn capacity(&self) -> Option<i64> {
+        let limit = self.config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as i64);
+        self.machine.capacity.into_iter().chain(limit).min()
+    }
+
+    fn attempt(&self, programs: &Programs) -> Result<Compilation> {
+        let (options, capacity) = (self.options, self.capacity());
         let network = self.network(programs)?;
         let needed = needed(&network);
-        match machine.capacity.filter(|capacity| needed > *capacity) {
+        match capacity.filter(|capacity| needed > *capacity) {
             None => match self.run(programs, &network, options.save) {
                 Err(e) if is_out_of_memory(&e) => {
                     let what = format!("arguments and results of {} (plus temporaries)", options.kind.name());
                     tracing::debug!("{e}");
-                    self.reduced(Shortage { needed, capacity: machine.capacity.unwrap_or(0), what, fitting: vec![] })
+                    self.reduced(Shortage { needed, capacity: capacity.unwrap_or(0), what, fitting: vec![] })
                 }
                 Err(e) => match self.build(self.config)?.without_attention_kernel() {
-                    Some(_) if !self.refused => match (CompileJob { refused: true, ..*self }).compilation(programs) {
+                    Some(_) if !self.refused => match (CompileJob { refused: true, ..*self }).attempt(programs) {
                         Ok(without) => {
                             warn_kernel_rejected(options.kind.name(), &e);
                             Ok(without)
@@ -265,7 +327,7 @@ impl CompileJob<'_> {
                     },
                     _ => Err(e),
                 },
-                Ok(done) => match machine.capacity.filter(|capacity| done.memory.total > *capacity) {
+                Ok(done) => match capacity.filter(|capacity| done.memory.total > *capacity) {
                     None => Ok(done),
                     Some(capacity) => {
                         let what = format!("arguments, results and temporaries of {}", options.kind.name());
@@ -306,7 +368,8 @@ impl CompileJob<'_> {
 
     fn build(&self, config: &Config) -> Result<Build> {
         let build = setup::build_for(config, self.machine.devices.len(), &self.machine.toolchain())?;
-        Ok(build.without_attention_kernel().filter(|_| self.refused).unwrap_or(build))
+        let build = build.without_attention_kernel().filter(|_| self.refused).unwrap_or(build);
+        Ok(Build { streaming: self.streaming.or(build.streaming), ..build })
     }
 
     fn engine_options(&self, save: Option<&Path>) -> EngineOptions {
@@ -378,7 +441,7 @@ impl CompileJob<'_> {
         }
         let BuiltModule { module: StoredModule { optimized, memory, seconds }, key, executable } =
             self.module(network, save)?;
-        let memory = Memory::from_compiled(memory, self.machine.capacity);
+        let memory = Memory::from_compiled(memory, self.capacity());
         let keep = |(folder, executable): (&Path, Compiled)| -> std::result::Result<Saved, RuntimeError> {
             let options = self.machine.known_options(program, &self.engine_options(save));
             let entry = self.machine.cache(folder)?.entry(kind.name(), program, &options);
@@ -451,7 +514,7 @@ impl CompileJob<'_> {
     /// Returns the shipped layouts, on their default meshes, with which arguments and results fit, and the bytes per
     /// device.
     fn fitting(&self) -> Result<Vec<(String, i64)>> {
-        let capacity = self.machine.capacity.unwrap_or(i64::MAX);
+        let capacity = self.capacity().unwrap_or(i64::MAX);
         let programs = Programs::from_config(self.config, self.options.layers)?;
         let mut found = Vec::new();
         for layout in shipped_layouts() {

@@ -14,7 +14,7 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::loras::{self, Loras};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::residency::{Keep, work};
-use crate::runtime::{CompiledProgram, Engine, LoadedParameters, Outputs, ShardedTensor};
+use crate::runtime::{CompiledProgram, Engine, Footprint, LoadedParameters, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::threads;
 use crate::weights::{Component, MergeOrder, ScaledLora, lora};
@@ -29,6 +29,8 @@ pub struct Executor {
     /// Pass (1 or 2) whose weights are loaded.
     pass: u8,
     keep: Keep,
+    /// Bytes of host memory that parameters may take for each device. `None`: no limit.
+    host_limit: Option<usize>,
     parameters: LoadedParameters,
     /// Parameters that a background thread is loading.
     ahead: Option<BackgroundLoad>,
@@ -95,6 +97,7 @@ impl Executor {
             by_pass: Loras::default(),
             pass: 1,
             keep: Keep::All,
+            host_limit: None,
             parameters: LoadedParameters::default(),
             ahead: None,
             on_load: None,
@@ -114,9 +117,10 @@ impl Executor {
         Executor { merge_order: order, ..self }
     }
 
-    /// Sets the residency policy, which decides which loaded parameters stay on the devices.
-    pub(crate) fn keep(&mut self, keep: Keep) {
-        self.keep = keep;
+    /// Sets the residency policy, which decides which loaded parameters stay on the devices, and the bytes of host memory
+    /// that they may take for each device (`None`: no limit).
+    pub(crate) fn keep(&mut self, keep: Keep, host_limit: Option<usize>) {
+        (self.keep, self.host_limit) = (keep, host_limit);
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All));
     }
 
@@ -225,14 +229,15 @@ impl Executor {
         &self.engine
     }
 
-    /// Returns the bytes of all loaded parameters on one device, from a running total.
+    /// Returns the bytes of all loaded parameters on one device.
     pub fn parameter_bytes(&self) -> usize {
-        self.parameters.bytes() + self.parked.values().map(LoadedParameters::bytes).sum::<usize>()
+        self.footprint().device
     }
 
-    /// Returns the bytes of all loaded parameters on one device, summed over their tensors.
-    pub(crate) fn parameter_bytes_of_device(&self) -> usize {
-        self.parameters.device_bytes() + self.parked.values().map(LoadedParameters::device_bytes).sum::<usize>()
+    /// Returns the memory that all loaded parameters take.
+    pub(crate) fn footprint(&self) -> Footprint {
+        let all = std::iter::once(&self.parameters).chain(self.parked.values());
+        all.map(LoadedParameters::footprint).sum()
     }
 
     /// Returns the bytes, on one device, of the parameters that a program reads.
@@ -280,6 +285,7 @@ impl Executor {
                 false => ahead.take_all(&mut self.parameters)?,
             }
         }
+        self.parameters.drop_misplaced(&network.program, &network.params);
         self.make_room(network, &compiled);
         self.load(network)?;
         self.load_time += start.elapsed();
@@ -391,28 +397,36 @@ impl Executor {
     }
 
     /// Evicts parameters that `network` does not read, until there is room for those that it reads and for its other
-    /// buffers.
+    /// buffers, on the devices and in host memory.
     fn make_room(&mut self, network: &Network, compiled: &CompiledProgram) {
-        let own = |component: &str| network.params.iter().any(|p| p.component == component);
-        let held = self.parameters.bytes_of_components();
-        let mut others: Vec<_> = held.into_iter().filter(|(component, _)| !own(component)).collect();
-        let room = match self.keep {
-            Keep::All => return,
+        let coming = self.parameters.missing_footprint(&network.program, &network.params);
+        let device = match self.keep {
+            Keep::All => usize::MAX,
             Keep::OneComponent => 0,
-            Keep::Most(bytes) => {
-                let coming = self.parameters.missing_bytes(&network.program, &network.params);
-                bytes.saturating_sub(coming + work(network, compiled).unwrap_or(0))
-            }
+            Keep::Most(bytes) => bytes.saturating_sub(coming.device + work(network, compiled).unwrap_or(0)),
         };
+        let host = self.host_limit.map_or(usize::MAX, |bytes| bytes.saturating_sub(coming.host));
+        self.evict(network, "the devices", device, |of| of.device);
+        self.evict(network, "host memory", host, |of| of.host);
+    }
+
+    /// Evicts parameters that `network` does not read, until all take at most `room` bytes of a memory.
+    fn evict(&mut self, network: &Network, memory: &str, room: usize, bytes_of: fn(Footprint) -> usize) {
+        if bytes_of(self.footprint()) <= room {
+            return;
+        }
+        let own = |component: &str| network.params.iter().any(|p| p.component == component);
+        let held = self.parameters.footprints().into_iter().map(|(component, of)| (component, bytes_of(of)));
+        let mut others: Vec<_> = held.filter(|(component, bytes)| !own(component) && *bytes > 0).collect();
         // Weights of other passes are evicted first, then the largest components.
         others.sort_by_key(|(_, bytes)| *bytes);
-        while self.parameter_bytes() > room {
+        while bytes_of(self.footprint()) > room {
             if self.parked.pop_last().is_some() {
                 continue;
             }
             let Some((component, bytes)) = others.pop() else { return };
             self.parameters.take_component(component);
-            tracing::debug!("{component} is evicted from the devices: {} MiB", bytes >> 20);
+            tracing::debug!("{component} is evicted from {memory}: {} MiB", bytes >> 20);
         }
     }
 

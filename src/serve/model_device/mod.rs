@@ -203,7 +203,7 @@ impl ModelDevice {
         }
         give(&plan.config, &mut plan.requests)?;
         check_input_files(&plan.requests)?;
-        if !self.shapes.is_planned(&shape, &plan.config, rows) {
+        if !self.shapes.is_planned(&shape, &plan.config, rows, &self.session.runner) {
             tell(JobPhase::Compiling)?;
         }
         // Read these files before the device runs, so that an error wastes no computation.

@@ -113,10 +113,9 @@ impl<'a> Estimator<'a> {
             let chip = self.devices.chip;
             let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
             let evaluations = (l.steps * runs) as f64;
-            let program = &network.program;
-            let time = |chip| StepTime::predict(program, chip, bound.weights).total();
-            cost += evaluations * chip.map_or_else(|| received(program), time);
-            flops += evaluations * program.work.flops();
+            let time = |chip| step_ms(&network, &build, chip, blocks);
+            cost += evaluations * chip.map_or_else(|| received(&network.program), time);
+            flops += evaluations * network.program.work.flops();
             least += evaluations * bound.cost();
             networks.push(network);
         }
@@ -170,6 +169,12 @@ impl<'a> Estimator<'a> {
     pub(super) fn steps(&self) -> usize {
         self.loops.iter().map(|l| l.steps).sum()
     }
+}
+
+/// Predicts the time of a step of a denoising loop with `blocks` transformer blocks, in milliseconds.
+pub(crate) fn step_ms(network: &Network, build: &Build, chip: &Chip, blocks: usize) -> f64 {
+    let bound = bound(network, &build.layout, Some(chip), build.quantization, blocks);
+    StepTime::predict(&network.program, chip, bound.weights).total()
 }
 
 /// Relative difference below which two costs count as equal, so that the layout with fewer rules is chosen. For

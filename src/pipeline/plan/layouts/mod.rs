@@ -18,7 +18,7 @@ mod time;
 pub(crate) use bound::needed;
 pub use bound::{Bound, bound};
 pub(crate) use compare::{LayoutComparison, compare};
-pub(crate) use estimate::{Estimate, Estimator, RankingDevices};
+pub(crate) use estimate::{Estimate, Estimator, RankingDevices, step_ms};
 pub(crate) use missing::{rules_text, with_rules};
 pub(crate) use space::{Extent, composed, mesh_name, meshes};
 pub use space::{Point, placed};

@@ -1,0 +1,251 @@
+//! Decides for `runtime.stream: auto` whether weights are streamed from host memory and, if so, how many transformer
+//! blocks stay in device memory.
+
+use std::collections::BTreeMap;
+
+use super::layouts::{RankingDevices, step_ms};
+use super::memory::{BuiltRun, Limits, MemoryPlan, Need};
+use super::residency::Keep;
+use super::run_plan::RunPlan;
+use super::setup;
+use crate::config::{Config, Stream};
+use crate::models::Network;
+use crate::nn::Build;
+use crate::pipeline::error::Result;
+use crate::pipeline::programs::build::{ProgramKind, Programs};
+use crate::pipeline::programs::executor::Executor;
+use crate::runtime::{Footprint, platforms};
+use crate::weights::Component;
+
+/// The number of resident blocks is a multiple of the number of blocks divided by this. With finer steps, a small change
+/// of the free memory would select other programs, which must be compiled.
+const PARTS: usize = 8;
+
+/// Number of layers whose weights a program copies ahead. LTX-2.0 at 768x512x121 needs 3.0 more blocks of temporaries
+/// with all blocks streamed than with none, and 0.6 more with half of them (H200, benchmarks/gpu.md).
+const AHEAD: usize = 3;
+
+/// Estimated size of a program's temporaries, without the weights copied ahead, relative to its largest matmul result.
+/// The compiler reports 2.0 for LTX-2.0 at 768x512x121 on an H200.
+const TEMPORARIES: f64 = 3.0;
+
+/// Searches for a number of resident blocks with which a run fits in memory.
+pub(super) struct StreamSearch<'a> {
+    plan: &'a RunPlan,
+    is_auto: bool,
+    /// The run with all layers streamed. `None`: not built yet.
+    all_streamed: Option<BuiltRun>,
+    /// Bytes that each compiled program needs besides its parameters and the weights that it copies ahead.
+    temporaries: BTreeMap<ProgramKind, usize>,
+    /// Why the run does not fit without streaming, and its predicted milliseconds per step. `None`: not tried.
+    resident: Option<(String, Option<f64>)>,
+}
+
+impl<'a> StreamSearch<'a> {
+    pub(super) fn new(plan: &'a RunPlan, executor: &Executor) -> Self {
+        let is_auto = plan.config.runtime.stream == Stream::Auto && executor.engine().spec().streams_weights;
+        StreamSearch { plan, is_auto, all_streamed: None, temporaries: BTreeMap::new(), resident: None }
+    }
+
+    /// Builds the run again with fewer weights in device memory than `tried`, which does not fit. `None`: it cannot fit,
+    /// or the configuration does not allow other choices.
+    pub(super) fn next(&mut self, tried: &BuiltRun, executor: &mut Executor) -> Result<Option<BuiltRun>> {
+        if !self.is_auto {
+            return Ok(None);
+        }
+        let RunPlan { config, programs, .. } = self.plan;
+        let before = tried.build.streaming.map(|streaming| streaming.resident);
+        for need in &tried.memory.needs {
+            let Some(work) = need.work else { continue };
+            self.temporaries.insert(need.program, work.saturating_sub(ahead(programs, &tried.memory, need)));
+        }
+        if before.is_none() {
+            let why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
+            self.resident = Some((why.unwrap_or_default(), predict(config, programs, tried, executor)));
+        }
+        let build = |resident: usize| Build { streaming: Some(setup::streamed(resident)), ..tried.build.clone() };
+        let all_streamed = match self.all_streamed.take() {
+            Some(built) => built,
+            None => BuiltRun::new(self.plan, executor, build(0), tried.memory.limits)?,
+        };
+        let network = |kind| all_streamed.network(kind);
+        let resident = choose(config, programs, &all_streamed.memory, network, &self.temporaries, before);
+        if resident == Some(0) {
+            return Ok(Some(all_streamed));
+        }
+        self.all_streamed = Some(all_streamed);
+        resident.map(|resident| BuiltRun::new(self.plan, executor, build(resident), tried.memory.limits)).transpose()
+    }
+
+    /// Logs the decision to stream weights.
+    pub(super) fn log(&self, built: &BuiltRun, executor: &Executor) {
+        let Some((why, without)) = &self.resident else { return };
+        let Some(streaming) = built.build.streaming else { return };
+        let RunPlan { config, programs, .. } = self.plan;
+        let step = match (predict(config, programs, built, executor), without) {
+            (Some(with), Some(without)) => format!("; predicted step: {with:.0} ms, without streaming {without:.0} ms"),
+            _ => String::new(),
+        };
+        tracing::info!(
+            "runtime.stream: auto: streaming weights from host memory ({:.2} GiB per device), because {why}; \
+             {} of {} transformer blocks stay in device memory{step}",
+            built.memory.host_gib(),
+            streaming.resident,
+            programs.layers(),
+        );
+    }
+}
+
+/// Returns the number of transformer blocks that should stay in device memory, less than `before`. `None`: no choice
+/// fits. `all_streamed`: the memory of the run with all layers streamed, whose programs `network` returns. `temporaries`:
+/// bytes that compiled programs need besides their parameters and the weights that they copy ahead.
+pub(in crate::pipeline) fn choose<'n>(
+    config: &Config,
+    programs: &Programs,
+    all_streamed: &MemoryPlan,
+    network: impl Fn(ProgramKind) -> Option<&'n Network>,
+    temporaries: &BTreeMap<ProgramKind, usize>,
+    before: Option<usize>,
+) -> Option<usize> {
+    let (blocks, residency) = (programs.layers(), config.runtime.residency);
+    let choices = match config.runtime.resident_blocks {
+        Some(resident) => vec![resident.min(blocks)],
+        None => (0..=PARTS).rev().map(|part| blocks * part / PARTS).collect(),
+    };
+    let choices: Vec<usize> =
+        choices.into_iter().filter(|resident| before.is_none_or(|before| *resident < before)).collect();
+    // Estimates the memory of the run with `resident` transformer blocks in device memory.
+    let keep = |resident: usize| {
+        let mut memory = all_streamed.clone();
+        if let Some(of) = memory.components.get_mut(Component::Transformer.folder()) {
+            let moved = of.host * resident / blocks;
+            *of = Footprint { device: of.device + moved, host: of.host - moved };
+        }
+        let work = |need: &Need| {
+            let estimated = || need.io + network(need.program).map_or(0, estimate);
+            Some(temporaries.get(&need.program).copied().unwrap_or_else(estimated) + ahead(programs, &memory, need))
+        };
+        let works: Vec<_> = memory.needs.iter().map(work).collect();
+        memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = work);
+        memory.keep(residency)
+    };
+    let find = |is: fn(Option<Keep>) -> bool| choices.iter().copied().find(|resident| is(keep(*resident)));
+    let found = find(|kept| kept == Some(Keep::All)).or_else(|| find(|kept| kept.is_some()));
+    // An estimate may be too high, so the last choice is compiled unless its parameters alone do not fit.
+    found.or_else(|| choices.last().copied().filter(|_| all_streamed.keep(residency).is_some()))
+}
+
+/// Describes, without compiling, how much memory a run needs on each device of a kind, and which weights
+/// `runtime.stream` moves to host memory.
+///
+/// # Errors
+/// Returns an error if the devices or the model do not support the configuration.
+pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<String> {
+    let mut plan = RunPlan::of_programs(config, None)?;
+    plan.place(devices)?;
+    let RunPlan { config, programs, .. } = &plan;
+    let configured = config.runtime.memory_limit.map(|gib| (gib * GIB) as i64);
+    let capacity = devices.capacity.into_iter().chain(configured).min().and_then(|bytes| usize::try_from(bytes).ok());
+    let limits = Limits { device: capacity, host: None };
+    let build = setup::build_for(config, devices.count, devices.toolchain)?;
+    let networks = |build: &Build| {
+        let write = |kind| Ok((kind, programs.network(kind, build)?));
+        programs.kinds().map(write).collect::<Result<Vec<(ProgramKind, Network)>>>()
+    };
+    let planned = |networks: &[(ProgramKind, Network)]| {
+        let mut memory =
+            MemoryPlan::for_programs(config, networks.iter().map(|(kind, network)| (*kind, network)), limits);
+        let works = memory
+            .needs
+            .iter()
+            .zip(networks)
+            .map(|(need, (_, network))| need.io + estimate(network) + ahead(programs, &memory, need));
+        let works: Vec<_> = works.collect();
+        memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
+        memory
+    };
+    let all = networks(&build)?;
+    let memory = planned(&all);
+    let Some((need, bytes)) = memory.largest() else { return Ok(String::new()) };
+    let usable = capacity.map_or(String::new(), |bytes| format!(" of {:.1} GiB", bytes as f64 / GIB));
+    let text = format!("memory: {} needs about {:.1} GiB{usable} per device", need.program.name(), bytes as f64 / GIB);
+    if memory.keep(config.runtime.residency).is_some() {
+        return Ok(text);
+    }
+    let streams = platforms::spec_by_name(&devices.toolchain.platform).streams_weights;
+    if config.runtime.stream == Stream::Off || build.streaming.is_some() || !streams {
+        return Ok(format!("{text}, which does not fit"));
+    }
+    let build = Build { streaming: Some(setup::streamed(0)), ..build };
+    let all = networks(&build)?;
+    let memory = planned(&all);
+    let network = |kind| all.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
+    let least = memory.largest().map_or(0.0, |(_, bytes)| bytes as f64 / GIB);
+    let Some(resident) = choose(config, programs, &memory, network, &BTreeMap::new(), None) else {
+        return Ok(format!("{text}, and about {least:.1} GiB with runtime.stream, which does not fit"));
+    };
+    Ok(format!(
+        "{text}; runtime.stream: auto keeps {resident} of {} transformer blocks in device memory and streams the others \
+         from host memory (all weights of layers: {:.1} GiB)",
+        programs.layers(),
+        memory.host_gib()
+    ))
+}
+
+const GIB: f64 = 1073741824.0;
+
+/// Returns the estimated bytes of weights that a program copies ahead.
+fn ahead(programs: &Programs, memory: &MemoryPlan, need: &Need) -> usize {
+    let layers = programs.stacked(need.program).ok().and_then(|stacks| stacks.first().copied()).unwrap_or(1);
+    let streamed: usize = need.components.iter().filter_map(|c| memory.components.get(c)).map(|of| of.host).sum();
+    AHEAD.min(layers) * streamed / layers.max(1)
+}
+
+/// Estimates the bytes of a program's temporaries on one device from its largest matmul result; 0 without matmuls.
+fn estimate(network: &Network) -> usize {
+    let results = network.program.work.matmuls.iter().map(|matmul| matmul.bytes[2]);
+    (results.fold(0.0, f64::max) * TEMPORARIES) as usize
+}
+
+/// Predicts the milliseconds of a step of the first denoising loop. `None`: the run has none, or the chip is unknown.
+fn predict(config: &Config, programs: &Programs, built: &BuiltRun, executor: &Executor) -> Option<f64> {
+    let chip = setup::chip(config, &executor.engine().toolchain().kind).ok()?;
+    let (kind, _) = programs.loops(config.sampler.steps).into_iter().next()?;
+    Some(step_ms(built.network(kind)?, &built.build, &chip, programs.layers()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the number of resident blocks that is chosen for the LTX-2.0 preset with `gib` GiB of device memory.
+    fn chosen(gib: f64, set: &[&str], temporaries: &[(ProgramKind, f64)], before: Option<usize>) -> Option<usize> {
+        let bytes = |gib: f64| (gib * GIB) as usize;
+        let config = Config::load("ltx2", set.iter().copied()).expect("loads");
+        let programs = Programs::from_config(&config, None).expect("programs");
+        let build = setup::build(&config, 1, "cuda", "NVIDIA H200").expect("a build");
+        let build = Build { streaming: Some(setup::streamed(0)), ..build };
+        let write = |kind| (kind, programs.network(kind, &build).expect("builds"));
+        let networks: Vec<_> = programs.kinds().map(write).collect();
+        let each = networks.iter().map(|(kind, network)| (*kind, network));
+        let limits = Limits { device: Some(bytes(gib)), host: None };
+        let memory = MemoryPlan::for_programs(&config, each, limits);
+        let network = |kind| networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
+        let temporaries = temporaries.iter().map(|(kind, gib)| (*kind, bytes(*gib))).collect();
+        choose(&config, &programs, &memory, network, &temporaries, before)
+    }
+
+    #[test]
+    fn as_many_blocks_stay_as_fit_together_with_all_other_weights() {
+        // The transformer takes 35.2 GiB, and its program about 3 GiB more.
+        assert_eq!(chosen(80.0, &[], &[], None), Some(48));
+        let few = chosen(20.0, &[], &[], None).expect("fits");
+        assert!((12..=24).contains(&few), "{few}");
+        assert_eq!(chosen(1.0, &[], &[], None), None);
+        assert_eq!(chosen(20.0, &["runtime.resident_blocks=7"], &[], None), Some(7));
+        // A compiled program needs more than estimated.
+        let more = chosen(20.0, &[], &[(ProgramKind::Denoise, 12.0)], Some(few)).expect("fits");
+        assert!(more < few, "{more} of {few}");
+        assert_eq!(chosen(20.0, &[], &[], Some(0)), None);
+    }
+}
