@@ -37,10 +37,11 @@ LEFT_OUT = "INVALID S1 S2 S4 U1 U2 U4 F4E2M1FN F6E2M3FN F6E3M2FN TOKEN MUTABLE_Z
 
 # Unions and function pointers, whose types the table lacks, by field.
 DELETER = 'Option<unsafe extern "C" fn(*mut c_void)>'
+CALLBACK = 'Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>'
 TYPES = {
     "kv_get_callback": "ApiFunction<KeyValueGetCallbackArgs>", "kv_put_callback": "ApiFunction<KeyValuePutCallbackArgs>",
     "kv_try_get_callback": "ApiFunction<KeyValueTryGetCallbackArgs>", "callback_error": "*const CallbackError",
-    "callback": 'Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>', "value_deleter_callback": DELETER,
+    "callback": CALLBACK, "on_delete_callback": CALLBACK, "value_deleter_callback": DELETER,
     "_anon5": "u64", "_anon2": "BufferMemoryLayoutTiled",
 }
 NAMES = {"_anon5": "value", "_anon2": "tiled", "type": "kind"}

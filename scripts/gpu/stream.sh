@@ -26,7 +26,7 @@ measure() {
     shift
     case $1 in
         bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs denoise --json "$out/$name.json" --force "${one[@]}" "${@:2}" ;;
-        generate) watched "$ltx2" generate -v --force -o "$out/$name.mp4" --perf-json "$out/$name.json" "${one[@]}" \
+        generate) watched "$ltx2" generate -v --force -o "$out/$name.mp4" --perf-json "$out/$name.perf.json" "${one[@]}" \
             -p "a red circle bounces on blue" "${@:2}" ;;
     esac 2>&1 | grep -v DEBUG.*built
 }

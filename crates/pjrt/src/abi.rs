@@ -554,6 +554,20 @@ structs! {
         dims: *mut c_void = 32,
         dim_sizes: *mut c_void = 40,
     }
+    ClientCreateViewOfDeviceBufferArgs [112] "PJRT_Client_CreateViewOfDeviceBuffer" client_create_view_of_device_buffer {
+        client: *mut c_void = 16,
+        device_buffer_ptr: *mut c_void = 24,
+        dims: *mut c_void = 32,
+        num_dims: usize = 40,
+        element_type: u32 = 48,
+        layout: *mut c_void = 56,
+        device: *mut c_void = 64,
+        on_delete_callback: Option<unsafe extern "C" fn(*mut c_void, *mut c_void)> = 72,
+        on_delete_callback_arg: *mut c_void = 80,
+        stream: i64 = 88,
+        buffer: *mut c_void = 96,
+        memory: *mut c_void = 104,
+    }
     ExecutableFingerprintArgs [40] "PJRT_Executable_Fingerprint" executable_fingerprint {
         executable: *mut c_void = 16,
         executable_fingerprint: *mut c_void = 24,
@@ -707,7 +721,8 @@ pub struct Api {
     pub compile: ApiFunction<CompileArgs>,
     pub executable_output_element_types: ApiFunction<ExecutableOutputElementTypesArgs>,
     pub executable_output_dimensions: ApiFunction<ExecutableOutputDimensionsArgs>,
-    pub skipped_before_executable_fingerprint: [Slot; 2],
+    pub skipped_before_client_create_view_of_device_buffer: [Slot; 1],
+    pub client_create_view_of_device_buffer: ApiFunction<ClientCreateViewOfDeviceBufferArgs>,
     pub executable_fingerprint: ApiFunction<ExecutableFingerprintArgs>,
     pub client_topology_description: ApiFunction<ClientTopologyDescriptionArgs>,
     pub executable_get_compiled_memory_stats: ApiFunction<ExecutableGetCompiledMemoryStatsArgs>,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::checkpoint_tensor::{FileTensor, ParameterSource, ReadPiece};
 use super::engine::{Engine, device_layout};
@@ -13,7 +13,9 @@ use super::watch::WaitDescription;
 use ltx2_base::failpoint;
 use ltx2_base::threads::{self, MemoryBudget};
 use ltx2_nn::{Param, ROTATED_INPUTS, Source};
-use ltx2_pjrt::{Buffer, Device, HostBuffer, SharedBytes, Transfer, TransferChunk, TransferShape};
+use ltx2_pjrt::{
+    Buffer, BufferType, Device, HostBuffer, PjrtError, SharedBytes, Staging, Transfer, TransferChunk, TransferShape,
+};
 use ltx2_stablehlo::{DType, MemorySpace, Program};
 use ltx2_weights::quantize::{GROUP, QuantizedForm};
 use ltx2_weights::tensor::Tensor;
@@ -81,17 +83,17 @@ struct Upload<'a> {
     memory: MemorySpace,
     /// This process's devices, each with its index into `shards`.
     devices: Vec<(usize, &'a Device)>,
-    way: UploadMode,
+    way: UploadMode<'a>,
     /// Number of unfinished jobs.
     left: AtomicUsize,
 }
 
-enum UploadMode {
+enum UploadMode<'a> {
     /// One strided host-to-device copy per device.
     Whole(Mutex<Vec<Buffer>>),
     /// Piecewise transfers into one array per device. The first `outer` dimensions of the parameter count the stacked
     /// tensors; the others are the dimensions of one stored tensor.
-    Pieces { outer: usize, fills: Vec<DeviceArray> },
+    Pieces { outer: usize, fills: Vec<DeviceArray<'a>> },
 }
 
 struct LoadJob {
@@ -177,7 +179,7 @@ impl<'a> Upload<'a> {
             let way = UploadMode::Whole(Mutex::default());
             return Ok(Upload { param, shards, memory, devices, way, left: AtomicUsize::new(1) });
         };
-        let fill = |&(place, device): &(usize, &Device)| {
+        let fill = |&(place, device): &(usize, &'a Device)| {
             let shard = &shards[place];
             let pieces = jobs[first..].iter().map(|job| job.pieces(shard, outer)).sum();
             let shape =
@@ -192,7 +194,7 @@ impl<'a> Upload<'a> {
     fn finish(self) -> Result<ShardedTensor, RuntimeError> {
         let buffers = match self.way {
             UploadMode::Whole(buffers) => buffers.into_inner().unwrap_or_else(PoisonError::into_inner),
-            UploadMode::Pieces { fills, .. } => fills.iter().map(|f| f.transfer.buffer(0)).collect::<Result<_, _>>()?,
+            UploadMode::Pieces { fills, .. } => fills.into_iter().map(DeviceArray::finish).collect::<Result<_, _>>()?,
         };
         let places = self.devices.into_iter().map(|(place, _)| place).collect();
         let ty = self.param.ty.clone();
@@ -420,15 +422,23 @@ fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], s
 
 /// Writes pieces. The last piece of an array waits until the array's other pieces are written. Other pieces never wait,
 /// so threads cannot deadlock.
-fn write(pieces: &[(&DeviceArray, TransferChunk)]) -> Result<(), RuntimeError> {
+fn write(pieces: &[(&DeviceArray, Piece)]) -> Result<(), RuntimeError> {
     let write = |last: bool| {
         let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
         now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
-        let over = |(fill, piece): &&(&DeviceArray, TransferChunk)| {
-            Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()))
-        };
+        let over =
+            |(fill, piece): &&(&DeviceArray, Piece)| Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
         let _guards: Vec<_> = now.iter().map(over).collect();
-        let written = Transfer::write_all(&now.iter().map(|(_, piece)| *piece).collect::<Vec<_>>());
+        let mut chunks = Vec::new();
+        for (fill, Piece { offset, bytes, last }) in &now {
+            match &fill.target {
+                ArrayTarget::Transfer(transfer) => {
+                    chunks.push(TransferChunk { transfer, index: 0, offset: *offset, bytes, last: *last });
+                }
+                ArrayTarget::Pinned(array) => array.write(*offset, bytes),
+            }
+        }
+        let written = Transfer::write_all(&chunks);
         now.iter().for_each(|(fill, _)| fill.end());
         written
     };
@@ -436,9 +446,18 @@ fn write(pieces: &[(&DeviceArray, TransferChunk)]) -> Result<(), RuntimeError> {
     first.and(write(true)).map_err(RuntimeError::from)
 }
 
-/// A device array that several threads fill.
-struct DeviceArray {
-    transfer: Transfer,
+/// Part of an array.
+struct Piece<'a> {
+    /// Position in the array, in bytes.
+    offset: usize,
+    bytes: &'a [u8],
+    /// Whether this is the last piece of the array.
+    last: bool,
+}
+
+/// An array of a device that several threads fill.
+struct DeviceArray<'a> {
+    target: ArrayTarget<'a>,
     pieces: usize,
     /// Numbers of pieces begun and ended.
     state: Mutex<(usize, usize)>,
@@ -446,25 +465,70 @@ struct DeviceArray {
     watch: Option<WaitDescription>,
 }
 
-impl DeviceArray {
+/// Memory of an array.
+enum ArrayTarget<'a> {
+    /// Memory that the plugin allocates.
+    Transfer(Transfer),
+    /// Mapped host memory, which becomes the buffer.
+    Pinned(PinnedArray<'a>),
+}
+
+/// An array in pinned host memory of this process.
+pub(super) struct PinnedArray<'a> {
+    engine: &'a Engine,
+    device: &'a Device,
+    ty: BufferType,
+    dims: Vec<usize>,
+    /// Allocated by the first thread that writes, because mapping memory takes longer than reading it.
+    memory: OnceLock<Mutex<Staging>>,
+}
+
+impl<'a> PinnedArray<'a> {
+    pub(super) fn new(engine: &'a Engine, device: &'a Device, ty: BufferType, dims: Vec<usize>) -> Self {
+        PinnedArray { engine, device, ty, dims, memory: OnceLock::new() }
+    }
+
+    pub(super) fn memory(&self) -> MutexGuard<'_, Staging> {
+        let size = self.dims.iter().product::<usize>() * self.ty.size();
+        lock(self.memory.get_or_init(|| Mutex::new(self.engine.client().staging(size))))
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        self.memory()[offset..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Returns the buffer that consists of the memory.
+    pub(super) fn finish(self) -> Result<Buffer, PjrtError> {
+        drop(self.memory());
+        let memory = self.memory.into_inner().expect("allocated above");
+        let memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.engine.client().view(self.device, MemorySpace::PinnedHost.name(), memory, self.ty, &self.dims)
+    }
+}
+
+impl<'a> DeviceArray<'a> {
     fn new(
-        engine: &Engine,
+        engine: &'a Engine,
         component: &str,
-        device: &Device,
+        device: &'a Device,
         memory: MemorySpace,
         shape: TransferShape,
         pieces: usize,
     ) -> Result<Self, RuntimeError> {
         let watch = WaitDescription::load(engine.watchdog(), component, &[(0, device)]);
-        let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
-        let transfer = engine.client().transfer(device, memory_kind(memory), &[shape])?;
-        Ok(DeviceArray { transfer, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
+        let target = if is_mapped(engine, memory) {
+            ArrayTarget::Pinned(PinnedArray::new(engine, device, shape.ty, shape.dims))
+        } else {
+            let _guard = watch.as_ref().map(|watch| watch.guard_upload(0, 0));
+            ArrayTarget::Transfer(engine.client().transfer(device, memory_kind(memory), &[shape])?)
+        };
+        Ok(DeviceArray { target, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
-    fn begin<'a>(&'a self, offset: usize, bytes: &'a [u8]) -> TransferChunk<'a> {
+    fn begin<'b>(&self, offset: usize, bytes: &'b [u8]) -> Piece<'b> {
         let mut state = lock(&self.state);
         state.0 += 1;
-        TransferChunk { transfer: &self.transfer, index: 0, offset, bytes, last: state.0 == self.pieces }
+        Piece { offset, bytes, last: state.0 == self.pieces }
     }
 
     fn wait_for_others(&self, last: bool) {
@@ -478,6 +542,19 @@ impl DeviceArray {
         lock(&self.state).1 += 1;
         self.ended.notify_all();
     }
+
+    fn finish(self) -> Result<Buffer, PjrtError> {
+        match self.target {
+            ArrayTarget::Transfer(transfer) => transfer.buffer(0),
+            ArrayTarget::Pinned(array) => array.finish(),
+        }
+    }
+}
+
+/// Returns whether buffers in `memory` consist of host memory that this process maps, instead of memory that the plugin
+/// allocates.
+pub(super) fn is_mapped(engine: &Engine, memory: MemorySpace) -> bool {
+    memory == MemorySpace::PinnedHost && engine.spec().views_mapped_memory
 }
 
 /// Returns the kind of PJRT memory that a memory space is; `None`: the device's default memory.

@@ -19,6 +19,8 @@ use sha2::{Digest, Sha256};
 use super::engine::Engine;
 use super::error::RuntimeError;
 use super::sharded_tensor::ShardedTensor;
+use super::upload::argument_memory;
+use ltx2_base::threads;
 use ltx2_nn::{Init, Param, Source};
 use ltx2_stablehlo::{Argument, Builder, DType, MemorySpace, Program, ProgramOutput, Sharding, Type, Value};
 use ltx2_weights::tensor::{Tensor, TensorError};
@@ -46,9 +48,15 @@ pub(super) fn parameters(
             let keys = engine.upload(&executable, KEYS, &keys(&names, seed))?;
             let mut outputs = engine.run(&executable, |name| (name == KEYS).then_some(&keys))?;
             outputs.wait()?;
-            for (result, &i) in random.results.iter().zip(batch) {
-                made[i] = outputs.take(&result.name);
-            }
+            let drawn =
+                random.results.iter().zip(batch).filter_map(|(result, &i)| Some((i, outputs.take(&result.name)?)));
+            let (here, elsewhere): (Vec<_>, Vec<_>) =
+                drawn.partition(|(i, _)| argument_memory(program, params[*i]) == MemorySpace::Device);
+            // Mapping host memory takes most of the time, and the kernel can do it on several cores.
+            let copied = threads::try_in_order(&elsewhere, threads::cores(), |(i, tensor)| {
+                Ok::<_, RuntimeError>((*i, tensor.copied_to_host(engine)?))
+            })?;
+            here.into_iter().chain(copied).for_each(|(i, tensor)| made[i] = Some(tensor));
         }
     }
     let missing =
@@ -117,7 +125,6 @@ fn result(program: &Program, param: &Param) -> ProgramOutput {
     ProgramOutput {
         sharding: argument.and_then(|a| a.sharding.clone()),
         memory_layout: argument.and_then(|a| a.memory_layout.clone()),
-        memory: argument.map(|a| a.memory).unwrap_or_default(),
         ..ProgramOutput::new(&param.name, param.ty.clone())
     }
 }
@@ -145,9 +152,7 @@ fn random_program(program: &Program, params: &[&Param]) -> Result<Program, Runti
         if outputs.len() > 1 {
             drawn = drawn.optimization_barrier();
         }
-        let memory = first.memory;
-        let placed = |value: Value| if memory == MemorySpace::Device { value } else { value.copy_to(memory) };
-        results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, placed(drawn.at(0, i)))));
+        results.extend(outputs.into_iter().enumerate().map(|(i, output)| (output, drawn.at(0, i))));
     }
     Ok(b.finish_with(results)?)
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use super::engine::Engine;
 use super::error::{MemoryPhase, RuntimeError};
+use super::loader::{PinnedArray, is_mapped};
 use super::watch::WaitDescription;
 use ltx2_base::threads;
 use ltx2_pjrt::{Buffer, BufferType, Client, Device, DeviceLayout, HostBuffer};
@@ -84,6 +86,27 @@ impl ShardedTensor {
     /// Sets the memory that holds the buffers; the default is that of the devices.
     pub(super) fn in_memory(self, memory: MemorySpace) -> Self {
         ShardedTensor { memory, ..self }
+    }
+
+    /// Copies the tensor, whose layout is row-major, to pinned host memory of the same devices.
+    pub(super) fn copied_to_host(&self, engine: &Engine) -> Result<Self, RuntimeError> {
+        let (ty, memory) = (buffer_type(self.ty.dtype), MemorySpace::PinnedHost);
+        let mut buffers = Vec::with_capacity(self.buffers.len());
+        for (buffer, place) in self.buffers.iter().zip(&self.addressable) {
+            let (device, dims) = (buffer.device()?, &self.shards[*place].size);
+            buffers.push(if is_mapped(engine, memory) {
+                let array = PinnedArray::new(engine, &device, ty, dims.clone());
+                buffer.read(&mut array.memory())?;
+                array.finish()?
+            } else {
+                let bytes = buffer.to_host()?;
+                let host = HostBuffer { memory: Some(memory.name()), ..HostBuffer::dense(&bytes, ty, dims) };
+                engine.client().upload(&device, host)?
+            });
+        }
+        let (addressable, shards) = (self.addressable.clone(), self.shards.clone());
+        let copy = ShardedTensor::new(buffers, addressable, shards, self.ty.clone(), self.logical_dims.clone());
+        Ok(copy.in_memory(memory))
     }
 
     /// Sets the function that replicates the tensor before a download if other processes hold shards.

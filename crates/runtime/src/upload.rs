@@ -195,7 +195,8 @@ impl Sum for Footprint {
     }
 }
 
-fn argument_memory(program: &Program, param: &Param) -> MemorySpace {
+/// Returns the memory of a parameter, which is an argument of `program`.
+pub(super) fn argument_memory(program: &Program, param: &Param) -> MemorySpace {
     program.argument(&param.name).map(|i| program.arguments[i].memory).unwrap_or_default()
 }
 

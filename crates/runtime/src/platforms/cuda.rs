@@ -35,6 +35,7 @@ pub(super) fn spec() -> PlatformSpec {
             topology(&TargetDevices { name, target_config, shape, slices: 1, vm_bounds: None })
         }),
         streams_weights: true,
+        views_mapped_memory: true,
         lowering: |_| Lowering::cuda(),
         // Selects the first applicable kernel instead of measuring which one is fastest, so that a recompiled program
         // gives bitwise identical results.

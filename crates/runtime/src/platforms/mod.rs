@@ -87,6 +87,9 @@ with_defaults! {
 
         /// Whether programs copy weights from host memory while they compute.
         pub streams_weights: bool = false,
+        /// Whether buffers in pinned host memory can consist of memory that this process allocates and maps. Plugins
+        /// allocate such buffers in pools, which may be twice as large as their contents, and slowly.
+        pub(crate) views_mapped_memory: bool = false,
         /// Returns the lowering for a device kind.
         pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
         /// Returns the part of the pinned plugin's platform version on which compiling depends.
