@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::tpu::{Case, Compiled, compiled};
 use crate::support::{full, needs};
 use ltx2::analysis::{CollectiveKind, XSpace};
+use ltx2::hlo::{Argument, MemorySpace};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 use ltx2::runtime::Target;
@@ -83,6 +84,41 @@ fn chip_files_describe_slices_like_libtpu() {
         assert_eq!(machine.vms(), vms, "{name}");
         let more = machine.stated_capacity.zip(capacity).map(|(stated, own)| stated - own);
         assert!(more.is_some_and(|more| (0..KEPT * LARGEST).contains(&more)), "{name}: {more:?} bytes more");
+    }
+}
+
+/// Stacked weights stay in host memory. In each iteration of the loop over blocks, asynchronous copies move one block's
+/// slices, or shards of them, to the device.
+#[needs(tpu, full)]
+fn streamed_stacks_are_copied_slice_by_slice() {
+    const LAYERS: usize = 3;
+    for (layout, mesh, target) in [
+        ("replicated", "data=1", "tpu:v6e:1x1"),
+        ("cfg", "cfg=2", "tpu:tpu7x:1x1x1"),
+        ("fsdp-ulysses", "context=8", "tpu:v6e:2x4"),
+        ("tensor", "tensor=8", "tpu:v6e:2x4"),
+    ] {
+        let case = Case { layers: Some(LAYERS), set: &["runtime.stream=on"], ..Case::denoise(layout, mesh, target) };
+        let made = compiled(case);
+        let program = &made.network.program;
+        let in_host: Vec<_> = program.arguments.iter().filter(|a| a.memory == MemorySpace::PinnedHost).collect();
+        let local = |a: &Argument| match &a.sharding {
+            Some(sharding) => sharding.local(&a.ty, &program.mesh).expect("divisible"),
+            None => a.ty.clone(),
+        };
+        let bytes: usize = in_host.iter().map(|a| local(a).elements() * a.ty.dtype.size()).sum();
+        eprintln!("{layout} {target}: {:.0} s, {:?}, {:?}", made.seconds, made.memory, made.report.predicted);
+        assert_eq!(made.memory.host_arguments, bytes as i64, "{layout} {target}");
+        assert_eq!(made.report.step.host, bytes as f64, "{layout} {target}: bytes of copies");
+        let listing = made.module.listing();
+        let is_copy = |line: &&str| line.trim_start().starts_with("dynamic-slice-start") && line.contains("S(5)");
+        assert_eq!(listing.lines().filter(is_copy).count(), in_host.len(), "{layout} {target}: asynchronous copies");
+        // Not more than the slices of two blocks are in device memory.
+        let resident = compiled(Case { set: &[], ..case });
+        let [before, after] = [&resident.memory, &made.memory].map(|m| m.arguments + m.temporaries);
+        let block = (bytes / LAYERS) as i64;
+        assert!(after <= before - bytes as i64 + 2 * block, "{layout} {target}: {after} of {before} bytes");
+        assert_eq!(made.report.stack_copies.len(), resident.report.stack_copies.len(), "{layout} {target}");
     }
 }
 

@@ -103,6 +103,7 @@ struct InFlight {
 struct HostCopy {
     from: usize,
     to: usize,
+    bytes: f64,
     seconds: f64,
     /// Whether the copy is in an unrolled transformer block.
     unrolled: bool,
@@ -242,7 +243,7 @@ impl<'a> Walk<'a> {
             let time = Time { host: copy.seconds, exposed_host: wait, total: wait, ..Time::default() };
             total.time.add(time, 1.0);
             if copy.unrolled {
-                self.unrolled.time.add(time, at.times);
+                self.unrolled.add(Cost { work: Work { host: copy.bytes, ..Work::default() }, time }, at.times);
             }
         }
         total
@@ -265,20 +266,18 @@ impl<'a> Walk<'a> {
         // If the end is not in this computation, wait for the copy at the end of the computation.
         let to = if to < from { order.len() } else { to };
         let unrolled = at.level == LoopLevel::Step && in_blocks(&self.module.purpose(i).scope);
-        Some(HostCopy { from, to, seconds, unrolled })
+        Some(HostCopy { from, to, bytes, seconds, unrolled })
     }
 
     /// Returns the cost of an instruction, including the computations that it calls.
     fn instruction(&mut self, i: &'a InstructionProto, at: WalkPosition) -> Cost {
         match i.opcode.as_str() {
+            _ if self.module.host_copy(i).is_some() => Cost { work: self.counter.work(i), ..Cost::default() },
             "while" => self.repeated(i, at),
             "call" | "conditional" | "async-start" => {
                 let mut cost = Cost::default();
                 if i.opcode == "async-start" && self.module.wrapped_collective(i).is_some() {
                     return cost;
-                }
-                if self.module.host_copy(i).is_some() {
-                    return Cost { work: self.counter.work(i), ..cost };
                 }
                 let inside = CallStack { by: i, from: at.entered };
                 for &id in &i.called_computation_ids {

@@ -195,14 +195,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streaming_is_ignored_on_cpu_and_rejected_on_tpu() {
+    fn streaming_is_ignored_on_cpu_and_rejected_without_platform_support() {
         let mut config = Config::default();
         config.runtime.stream = Stream::On;
-        let [cpu, cuda, tpu] =
-            ["cpu", "cuda", "tpu"].map(|name| streaming(&config, &platforms::spec_by_name(name), name));
-        assert!(cpu.expect("accepted").is_none());
-        assert_eq!(cuda.expect("accepted").map(|own| own.resident), Some(0));
-        let error = tpu.expect_err("rejected").to_string();
-        assert!(error.contains("runtime.stream: on is not supported on platform tpu"), "{error}");
+        let resident = |name: &str| {
+            let streaming = streaming(&config, &platforms::spec_by_name(name), name).expect("accepted");
+            streaming.map(|own| own.resident)
+        };
+        assert_eq!(["cpu", "cuda", "tpu"].map(resident), [None, Some(0), Some(0)]);
+        let spec = PlatformSpec { streams_weights: false, ..platforms::spec_by_name("tpu") };
+        let error = streaming(&config, &spec, "xpu").expect_err("rejected").to_string();
+        assert!(error.contains("runtime.stream: on is not supported on platform xpu"), "{error}");
     }
 }

@@ -199,6 +199,11 @@ fn copies_from_host_memory_queue_on_one_link() {
     near(p.exposed_host_copy, 0.5 + 0.5);
     near(p.step, 3.0 + 1.0);
     assert_eq!((report.step.host, report.step.bytes), (2.0 * bytes, 3.0 * 3.0 * bytes));
+    let block = report.predicted_layer.expect("a block");
+    assert_eq!(
+        (report.layer.host, block.host_copy, block.exposed_host_copy),
+        (2.0 * bytes, p.host_copy, p.exposed_host_copy)
+    );
     let copies = report.scopes.iter().find(|s| s.category == OpCategory::HostCopy).expect("copies");
     near(copies.ms, 3.0);
     // A synchronous copy overlaps with nothing.
