@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streaming_is_ignored_on_cpu_and_rejected_without_platform_support() {
+    fn streaming_is_ignored_on_cpu_and_rejected_on_unsupported_platforms() {
         let mut config = Config::default();
         config.runtime.stream = Stream::On;
         let resident = |name: &str| {
@@ -203,8 +203,7 @@ mod tests {
             streaming.map(|own| own.resident)
         };
         assert_eq!(["cpu", "cuda", "tpu"].map(resident), [None, Some(0), Some(0)]);
-        let spec = PlatformSpec { streams_weights: false, ..platforms::spec_by_name("tpu") };
-        let error = streaming(&config, &spec, "xpu").expect_err("rejected").to_string();
+        let error = streaming(&config, &platforms::spec_by_name("xpu"), "xpu").expect_err("rejected").to_string();
         assert!(error.contains("runtime.stream: on is not supported on platform xpu"), "{error}");
     }
 }

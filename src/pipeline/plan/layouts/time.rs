@@ -143,8 +143,40 @@ pub(crate) fn received(program: &Program) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::estimate::{Estimator, RankingDevices};
+    use super::super::space::placed;
     use super::*;
+    use crate::config::{Config, parse_mesh, read_layout_source, resolve_mesh};
     use crate::hlo::{Argument, Builder, DeviceMesh, Sharding, Type};
+    use crate::runtime::Target;
+
+    /// Estimates a step of LTX-2.0 at 768x512x121 on one H200, in milliseconds.
+    fn ltx2_step(set: &[&str]) -> f64 {
+        let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
+        let (toolchain, count, capacity) = target.described();
+        let chip = target.chip();
+        let size = ["request.width=768", "request.height=512", "request.num_frames=121"];
+        let config = Config::load("ltx2", size.iter().chain(set).map(ToString::to_string)).expect("a configuration");
+        let mesh = resolve_mesh(&parse_mesh("data=1").expect("a mesh"), count).expect("one device");
+        let layout = read_layout_source("replicated").expect("a layout");
+        let point = placed("replicated".into(), None, &layout, &mesh).expect("a point");
+        let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
+        let estimator = Estimator::new(&config, devices, None).expect("an estimator");
+        estimator.estimate(&point).expect("an estimate").0.cost / estimator.steps() as f64
+    }
+
+    /// Compares the estimates with the steps that benchmarks/gpu.md lists for weights in host memory.
+    #[test]
+    fn estimates_of_streamed_steps_are_close_to_measurements() {
+        let streamed = ["runtime.stream=on"];
+        let half = ["runtime.stream=on", "runtime.resident_blocks=24"];
+        let fp8 = ["runtime.stream=on", "runtime.weights=fp8"];
+        for (set, measured) in [(&[][..], 654.8), (&streamed, 710.4), (&half, 658.4), (&fp8, 537.3)] {
+            let got = ltx2_step(set);
+            eprintln!("{set:?}: {got:.1} ms of {measured}");
+            assert!((0.8..1.1).contains(&(got / measured)), "{set:?}: {got} of {measured} ms");
+        }
+    }
 
     /// A matmul with a weight in host memory, on one device and sharded over two.
     #[test]
