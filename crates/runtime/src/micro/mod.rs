@@ -329,6 +329,21 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ltx2_stablehlo::MemorySpace;
+
+    #[test]
+    fn host_copies_read_one_argument_in_host_memory() {
+        for size in BenchmarkSizes::new(false).host_copies {
+            let program = programs::host_copy(size).unwrap().program;
+            let in_host: Vec<_> = program
+                .arguments
+                .iter()
+                .filter(|a| a.memory == MemorySpace::PinnedHost)
+                .map(|a| a.ty.bytes())
+                .collect();
+            assert_eq!(in_host, [size]);
+        }
+    }
 
     #[test]
     fn overlapped_programs_build_for_all_sizes_and_device_counts() {
