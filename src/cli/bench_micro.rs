@@ -15,7 +15,7 @@ use crate::text_file;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Microbenchmarks")]
 pub(crate) struct MicroArgs {
-    /// Benchmarks matmuls, memory, kernel launches and collectives, without a model
+    /// Benchmarks matmuls, memory, kernel launches, copies from host memory and collectives, without a model
     #[arg(long, conflicts_with_all = ["baseline", "programs", "layers", "warmup", "allow_changed_inputs"])]
     pub(crate) micro: bool,
     /// Reads an earlier --json file instead of measuring; repeatable, to combine several hosts
@@ -163,7 +163,8 @@ fn table(m: &Measurements) -> String {
     let s = &m.source;
     let mut out = format!("{} x {} ({}), {}\n", s.devices, s.device, m.platform, s.date);
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "{:<44}{:>12}{:>12}{:>12}{:>15}", "", "us", "TFLOP/s", "GB/s", "received GB/s");
+    let head = ["us", "TFLOP/s", "GB/s", "received GB/s", "host GB/s"];
+    let _ = writeln!(out, "{:<44}{:>12}{:>12}{:>12}{:>15}{:>12}", "", head[0], head[1], head[2], head[3], head[4]);
     for s in &m.samples {
         let what = match (s.benchmark, s.collective) {
             (Microbenchmark::Collective, Some(kind)) => {
@@ -175,14 +176,16 @@ fn table(m: &Measurements) -> String {
             true => format!("{:.1}", amount / s.seconds / unit),
             false => String::new(),
         };
-        let memory = if s.benchmark == Microbenchmark::Collective { 0.0 } else { s.bytes };
+        let is_transfer = matches!(s.benchmark, Microbenchmark::Collective | Microbenchmark::HostCopy);
+        let memory = if is_transfer { 0.0 } else { s.bytes };
         let _ = writeln!(
             out,
-            "{what:<44}{:>12.2}{:>12}{:>12}{:>15}",
+            "{what:<44}{:>12.2}{:>12}{:>12}{:>15}{:>12}",
             s.seconds * 1e6,
             rate(s.flops, 1e12),
             rate(memory, 1e9),
-            rate(s.wire_bytes, 1e9)
+            rate(s.wire_bytes, 1e9),
+            rate(s.host_bytes, 1e9)
         );
     }
     out
@@ -195,6 +198,7 @@ fn constants_text(c: &Calibration) -> String {
     };
     line("matmul", &c.matmul, "TFLOP/s", 1e12);
     c.attention.iter().for_each(|l| line("attention", l, "TFLOP/s", 1e12));
+    c.host.iter().for_each(|l| line("copy from host memory", l, "GB/s", 1e9));
     for e in &c.collectives {
         line(&format!("{} over {} devices", e.kind.name(), e.devices), &e.cost, "GB/s", 1e9);
     }

@@ -42,11 +42,15 @@ pub(super) fn table(f: &CompileReport) -> String {
     }
     line("model", f.model.clone());
     let m = &f.memory;
+    let host = match m.host_arguments {
+        0 => String::new(),
+        bytes => format!("; {} of arguments in host memory", gib(bytes)),
+    };
     let of = m.capacity.map_or(String::new(), |c| format!(" of {}", gib(c)));
     line(
         "memory",
         format!(
-            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in argument buffers), code {}",
+            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in argument buffers), code {}{host}",
             gib(m.total),
             gib(m.arguments),
             gib(m.temporaries),
@@ -65,7 +69,14 @@ pub(super) fn table(f: &CompileReport) -> String {
     let overlapped = c.list.iter().filter(|e| e.overlapped).map(|e| e.step_bytes()).sum();
     let all = moved(c.list.iter().map(|e| e.runs()).sum(), [c.per_step_bytes, c.per_step_wire_bytes, overlapped]);
     line("per step", format!("{}; {all}", work(f.flops, f.bytes_accessed)));
-    if let Some(p) = f.all_blocks() {
+    let predicted = f.all_blocks();
+    if f.host_bytes() > 0.0 {
+        let time = predicted.filter(|p| p.host_copy > 0.0).map_or(String::new(), |p| {
+            format!(", predicted {:.1} ms, {:.1} ms of it exposed", p.host_copy, p.exposed_host_copy)
+        });
+        line("host copies", format!("{:.2} GB per step{time}", f.host_bytes() / 1e9));
+    }
+    if let Some(p) = predicted {
         let by = if f.needed.layers > f.layers {
             format!(" for {} blocks ({} compiled)", f.needed.layers, f.layers)
         } else {

@@ -984,7 +984,7 @@ pub enum Stream {
     #[default]
     Auto,
     /// The weights of all blocks except `resident_blocks` are in host memory. Each is copied to the device while earlier
-    /// blocks run. The layers of the other components are streamed, too. Not supported on TPU.
+    /// blocks run. The layers of the other components are streamed, too.
     On,
 }
 

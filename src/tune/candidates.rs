@@ -314,7 +314,8 @@ mod tests {
         let mut base = report("tpu:v5p:2x2x2");
         base.mesh = [("context".to_string(), 8)].into();
         base.needed.bytes = 20;
-        base.predicted_ms = Some(Predicted { compute: 2.0, memory: 2.0, launch: 0.0, collective: 6.0, step: 10.0 });
+        base.predicted_ms =
+            Some(Predicted { compute: 2.0, memory: 2.0, collective: 6.0, step: 10.0, ..Predicted::default() });
         let (parameter, activation) = (Role::Parameter, Role::Activation);
         base.collectives.list = vec![
             collective("transformer.blocks.*.ff.net.2.weight", parameter, "blocks/ff", gathered, &embed),

@@ -80,6 +80,25 @@ fn streamed_weights_are_copied_while_blocks_compute() {
     assert!(at("cublas-lt-matmul") < at(" copy-done("), "copies before the first matmul");
 }
 
+/// Sharded over two devices, each device copies only its shards. FSDP gathers weights after the copy.
+#[needs(cuda)]
+fn each_device_streams_its_shard() {
+    for (layout, mesh) in [("fsdp-ulysses", "context=2"), ("tensor", "tensor=2")] {
+        let case = Case::denoise(layout, mesh, "cuda:h200:1x1x2");
+        let made = tpu::compiled(Case { layers: Some(BLOCKS), set: &["runtime.stream=on"], ..case });
+        let in_host = made.network.program.arguments.iter().filter(|a| a.memory == MemorySpace::PinnedHost);
+        let bytes: usize = in_host.map(|a| a.ty.elements() * a.ty.dtype.size()).sum();
+        assert!(bytes > 600 << 20, "{bytes} bytes");
+        assert_eq!(
+            (2 * made.memory.host_arguments, 2.0 * made.report.step.host),
+            (bytes as i64, bytes as f64),
+            "{layout}"
+        );
+        let p = made.report.predicted.expect("a chip");
+        assert!(p.exposed_host_copy < 0.5 * p.host_copy, "{layout}: {p:?}");
+    }
+}
+
 /// The formula computes the FLOPs of two forward passes from the model's sizes. A multiply-add counts as two, and text
 /// keys and values are computed beforehand.
 #[needs(cuda)]

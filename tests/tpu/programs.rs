@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::tpu::{Case, Compiled, compiled};
 use crate::support::{full, needs};
 use ltx2::analysis::{CollectiveKind, XSpace};
+use ltx2::hlo::{Argument, MemorySpace};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::{Plugin, ProfileOptions, Profiler, discover};
 use ltx2::runtime::Target;
@@ -83,6 +84,36 @@ fn chip_files_describe_slices_like_libtpu() {
         assert_eq!(machine.vms(), vms, "{name}");
         let more = machine.stated_capacity.zip(capacity).map(|(stated, own)| stated - own);
         assert!(more.is_some_and(|more| (0..KEPT * LARGEST).contains(&more)), "{name}: {more:?} bytes more");
+    }
+}
+
+/// Stacked weights stay in host memory. In each iteration of the loop over blocks, asynchronous copies move one block's
+/// slices, or the device's shards of them, to the device.
+#[needs(tpu, full)]
+fn streamed_stacks_are_copied_slice_by_slice() {
+    for (layout, mesh, target) in [
+        ("replicated", "data=1", "tpu:v6e:1x1"),
+        ("cfg", "cfg=2", "tpu:tpu7x:1x1x1"),
+        ("fsdp-ulysses", "context=8", "tpu:v6e:2x4"),
+    ] {
+        let case = Case { layers: Some(3), set: &["runtime.stream=on"], ..Case::denoise(layout, mesh, target) };
+        let made = compiled(case);
+        let program = &made.network.program;
+        let in_host: Vec<_> = program.arguments.iter().filter(|a| a.memory == MemorySpace::PinnedHost).collect();
+        let local = |a: &Argument| match &a.sharding {
+            Some(sharding) => sharding.local(&a.ty, &program.mesh).expect("divisible"),
+            None => a.ty.clone(),
+        };
+        let bytes: usize = in_host.iter().map(|a| local(a).elements() * a.ty.dtype.size()).sum();
+        eprintln!("{layout} {target}: {:.0} s, {:?}, {:?}", made.seconds, made.memory, made.report.predicted);
+        assert_eq!(made.memory.host_arguments, bytes as i64, "{layout} {target}");
+        assert_eq!(made.report.step.host, bytes as f64, "{layout} {target}: bytes of copies");
+        let listing = made.module.listing();
+        let is_copy = |line: &&str| line.trim_start().starts_with("dynamic-slice-start") && line.contains("S(5)");
+        // The compiler may peel iterations off the loop.
+        let copies = listing.lines().filter(is_copy).count();
+        assert!(copies > 0 && copies.is_multiple_of(in_host.len()), "{layout} {target}: {copies} copies");
+        assert!(made.memory.arguments < bytes as i64, "{layout} {target}: {:?}", made.memory);
     }
 }
 

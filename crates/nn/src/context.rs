@@ -100,7 +100,8 @@ impl Context {
 
     /// Declares a parameter as an argument of the program, in the memory `memory`.
     pub(super) fn declare(&self, param: Param, sharding: Option<Sharding>, memory: MemorySpace) -> Value {
-        let memory_layout = self.memory_layout(&param.ty, &param.axes);
+        // Layouts with tiles are for device memory: in host memory, they make XLA copy the stack in each iteration.
+        let memory_layout = self.memory_layout(&param.ty, &param.axes).filter(|_| memory == MemorySpace::Device);
         let argument = Argument { sharding, memory_layout, memory, ..Argument::new(&param.name, param.ty.clone()) };
         let value = self.builder.argument_with(argument);
         self.values.borrow_mut().insert(param.name.clone(), value.clone());

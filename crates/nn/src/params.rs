@@ -232,11 +232,15 @@ impl Params {
             let sharding = self.placed(&rules, &param.ty, &param.axes, role, placed);
             self.context.declare(param, sharding, memory)
         });
-        let value = match &self.layer {
-            Some(Layer { number: Number::Counted { index, .. }, .. }) => value.index(index),
-            _ => value,
-        };
-        if is_streamed { value.copy_to(MemorySpace::Device) } else { value }
+        let copied = |value: Value| if is_streamed { value.copy_to(MemorySpace::Device) } else { value };
+        match &self.layer {
+            // The slice is copied before it is reshaped: XLA moves a slice only if the copy uses it directly.
+            Some(Layer { number: Number::Counted { index, .. }, .. }) => {
+                let dims = value.dims()[1..].to_vec();
+                copied(value.dynamic_slice(0, index, 1)).reshape(dims)
+            }
+            _ => copied(value),
+        }
     }
 
     /// Returns a weight as it is used in computation: gathers the dimensions that storage rules shard.

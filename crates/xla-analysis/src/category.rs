@@ -25,6 +25,8 @@ pub enum OpCategory {
     Copy,
     /// Loop overhead, and kernels of unknown purpose.
     Other,
+    /// Copies between host memory and the device.
+    HostCopy,
     /// Collectives of this kind.
     Collective(CollectiveKind),
 }
@@ -38,6 +40,7 @@ impl OpCategory {
             OpCategory::Elementwise => "elementwise",
             OpCategory::Copy => "copy",
             OpCategory::Other => "other",
+            OpCategory::HostCopy => "host-copy",
             OpCategory::Collective(kind) => kind.name(),
         }
     }
@@ -46,15 +49,21 @@ impl OpCategory {
     pub fn is_collective(self) -> bool {
         matches!(self, OpCategory::Collective(_))
     }
+
+    /// Returns whether operations of the category use links, so that they overlap with work of the device: collectives
+    /// and copies from host memory.
+    pub fn is_transfer(self) -> bool {
+        self.is_collective() || self == OpCategory::HostCopy
+    }
 }
 
 impl TryFrom<String> for OpCategory {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        use OpCategory::{Attention, Collective, Copy, Elementwise, Matmul, Other};
+        use OpCategory::{Attention, Collective, Copy, Elementwise, HostCopy, Matmul, Other};
         let collectives = CollectiveKind::NAMES.into_iter().map(|(kind, _)| Collective(kind));
-        let mut all = [Matmul, Attention, Elementwise, Copy, Other].into_iter().chain(collectives);
+        let mut all = [Matmul, Attention, Elementwise, Copy, Other, HostCopy].into_iter().chain(collectives);
         all.find(|category| category.name() == name).ok_or_else(|| format!("unknown category '{name}'"))
     }
 }
@@ -115,14 +124,19 @@ impl Module {
 
     pub(super) fn purpose(&self, i: &InstructionProto) -> Purpose {
         let (category, scope) = (self.category(i), self.scope_of(i));
-        // Compilers drop the name scope of weight all-gathers, so use the scope of the gathered value's user.
-        let reader = || if category.is_collective() { self.scope_of_reader(i) } else { String::new() };
+        // Compilers drop the name scopes of weight all-gathers and of copies from host memory, so use the scope of the
+        // value's user.
+        let reader = || if category.is_transfer() { self.scope_of_reader(i) } else { String::new() };
         Purpose { category, scope: if scope.is_empty() { reader() } else { scope } }
     }
 
     pub(super) fn category(&self, i: &InstructionProto) -> OpCategory {
         if let Some(kind) = CollectiveKind::of_any(&i.opcode) {
             return OpCategory::Collective(kind);
+        }
+        let copy = if i.opcode == "copy-done" { self.operand(i, 0).unwrap_or(i) } else { i };
+        if self.host_copy(copy).is_some() {
+            return OpCategory::HostCopy;
         }
         let in_attention = trim(i.scope()).split('/').any(|part| part == ATTENTION);
         match i.opcode.as_str() {
@@ -226,6 +240,9 @@ pub(crate) fn of_name(name: &str) -> OpCategory {
         || name.contains("splitk")
     {
         return OpCategory::Matmul;
+    }
+    if has(&["memcpyh2d", "memcpyhtod"]) {
+        return OpCategory::HostCopy;
     }
     if has(&["memcpy", "memset", "copy", "transpose", "dynamic_slice", "dynamic-slice", "dynamic_update_slice"]) {
         return OpCategory::Copy;
@@ -401,6 +418,7 @@ mod tests {
             ("ncclDevKernel_SendRecv", OpCategory::Collective(CollectiveKind::CollectivePermute)),
             ("all-to-all-start.3", OpCategory::Collective(CollectiveKind::AllToAll)),
             ("MemcpyD2D", OpCategory::Copy),
+            ("MemcpyH2D", OpCategory::HostCopy),
             ("wrapped_transpose", OpCategory::Copy),
             ("loop_concatenate_fusion_3", OpCategory::Copy),
             ("loop_convert_fusion_3", OpCategory::Elementwise),

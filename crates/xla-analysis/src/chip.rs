@@ -13,12 +13,16 @@
 //! bandwidth of a device's port. A group of GPUs on several hosts uses the network. An asynchronous collective overlaps
 //! with the work between its start and its end; the same work can hide only one collective.
 //!
+//! **Host link.** A copy between host memory and the device takes `bytes / host bandwidth`. One link runs the copies one
+//! after another, in the order of their starts, while the device works. Only the time that the device waits for the end
+//! of a copy adds to the step.
+//!
 //! For chips without a calibration, the model ignores launch overhead, caches and contention. Use such predictions to
 //! rank layouts, not as absolute times.
 //!
 //! **Measured chips.** A [`Calibration`] replaces the data sheet: an instruction takes `launch + max(flops / measured
-//! rate, bytes / measured bandwidth)`, and a collective inside a host takes `latency + w / measured rate` for its kind
-//! and group size. While a collective and other work overlap, each loses a fraction of its rate
+//! rate, bytes / measured bandwidth)`, a collective inside a host takes `latency + w / measured rate` for its kind and
+//! group size, and a copy from host memory takes `latency + bytes / measured rate`. While a collective and other work overlap, each loses a fraction of its rate
 //! ([`Contention`](crate::Contention)).
 
 use std::path::Path;
@@ -74,6 +78,8 @@ pub struct Chip {
     pub peak_f32: Option<f64>,
     /// Device memory bandwidth in bytes/s.
     pub bandwidth: f64,
+    /// Bandwidth of the link from host memory to the device in bytes/s. `None`: unknown.
+    pub host_bandwidth: Option<f64>,
     /// Number of streaming multiprocessors of a GPU. Each of them processes one tile of attention at a time.
     pub processors: Option<usize>,
     /// Number of PJRT devices per TPU chip. `None`: 1.
@@ -182,6 +188,7 @@ impl Chip {
         ];
         all.extend(self.peak_int8.map(|peak| ("peak_int8", peak)));
         all.extend(self.peak_f32.map(|peak| ("peak_f32", peak)));
+        all.extend(self.host_bandwidth.map(|rate| ("host_bandwidth", rate)));
         match self.links {
             Links::Torus { bandwidth, .. } => all.push(("links.torus.bandwidth", bandwidth)),
             Links::Switch { bandwidth, network, devices_per_host } => all.extend([
@@ -193,6 +200,7 @@ impl Chip {
         if let Some(c) = &self.calibration {
             all.extend([("calibration.bandwidth", c.bandwidth), ("calibration.matmul.rate", c.matmul.rate)]);
             all.extend(c.attention.map(|attention| ("calibration.attention.rate", attention.rate)));
+            all.extend(c.host.map(|host| ("calibration.host.rate", host.rate)));
             all.extend(c.collectives.iter().map(|of| ("calibration.collectives.cost.rate", of.cost.rate)));
         }
         all
@@ -293,6 +301,14 @@ impl Chip {
         self.processors.map_or(0.0, |processors| idle_flops(processors, heads, queries, flops))
     }
 
+    /// Predicts the seconds of a copy of `bytes` bytes from host memory to the device. `None`: the rate of the link is
+    /// unknown.
+    #[must_use]
+    pub fn host_seconds(&self, bytes: f64) -> Option<f64> {
+        let measured = self.calibration.as_ref().and_then(|c| c.host);
+        measured.map(|host| host.seconds(bytes)).or_else(|| Some(bytes / self.host_bandwidth?))
+    }
+
     /// Returns by how much a collective and overlapping work slow each other down. `time` is the predicted time of the
     /// work.
     pub(crate) fn contention(&self, time: OpTime) -> Shares {
@@ -375,6 +391,7 @@ mod tests {
             ("bandwidth = 8", "bandwidth = nan # 8", "bandwidth is NaN, not a finite number above 0"),
             ("peak_bf16 = ", "peak_bf16 = 0 # ", "peak_bf16 is 0, not"),
             ("capacity = ", "capacity = -5 # ", "capacity is -5, not"),
+            ("host_bandwidth = ", "host_bandwidth = 0 # ", "host_bandwidth is 0, not"),
         ];
         for (old, new, key) in mistakes {
             let message = read(&text.replacen(old, new, 1)).unwrap_err();
@@ -406,6 +423,7 @@ mod tests {
             bandwidth: 4e12,
             matmul: cost(5e-6, 500e12),
             attention: Some(cost(8e-6, 400e12)),
+            host: Some(cost(1e-5, 50e9)),
             collectives: vec![CollectiveCost { kind: CollectiveKind::AllGather, devices: 2, cost: cost(1e-5, 300e9) }],
             contention: None,
         };
@@ -422,6 +440,9 @@ mod tests {
         let attends = Work { attention: 4e12, ..work(4e12, 4e9) };
         near(h200.op_time(attends).total(), 1e-2 + 8e-6);
         assert_eq!(h200.op_time(Work::default()).total(), 0.0);
+        near(sheet.host_seconds(54.6e9).unwrap(), 1.0);
+        near(h200.host_seconds(50e9).unwrap(), 1.0 + 1e-5);
+        assert_eq!(Chip::named("tpu7x").unwrap().host_seconds(1e9), None);
         near(h200.link_seconds(CollectiveKind::AllGather, 3e9, &[vec![0, 1]]), 1e-2 + 1e-5);
         // The data sheet applies between hosts, and to a kind of collective that was not measured.
         near(h200.link_seconds(CollectiveKind::AllGather, 50e9, &[vec![0, 8]]), 1.0);

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::category::OpCategory;
 use super::chip::Chip;
 use super::module::Module;
-use super::report::{ScopePrediction, report};
+use super::report::{Predicted, ScopePrediction, report};
 use super::trace::Trace;
 use super::xplane::XSpace;
 
@@ -20,6 +20,8 @@ pub struct TraceComparison {
     pub step: Pair,
     /// Sum over all operations.
     pub all: Pair,
+    /// Time in which the device waits for copies between host memory and the device.
+    pub exposed_host_copy: Pair,
     /// Sum over the operations of each category, in the order of [`OpCategory`].
     pub categories: Vec<(OpCategory, Pair)>,
     /// Sum over the operations of each name scope and category, largest difference first.
@@ -70,12 +72,12 @@ impl TraceComparison {
         let module = Module::decode("hlo_with_config", program).ok()?;
         let report = report(&module, mesh, &[], Some(chip));
         // The program may have no shapes, for example in a truncated trace; its predicted time is then 0.
-        let step = report.predicted.map(|p| p.step).filter(|ms| *ms > 0.0)?;
-        Some(TraceComparison::from_trace(trace, step, &report.scopes))
+        let predicted = report.predicted.filter(|p| p.step > 0.0)?;
+        Some(TraceComparison::from_trace(trace, &predicted, &report.scopes))
     }
 
-    /// Compares a trace with a prediction: the milliseconds of a step, and those of each name scope and category.
-    pub fn from_trace(trace: &Trace, step_ms: f64, predicted: &[ScopePrediction]) -> TraceComparison {
+    /// Compares a trace with a prediction: that of a step, and those of each name scope and category.
+    pub fn from_trace(trace: &Trace, step: &Predicted, predicted: &[ScopePrediction]) -> TraceComparison {
         let steps = trace.steps.unwrap_or(1).max(1) as f64;
         let mut all: BTreeMap<(&str, OpCategory), Pair> = BTreeMap::new();
         for p in predicted {
@@ -86,7 +88,10 @@ impl TraceComparison {
                 all.entry((&s.scope, *category)).or_default().measured_ms += ms / steps;
             }
         }
-        let step = Pair { predicted_ms: step_ms, measured_ms: trace.window_ms / steps };
+        let exposed =
+            trace.categories.iter().filter(|c| c.category == OpCategory::HostCopy).filter_map(|c| c.exposed_ms);
+        let exposed = Pair { predicted_ms: step.exposed_host_copy, measured_ms: exposed.sum::<f64>() / steps };
+        let step = Pair { predicted_ms: step.step, measured_ms: trace.window_ms / steps };
         let mut sum = Pair::default();
         let mut categories: BTreeMap<OpCategory, Pair> = BTreeMap::new();
         for ((_, category), pair) in &all {
@@ -97,7 +102,13 @@ impl TraceComparison {
         let mut scopes: Vec<ScopeComparison> = rows.collect();
         let off = |s: &ScopeComparison| (s.ms.predicted_ms - s.ms.measured_ms).abs();
         scopes.sort_by(|a, b| off(b).total_cmp(&off(a)));
-        TraceComparison { step, all: sum, categories: categories.into_iter().collect(), scopes }
+        TraceComparison {
+            step,
+            all: sum,
+            exposed_host_copy: exposed,
+            categories: categories.into_iter().collect(),
+            scopes,
+        }
     }
 }
 
@@ -112,6 +123,9 @@ impl fmt::Display for TraceComparison {
         row(f, &self.step, "step", "")?;
         row(f, &self.all, "operations", "")?;
         self.categories.iter().try_for_each(|(category, ms)| row(f, ms, category.name(), ""))?;
+        if self.categories.iter().any(|(category, _)| *category == OpCategory::HostCopy) {
+            row(f, &self.exposed_host_copy, "exposed host-copy", "")?;
+        }
         let shown = self.scopes.len().min(SHOWN);
         writeln!(f, "\nthe {shown} largest differences by name scope, of {}", self.scopes.len())?;
         self.scopes.iter().take(SHOWN).try_for_each(|s| {
@@ -125,7 +139,7 @@ impl fmt::Display for TraceComparison {
 mod tests {
     use super::*;
     use crate::CollectiveKind;
-    use crate::trace::ScopeTime;
+    use crate::trace::{CategoryTime, ScopeTime};
 
     #[test]
     fn largest_difference_is_first_and_times_are_per_step() {
@@ -142,9 +156,16 @@ mod tests {
             busy_ms: 40.0,
             idle_ms: 0.0,
             idle_share: 0.0,
-            categories: Vec::new(),
+            categories: vec![CategoryTime {
+                category: OpCategory::HostCopy,
+                ms: 12.0,
+                share: 0.1,
+                exposed_ms: Some(4.0),
+                overlapped_ms: Some(8.0),
+            }],
             scopes: vec![
                 scope("blocks/ff", OpCategory::Matmul, 20.0),
+                scope("blocks/ff", OpCategory::HostCopy, 12.0),
                 scope("blocks/ff", gather, 8.0),
                 scope("", OpCategory::Other, 2.0),
             ],
@@ -157,13 +178,16 @@ mod tests {
         let all = [
             predicted("blocks/ff", OpCategory::Matmul, 9.0),
             predicted("blocks/ff", gather, 1.0),
+            predicted("blocks/ff", OpCategory::HostCopy, 6.0),
             predicted("blocks/norm", OpCategory::Elementwise, 0.5),
         ];
-        let c = TraceComparison::from_trace(&trace, 8.0, &all);
+        let step = Predicted { step: 8.0, host_copy: 6.0, exposed_host_copy: 1.0, ..Predicted::default() };
+        let c = TraceComparison::from_trace(&trace, &step, &all);
         let pair = |predicted_ms, measured_ms| Pair { predicted_ms, measured_ms };
-        assert_eq!((c.step, c.all), (pair(8.0, 20.0), pair(10.5, 15.0)));
+        assert_eq!((c.step, c.all), (pair(8.0, 20.0), pair(16.5, 21.0)));
+        assert_eq!(c.exposed_host_copy, pair(1.0, 2.0));
         let rows: Vec<_> = c.scopes.iter().map(|s| (s.scope.as_str(), s.category, s.ms)).collect();
-        // The first row differs by 3 ms; the other three differ by 1, 1 and 0.5 ms.
+        // The rows differ by 3, 1, 1, 0.5 and 0 ms.
         assert_eq!(rows[0], ("blocks/ff", gather, pair(1.0, 4.0)));
         assert_eq!(rows[3], ("blocks/norm", OpCategory::Elementwise, pair(0.5, 0.0)));
         let text = c.to_string();
@@ -171,6 +195,7 @@ mod tests {
         assert_eq!(line("   step"), ["8.000", "20.000", "0.40", "step"]);
         assert_eq!(line("   all-gather"), ["1.000", "4.000", "0.25", "all-gather"]);
         assert_eq!(line("blocks/norm"), ["0.500", "0.000", "elementwise", "blocks/norm"]);
-        assert!(text.contains("the 4 largest differences by name scope, of 4"), "{text}");
+        assert_eq!(line("   exposed host-copy"), ["1.000", "2.000", "0.50", "exposed", "host-copy"]);
+        assert!(text.contains("the 5 largest differences by name scope, of 5"), "{text}");
     }
 }

@@ -29,8 +29,10 @@ pub struct Work {
     /// FLOPs that idle multiprocessors could do while the others compute the last tiles of fused attention; 0 if the
     /// number of multiprocessors is unknown.
     pub idle: f64,
-    /// Bytes that are read from and written to device memory.
+    /// Bytes that are read from and written to device memory, without those of copies from and to host memory.
     pub bytes: f64,
+    /// Bytes that are copied between host memory and the device.
+    pub host: f64,
     /// Number of kernels; a fusion is one kernel.
     pub kernels: f64,
 }
@@ -44,6 +46,7 @@ impl Work {
         self.attention += other.attention * times;
         self.idle += other.idle * times;
         self.bytes += other.bytes * times;
+        self.host += other.host * times;
         self.kernels += other.kernels * times;
     }
 }
@@ -89,6 +92,10 @@ impl<'a> Counter<'a> {
     }
 
     fn alone(&self, i: &InstructionProto) -> Work {
+        let host = self.host_bytes(i);
+        if host > 0 {
+            return Work { host: host as f64, ..Work::default() };
+        }
         match i.opcode.as_str() {
             "while" | "call" | "conditional" => Work::default(),
             opcode if is_free(opcode) || CollectiveKind::of_any(opcode).is_some() => Work::default(),
@@ -208,9 +215,15 @@ impl<'a> Counter<'a> {
         sum
     }
 
-    /// Returns how many bytes of a value with this shape are in device memory, not in on-chip memory.
+    /// Returns how many bytes of a value with this shape are in device memory, not in on-chip or host memory.
     fn size(&self, shape: Option<&ShapeProto>) -> u64 {
-        shape.map_or(0, |s| if self.on_chip { shape::bytes_off_chip(s) } else { shape::bytes(s) })
+        shape.map_or(0, |s| shape::bytes_in_device(s, self.on_chip))
+    }
+
+    /// Returns the number of bytes that an instruction copies between host memory and the device; 0 if it is no such
+    /// copy.
+    fn host_bytes(&self, i: &InstructionProto) -> u64 {
+        self.module.host_copy(i).map_or(0, shape::bytes)
     }
 
     fn instruction_bytes(&self, i: &InstructionProto) -> f64 {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use prost::Message;
 
 use super::proto::{ComputationProto, InstructionProto, ModuleProto, ModuleWithConfig, ShapeProto};
-use super::shape::{dtype_name, elements};
+use super::shape::{dtype_name, elements, is_in_host};
 
 /// Error of decoding an optimized program.
 #[derive(Debug, thiserror::Error)]
@@ -192,6 +192,26 @@ impl Module {
 
     pub(super) fn operand(&self, i: &InstructionProto, n: usize) -> Option<&InstructionProto> {
         self.instruction(*i.operand_ids.get(n)?)
+    }
+
+    /// Returns the shape of the array that an instruction copies between host memory and the device, or that it starts
+    /// to copy. `None`: the instruction is no such copy.
+    pub(super) fn host_copy<'a>(&'a self, i: &'a InstructionProto) -> Option<&'a ShapeProto> {
+        let crosses = |from: &ShapeProto, to: &ShapeProto| is_in_host(from) != is_in_host(to);
+        let of_operand = |n| self.operand(i, n)?.shape.as_ref();
+        match i.opcode.as_str() {
+            // The shape contains the destination and the source.
+            "copy-start" => match i.shape.as_ref()?.tuple_shapes.as_slice() {
+                [to, from, ..] => crosses(from, to).then_some(to),
+                _ => None,
+            },
+            "copy" | "slice" | "dynamic-slice" => {
+                i.shape.as_ref().filter(|to| of_operand(0).is_some_and(|from| crosses(from, to)))
+            }
+            "dynamic-update-slice" => of_operand(1).filter(|part| i.shape.as_ref().is_some_and(|to| crosses(part, to))),
+            "async-start" => self.host_copy(self.root(self.called(i)?)?),
+            _ => None,
+        }
     }
 
     /// Returns the first computation that an instruction calls.

@@ -50,7 +50,7 @@ pub struct ScopePrediction {
 }
 
 /// Predicted milliseconds per step, from the roofline and link model.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct Predicted {
     /// Compute time of all operations.
@@ -61,7 +61,14 @@ pub struct Predicted {
     pub launch: f64,
     /// Transfer time of all collectives.
     pub collective: f64,
-    /// Time of the complete step, in which asynchronous collectives overlap with the work between their start and end.
+    /// Time of all copies between host memory and the device; 0 if the rate of the link is unknown.
+    #[serde(default)]
+    pub host_copy: f64,
+    /// Part of `host_copy` in which the device waits for a copy.
+    #[serde(default)]
+    pub exposed_host_copy: f64,
+    /// Time of the complete step, in which asynchronous collectives and copies from host memory overlap with the work
+    /// between their start and end.
     pub step: f64,
 }
 
@@ -123,6 +130,8 @@ fn predicted(step: &Cost) -> Predicted {
         memory: ms(t.memory),
         launch: ms(t.launch),
         collective: ms(t.collective),
+        host_copy: ms(t.host),
+        exposed_host_copy: ms(t.exposed_host),
         step: ms(t.total),
     }
 }
@@ -136,6 +145,8 @@ impl Predicted {
             memory: self.memory + more * other.memory,
             launch: self.launch + more * other.launch,
             collective: self.collective + more * other.collective,
+            host_copy: self.host_copy + more * other.host_copy,
+            exposed_host_copy: self.exposed_host_copy + more * other.exposed_host_copy,
             step: self.step + more * other.step,
         }
     }

@@ -66,15 +66,30 @@ pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// The lowest memory space that is on-chip memory. TPU layouts with this or a higher memory space are on the chip.
-const ON_CHIP: i64 = 1;
+/// Memory space of device memory.
+const DEVICE: i64 = 0;
 
-/// Returns the number of bytes of a shape that are not in on-chip memory.
-pub(super) fn bytes_off_chip(shape: &ShapeProto) -> u64 {
+/// Memory space of host memory (`S(5)` in HLO text). On TPUs, the others except [`DEVICE`] are on the chip.
+const HOST: i64 = 5;
+
+/// Returns the memory space of an array; for a tuple, [`DEVICE`].
+fn memory_space(shape: &ShapeProto) -> i64 {
+    shape.layout.as_ref().map_or(DEVICE, |l| l.memory_space)
+}
+
+/// Returns whether an array is in host memory.
+pub(super) fn is_in_host(shape: &ShapeProto) -> bool {
+    memory_space(shape) == HOST
+}
+
+/// Returns the number of bytes of a shape that are in device memory. `on_chip`: whether the device has on-chip memory
+/// spaces.
+pub(super) fn bytes_in_device(shape: &ShapeProto, on_chip: bool) -> u64 {
+    let is_elsewhere = |s: &ShapeProto| is_in_host(s) || (on_chip && memory_space(s) != DEVICE);
     match shape.tuple_shapes.is_empty() {
-        true if shape.layout.as_ref().is_some_and(|l| l.memory_space >= ON_CHIP) => 0,
+        true if is_elsewhere(shape) => 0,
         true => bytes(shape),
-        false => sum(shape.tuple_shapes.iter().map(bytes_off_chip)),
+        false => sum(shape.tuple_shapes.iter().map(|s| bytes_in_device(s, on_chip))),
     }
 }
 
@@ -94,6 +109,6 @@ mod tests {
         let huge = array(&[1 << 40, 1 << 40]);
         assert_eq!((elements(&huge), bytes(&huge)), (u64::MAX, u64::MAX.div_ceil(8)));
         let pair = ShapeProto { tuple_shapes: vec![huge; 9], ..ShapeProto::default() };
-        assert_eq!((elements(&pair), bytes(&pair), bytes_off_chip(&pair)), (u64::MAX, u64::MAX, u64::MAX));
+        assert_eq!((elements(&pair), bytes(&pair), bytes_in_device(&pair, true)), (u64::MAX, u64::MAX, u64::MAX));
     }
 }

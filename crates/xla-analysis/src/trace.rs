@@ -47,12 +47,12 @@ pub struct CategoryTime {
     /// Sum over the operations of the category. Operations that run at the same time each count in full.
     pub ms: f64,
     /// Fraction of the window. While operations of several categories run, the time counts only for the category that
-    /// is first in [`OpCategory`], so that all shares and the idle share add up to 1. Collectives are last, so their
-    /// share contains only time that other work does not hide.
+    /// is first in [`OpCategory`], so that all shares and the idle share add up to 1. Transfers (collectives and copies
+    /// from host memory) are last, so their share contains only time that other work does not hide.
     pub share: f64,
-    /// For a collective, the time in which no other kind of work ran on the device.
+    /// For a transfer, the time in which no work other than transfers ran on the device.
     pub exposed_ms: Option<f64>,
-    /// For a collective, the time in which other work ran on the same device.
+    /// For a transfer, the time in which other work ran on the same device.
     pub overlapped_ms: Option<f64>,
 }
 
@@ -205,7 +205,7 @@ impl TraceReader {
             let operation = self.operation(plane, event);
             let known = &mut self.operations[operation].1;
             // On a TPU, prefetch copies run in the background all the time, so they are ignored.
-            if background && !known.purpose.category.is_collective() {
+            if background && !known.purpose.category.is_transfer() {
                 continue;
             }
             known.count += 1;
@@ -293,18 +293,18 @@ impl TraceReader {
             *sum = sum.saturating_add(span.1 - span.0);
         }
         let busy: BTreeMap<OpCategory, Intervals> = spans.into_iter().map(|(a, s)| (a, Intervals::union(s))).collect();
-        let work = busy.iter().filter(|(a, _)| !a.is_collective()).fold(Intervals::default(), |all, (_, i)| all.or(i));
+        let work = busy.iter().filter(|(a, _)| !a.is_transfer()).fold(Intervals::default(), |all, (_, i)| all.or(i));
         let all = busy.values().fold(Intervals::default(), |all, i| all.or(i));
         let (start, end) = all.hull()?;
         let window = (end - start) as f64;
         let mut taken = Intervals::default();
         let mut categories = Vec::new();
-        // Categories are in order: collectives come last and get only their exposed time.
+        // Categories are in order: transfers come last and get only their exposed time.
         for (category, time) in &busy {
             let own = time.without(&taken).length() as f64;
             taken = taken.or(time);
             let ps = sums.get(category).copied().unwrap_or_default();
-            let overlapped = category.is_collective().then(|| time.and(&work).length());
+            let overlapped = category.is_transfer().then(|| time.and(&work).length());
             categories.push(CategoryTime {
                 category: *category,
                 ms: ps as f64 / MS,
@@ -369,7 +369,7 @@ fn together(devices: &[DeviceTime], window_ms: f64) -> Vec<CategoryTime> {
     let mut all: BTreeMap<OpCategory, CategoryTime> = BTreeMap::new();
     for device in devices {
         for s in &device.categories {
-            let zero = s.category.is_collective().then_some(0.0);
+            let zero = s.category.is_transfer().then_some(0.0);
             let empty =
                 || CategoryTime { category: s.category, ms: 0.0, share: 0.0, exposed_ms: zero, overlapped_ms: zero };
             let sum = all.entry(s.category).or_insert_with(empty);
@@ -436,6 +436,20 @@ mod tests {
         let gather = &trace.categories[2];
         assert_eq!(gather.category, OpCategory::Collective(CollectiveKind::AllGather));
         assert_eq!((gather.overlapped_ms, gather.exposed_ms), (Some(0.02), Some(0.02)));
+    }
+
+    #[test]
+    fn copies_from_host_memory_are_exposed_while_no_kernel_runs() {
+        let names = ["gemm_1", "MemcpyH2D", "MemcpyD2H"];
+        let compute = line("Stream #13(Compute)", 0, &[(1, 0, 40), (3, 40, 10), (1, 80, 20)]);
+        let copies = line("Stream #15(MemcpyH2D)", 0, &[(2, 10, 60)]);
+        let space = XSpace { planes: vec![plane("/device:GPU:0", &names, vec![compute, copies])], ..XSpace::default() };
+        let trace = Trace::from_space(&space, None).unwrap();
+        let found: Vec<_> =
+            trace.categories.iter().map(|c| (c.category.name(), c.ms, c.overlapped_ms, c.exposed_ms)).collect();
+        let want =
+            [("matmul", 0.06, None, None), ("copy", 0.01, None, None), ("host-copy", 0.06, Some(0.04), Some(0.02))];
+        assert_eq!(found, want);
     }
 
     #[test]

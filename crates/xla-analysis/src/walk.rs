@@ -1,5 +1,5 @@
 //! Walks a module from its entry through loops, calls and conditionals. Collects every collective with the number of
-//! its runs, and determines which work overlaps with it.
+//! its runs, and determines which work overlaps with it and with copies from host memory.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,6 +12,7 @@ use super::groups::span;
 use super::level::{BLOCKS, LoopLevel, in_blocks};
 use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto};
+use super::shape;
 use super::stacks::{StackCopy, Stacks};
 use super::trips::CallStack;
 
@@ -22,7 +23,23 @@ pub(super) struct Time {
     pub memory: f64,
     pub launch: f64,
     pub collective: f64,
+    /// Copies between host memory and the device.
+    pub host: f64,
+    /// Part of `host` in which the device waits for a copy.
+    pub exposed_host: f64,
     pub total: f64,
+}
+
+impl Time {
+    fn add(&mut self, other: Time, times: f64) {
+        self.compute += other.compute * times;
+        self.memory += other.memory * times;
+        self.launch += other.launch * times;
+        self.collective += other.collective * times;
+        self.host += other.host * times;
+        self.exposed_host += other.exposed_host * times;
+        self.total += other.total * times;
+    }
 }
 
 /// Work and predicted time of one run of a computation.
@@ -35,11 +52,7 @@ pub(super) struct Cost {
 impl Cost {
     pub(crate) fn add(&mut self, other: Cost, times: f64) {
         self.work.add(other.work, times);
-        self.time.compute += other.time.compute * times;
-        self.time.memory += other.time.memory * times;
-        self.time.launch += other.time.launch * times;
-        self.time.collective += other.time.collective * times;
-        self.time.total += other.time.total * times;
+        self.time.add(other.time, times);
     }
 }
 
@@ -83,6 +96,17 @@ struct InFlight {
     to: usize,
     seconds: f64,
     index: usize,
+}
+
+/// A copy between host memory and the device, with the schedule positions of its start and of the instruction that
+/// waits for its end. They are equal if the copy is synchronous.
+struct HostCopy {
+    from: usize,
+    to: usize,
+    bytes: f64,
+    seconds: f64,
+    /// Whether the copy is in an unrolled transformer block.
+    unrolled: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -158,14 +182,19 @@ impl<'a> Walk<'a> {
         let mut shares = vec![Shares::default(); order.len()];
         let mut works = vec![false; order.len()];
         let mut in_flight = Vec::new();
+        let mut host_copies = Vec::new();
+        // For each position, the seconds that pass there if no copy from host memory is waited for.
+        let mut passed = vec![0.0; order.len()];
         for (n, i) in order.iter().enumerate() {
             self.copies.extend(self.stacks.copy(self.module, i, at.level, at.times));
             let cost = self.instruction(i, at);
             free[n] = cost.time.total;
+            passed[n] += cost.time.total;
             let parts = OpTime { compute: cost.time.compute, memory: cost.time.memory, launch: cost.time.launch };
             shares[n] = self.chip.map_or(Shares::default(), |chip| chip.contention(parts));
             works[n] = cost.work.flops > 0.0 || (cost.work.bytes > 0.0 && !moves_only(i));
             total.add(cost, 1.0);
+            host_copies.extend(self.host_copy(i, n, at, &order, &position));
             for (collective, end) in self.collectives_of(i, &order, &position) {
                 let (entry, groups) = match self.describe(collective, i, at) {
                     Some(described) => described,
@@ -181,8 +210,9 @@ impl<'a> Walk<'a> {
                 if unrolled {
                     self.unrolled.add(Cost { time, ..Cost::default() }, at.times);
                 }
-                if let Some(to) = end {
-                    in_flight.push(InFlight { from: n, to, seconds, index });
+                match end {
+                    Some(to) => in_flight.push(InFlight { from: n, to, seconds, index }),
+                    None => passed[n] += seconds,
                 }
             }
         }
@@ -204,16 +234,45 @@ impl<'a> Walk<'a> {
                 hidden += done + moved - both;
             }
             total.time.total -= hidden;
+            passed[b.to] += b.seconds - hidden;
             if at.level == LoopLevel::Step && in_blocks(&self.collectives[b.index].scope) {
                 self.unrolled.time.total -= hidden * at.times;
+            }
+        }
+        for (copy, wait) in host_copies.iter().zip(waits(&passed, &host_copies)) {
+            let time = Time { host: copy.seconds, exposed_host: wait, total: wait, ..Time::default() };
+            total.time.add(time, 1.0);
+            if copy.unrolled {
+                self.unrolled.add(Cost { work: Work { host: copy.bytes, ..Work::default() }, time }, at.times);
             }
         }
         total
     }
 
+    /// Describes the copy between host memory and the device that an instruction is or starts; `None` for other
+    /// instructions.
+    fn host_copy(
+        &mut self,
+        i: &'a InstructionProto,
+        from: usize,
+        at: WalkPosition,
+        order: &[&'a InstructionProto],
+        position: &BTreeMap<i64, usize>,
+    ) -> Option<HostCopy> {
+        let bytes = shape::bytes(self.module.host_copy(i)?) as f64;
+        let seconds = self.chip.and_then(|chip| chip.host_seconds(bytes)).unwrap_or(0.0);
+        self.note(i, seconds * at.per_step);
+        let to = if i.opcode.ends_with("-start") { end_of(i, order, position) } else { from };
+        // If the end is not in this computation, wait for the copy at the end of the computation.
+        let to = if to < from { order.len() } else { to };
+        let unrolled = at.level == LoopLevel::Step && in_blocks(&self.module.purpose(i).scope);
+        Some(HostCopy { from, to, bytes, seconds, unrolled })
+    }
+
     /// Returns the cost of an instruction, including the computations that it calls.
     fn instruction(&mut self, i: &'a InstructionProto, at: WalkPosition) -> Cost {
         match i.opcode.as_str() {
+            _ if self.module.host_copy(i).is_some() => Cost { work: self.counter.work(i), ..Cost::default() },
             "while" => self.repeated(i, at),
             "call" | "conditional" | "async-start" => {
                 let mut cost = Cost::default();
@@ -231,8 +290,13 @@ impl<'a> Walk<'a> {
             _ => {
                 let work = self.counter.work(i);
                 let s = self.chip.map(|c| c.op_time(work)).unwrap_or_default();
-                let time =
-                    Time { compute: s.compute, memory: s.memory, launch: s.launch, collective: 0.0, total: s.total() };
+                let time = Time {
+                    compute: s.compute,
+                    memory: s.memory,
+                    launch: s.launch,
+                    total: s.total(),
+                    ..Time::default()
+                };
                 let cost = Cost { work, time };
                 self.note(i, time.total * at.per_step);
                 if at.level == LoopLevel::Step && in_blocks(self.module.scope_of(i).as_ref()) {
@@ -369,6 +433,33 @@ impl<'a> Walk<'a> {
         };
         Some((entry, span.devices))
     }
+}
+
+/// Returns the seconds that the device waits for each copy between host memory and the device. `passed` has the seconds
+/// that pass at each schedule position without these waits. One link runs the copies one after another, in the order of
+/// their starts.
+fn waits(passed: &[f64], copies: &[HostCopy]) -> Vec<f64> {
+    let mut waited_for: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (n, copy) in copies.iter().enumerate() {
+        waited_for.entry(copy.to).or_default().push(n);
+    }
+    let mut waits = vec![0.0; copies.len()];
+    let mut ends = vec![0.0; copies.len()];
+    // The time now, and the time from which the link is free.
+    let (mut now, mut free) = (0.0, 0.0f64);
+    let mut next = copies.iter().enumerate().peekable();
+    for at in 0..=passed.len() {
+        while let Some((n, copy)) = next.next_if(|(_, copy)| copy.from == at) {
+            free = free.max(now) + copy.seconds;
+            ends[n] = free;
+        }
+        for &n in waited_for.get(&at).into_iter().flatten() {
+            waits[n] = (ends[n] - now).max(0.0);
+            now += waits[n];
+        }
+        now += passed.get(at).unwrap_or(&0.0);
+    }
+    waits
 }
 
 /// Returns whether an instruction only moves data. Such an instruction does not count as work that overlaps with a

@@ -97,6 +97,9 @@ impl Compilation {
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Memory {
     pub(crate) arguments: i64,
+    /// Arguments in the memory of the host, which the other figures do not include.
+    #[serde(default)]
+    pub(crate) host_arguments: i64,
     /// Results, including those that reuse the memory of arguments.
     pub(crate) outputs: i64,
     /// Intermediate buffers.
@@ -116,6 +119,7 @@ impl Memory {
     fn from_compiled(m: CompiledMemory, capacity: Option<i64>) -> Self {
         Memory {
             arguments: m.arguments,
+            host_arguments: m.host_arguments,
             outputs: m.outputs,
             temporaries: m.temporaries,
             generated_code: m.generated_code,
@@ -466,6 +470,16 @@ impl CompileJob<'_> {
         }
         let stacked = programs.stacked(kind)?;
         let chip = self.options.target.chip();
+        let report = analysis::report(&module, &program.mesh.axes, &stacked, chip.as_ref());
+        if let Some(chip) = chip.filter(|chip| report.step.host > 0.0 && chip.host_seconds(report.step.host).is_none())
+        {
+            notes.push(format!(
+                "the predicted times exclude {:.2} GB of copies from host memory per step, because the bandwidth of the \
+                 host link of chip {} is unknown; set host_bandwidth in a chip file",
+                report.step.host / 1e9,
+                chip.name
+            ));
+        }
         Ok(Compilation {
             kind,
             key,
@@ -476,7 +490,7 @@ impl CompileJob<'_> {
             layers: programs.layers(),
             memory,
             whole: self.whole(programs, network)?,
-            report: analysis::report(&module, &program.mesh.axes, &stacked, chip.as_ref()),
+            report,
             placements: network.placements.clone(),
             notes,
             seconds,

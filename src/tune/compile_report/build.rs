@@ -23,7 +23,8 @@ impl CompileReport {
             needed: Needed { layers: done.whole.1, bytes: done.whole.0 },
             flops: r.step.flops,
             bytes_accessed: r.step.bytes,
-            per_layer: Block { flops: r.layer.flops, bytes_accessed: r.layer.bytes },
+            host_bytes: r.step.host,
+            per_layer: Block { flops: r.layer.flops, bytes_accessed: r.layer.bytes, host_bytes: r.layer.host },
             collectives: Collectives {
                 per_layer_bytes: layer.bytes,
                 per_layer_wire_bytes: layer.wire_bytes,

@@ -47,6 +47,9 @@ pub struct CompileReport {
     pub flops: f64,
     /// Bytes read from and written to device memory per step.
     pub(crate) bytes_accessed: f64,
+    /// Bytes copied between host memory and the device per step.
+    #[serde(default)]
+    pub(crate) host_bytes: f64,
     /// Floating-point operations and memory traffic of one transformer block.
     pub(crate) per_layer: Block,
     pub(crate) collectives: Collectives,
@@ -73,6 +76,9 @@ pub struct CompileReport {
 pub(crate) struct Block {
     pub(crate) flops: f64,
     pub(crate) bytes_accessed: f64,
+    /// Bytes copied between host memory and the device.
+    #[serde(default)]
+    pub(crate) host_bytes: f64,
 }
 
 /// Bytes of arguments and results per device with all blocks of the model, not only the compiled ones.
@@ -233,6 +239,11 @@ impl CompileReport {
         (self.flops + more * self.per_layer.flops, self.bytes_accessed + more * self.per_layer.bytes_accessed)
     }
 
+    /// Returns the bytes copied between host memory and the device per step with all blocks.
+    pub(crate) fn host_bytes(&self) -> f64 {
+        self.host_bytes + (self.needed.layers as f64 - self.layers as f64) * self.per_layer.host_bytes
+    }
+
     /// Returns the unit of [`Self::whole_cost`].
     pub(crate) fn cost_unit(&self) -> CostUnit {
         if self.predicted_ms.is_some() { CostUnit::Milliseconds } else { CostUnit::ReceivedBytes }
@@ -277,6 +288,7 @@ pub(in crate::tune) mod tests {
             layers: 1,
             memory: Memory {
                 arguments: 1,
+                host_arguments: 0,
                 outputs: 1,
                 temporaries: 1,
                 generated_code: 0,
@@ -287,7 +299,8 @@ pub(in crate::tune) mod tests {
             needed: Needed { layers: 1, bytes: 2 },
             flops: 1e12,
             bytes_accessed: 1e9,
-            per_layer: Block { flops: 1e12, bytes_accessed: 1e9 },
+            host_bytes: 0.0,
+            per_layer: Block { flops: 1e12, bytes_accessed: 1e9, host_bytes: 0.0 },
             collectives: Collectives {
                 per_layer_bytes: 1.0,
                 per_layer_wire_bytes: 1.0,

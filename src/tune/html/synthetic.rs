@@ -99,7 +99,14 @@ fn on_tpu(n: usize, numbers: &mut Numbers) -> CaseResult {
     f.chip = Some(ChipRates { name: "v5p".into(), peak: 4.59e14, bandwidth: 2.765e12 });
     let spread = if n % 11 == 10 { 0.3 } else { numbers.next() };
     let (compute, memory, collective) = (180.0, 31.0 + 3.0 * spread, 12.0 + 60.0 * spread);
-    let all = Predicted { compute, memory, launch: 0.4, collective, step: compute + memory + 0.6 * collective };
+    let all = Predicted {
+        compute,
+        memory,
+        launch: 0.4,
+        collective,
+        step: compute + memory + 0.6 * collective,
+        ..Predicted::default()
+    };
     f.predicted_all_ms = Some(all);
     f.predicted_ms = Some(Predicted { step: all.step / 16.0, ..all });
     let measured = (n % 4 != 3).then_some(all.step * (0.97 + 0.08 * spread) / 1e3);

@@ -34,7 +34,8 @@ fn case_text_never_becomes_markup() {
     let mut report = report("cpu:2");
     report.layout = evil.into();
     report.chip = Some(ChipRates { name: evil.into(), peak: 4e14, bandwidth: 2e12 });
-    report.predicted_ms = Some(Predicted { compute: 1.0, memory: 2.0, launch: 0.0, collective: 3.0, step: 4.0 });
+    report.predicted_ms =
+        Some(Predicted { compute: 1.0, memory: 2.0, collective: 3.0, step: 4.0, ..Predicted::default() });
     report.collectives.list = vec![CollectiveEntry { reason: evil.into(), ..gather(evil, None, 0.1) }];
     let rules = vec![evil.to_string()];
     report.tensors = vec![TensorPlacement { rules, ..placed(evil, Role::Parameter, ["embed", "mlp"]) }];

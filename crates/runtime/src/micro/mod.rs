@@ -39,6 +39,8 @@ struct BenchmarkSizes {
     memory: Vec<usize>,
     /// Rows and width.
     norms: Vec<[usize; 2]>,
+    /// Sizes in bytes of copies from host memory.
+    host_copies: Vec<usize>,
     /// Collective sizes in bytes.
     collectives: Vec<usize>,
     /// Collective size in bytes, and concurrent work that is longer or shorter than the collective.
@@ -57,6 +59,7 @@ impl BenchmarkSizes {
                 attention: vec![[128, 128, 2]],
                 memory: vec![MIB, 4 * MIB],
                 norms: vec![[256, 1024]],
+                host_copies: Vec::new(),
                 collectives: vec![MIB / 16, MIB],
                 // CPU collectives are not asynchronous, so nothing overlaps with them.
                 overlapped: Vec::new(),
@@ -82,6 +85,7 @@ impl BenchmarkSizes {
             ],
             memory: [1, 4, 16, 64, 256, 1024].map(|m| m * MIB).into(),
             norms: vec![[3072, 4096], [12288, 4096]],
+            host_copies: [1, 4, 16, 64, 256].map(|m| m * MIB).into(),
             collectives: vec![MIB / 16, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB],
             overlapped: vec![
                 (32 * MIB, Concurrent::Matmuls { pairs: 1, rows: 6144, from: 4096, to: 4096 }),
@@ -143,6 +147,9 @@ fn programs(engine: &Engine, sizes: &BenchmarkSizes) -> Result<Vec<Micro>, Runti
     for [rows, width] in &sizes.norms {
         all.push(programs::norm(*rows, *width)?);
     }
+    for size in sizes.host_copies.iter().filter(|_| engine.spec().streams_weights) {
+        all.push(programs::host_copy(*size)?);
+    }
     let devices = engine.devices().len();
     for group in (2..=devices).filter(|n| devices.is_multiple_of(*n)) {
         for kind in KINDS {
@@ -185,6 +192,7 @@ fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sa
         idle: 0.0,
         bytes: 0.0,
         wire_bytes: 0.0,
+        host_bytes: 0.0,
         kernels: 1.0,
         seconds: kernel,
     };
@@ -281,6 +289,7 @@ impl BenchmarkTimer<'_> {
             idle: read.step.idle / each,
             bytes: read.step.bytes / each,
             wire_bytes: read.per_step().wire_bytes / each,
+            host_bytes: read.step.host / each,
             kernels: (read.step.kernels / each).round(),
             seconds,
         }))
@@ -298,6 +307,7 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
         ExpectedFigure::Any => None,
         ExpectedFigure::Flops(flops) => near(read.step.flops / each, flops, "matmul FLOPs"),
         ExpectedFigure::Bytes(bytes) => near(read.step.bytes / each, bytes, "bytes of memory traffic"),
+        ExpectedFigure::HostBytes(bytes) => near(read.step.host / each, bytes, "bytes of copies from host memory"),
         ExpectedFigure::One => {
             let own = read.collectives.iter().filter(|c| Some(c.kind) == micro.collective);
             let count: f64 = own.map(|c| read.trips(c)).sum();
@@ -319,6 +329,21 @@ fn changed(micro: &Micro, read: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ltx2_stablehlo::MemorySpace;
+
+    #[test]
+    fn host_copies_read_one_argument_in_host_memory() {
+        for size in BenchmarkSizes::new(false).host_copies {
+            let program = programs::host_copy(size).unwrap().program;
+            let in_host: Vec<_> = program
+                .arguments
+                .iter()
+                .filter(|a| a.memory == MemorySpace::PinnedHost)
+                .map(|a| a.ty.bytes())
+                .collect();
+            assert_eq!(in_host, [size]);
+        }
+    }
 
     #[test]
     fn overlapped_programs_build_for_all_sizes_and_device_counts() {

@@ -3,7 +3,8 @@
 
 use ltx2_nn::kernels::{self, Kernel};
 use ltx2_stablehlo::{
-    Argument, BuildError, Builder, DType, DeviceMesh, Groups, Program, ProgramOutput, Sharding, Type, Value,
+    Argument, BuildError, Builder, DType, DeviceMesh, Groups, MemorySpace, Program, ProgramOutput, Sharding, Type,
+    Value,
 };
 use ltx2_xla_analysis::{CollectiveKind, Microbenchmark};
 
@@ -32,6 +33,8 @@ pub(super) enum ExpectedFigure {
     Flops(f64),
     /// Bytes read and written.
     Bytes(f64),
+    /// Bytes copied from host memory.
+    HostBytes(f64),
     One,
     /// One collective that overlaps with the other work.
     Overlapped,
@@ -42,14 +45,15 @@ struct LoopOperand {
     name: &'static str,
     ty: Type,
     carried: bool,
+    memory: MemorySpace,
 }
 
 fn carried(name: &'static str, ty: Type) -> LoopOperand {
-    LoopOperand { name, ty, carried: true }
+    LoopOperand { carried: true, ..read(name, ty) }
 }
 
 fn read(name: &'static str, ty: Type) -> LoopOperand {
-    LoopOperand { name, ty, carried: false }
+    LoopOperand { name, ty, carried: false, memory: MemorySpace::Device }
 }
 
 /// Builds a loop on one device. `turn` is the body: it gets the carried values, followed by the read-only values, and
@@ -61,7 +65,8 @@ fn looped(
 ) -> Result<Program, BuildError> {
     let b = Builder::new(name);
     let count = b.argument(COUNT, Type::scalar(DType::I32));
-    let values: Vec<Value> = operands.iter().map(|o| b.argument(o.name, o.ty.clone())).collect();
+    let argument = |o: &LoopOperand| Argument { memory: o.memory, ..Argument::new(o.name, o.ty.clone()) };
+    let values: Vec<Value> = operands.iter().map(|o| b.argument_with(argument(o))).collect();
     let start: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| o.carried).map(|(v, _)| v.clone()).collect();
     let fixed: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| !o.carried).map(|(v, _)| v.clone()).collect();
     let zero = b.scalar(0.0, DType::I32);
@@ -128,6 +133,17 @@ pub(super) fn memory(size: usize) -> Result<Micro, BuildError> {
     let expected = ExpectedFigure::Bytes(2.0 * size as f64);
     let (benchmark, name) = (Microbenchmark::Memory, megabytes(size));
     Ok(Micro { benchmark, collective: None, name, devices: 1, operations: OPERATIONS, program, expected })
+}
+
+/// Builds the benchmark of a copy of `size` bytes from host memory. An addition uses each copied element.
+pub(super) fn host_copy(size: usize) -> Result<Micro, BuildError> {
+    let ty = Type::new(DType::BF16, [size / 2]);
+    let in_host = LoopOperand { memory: MemorySpace::PinnedHost, ..read("w", ty.clone()) };
+    let program =
+        looped("host_copy", &[carried("x", ty), in_host], |v| vec![&v[0] * 0.5 + v[1].copy_to(MemorySpace::Device)])?;
+    let expected = ExpectedFigure::HostBytes(size as f64);
+    let (benchmark, name) = (Microbenchmark::HostCopy, megabytes(size));
+    Ok(Micro { benchmark, collective: None, name, devices: 1, operations: 1, program, expected })
 }
 
 /// Builds the normalization benchmark: RMS norms over rows of `width` elements.

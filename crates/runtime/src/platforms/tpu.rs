@@ -36,6 +36,7 @@ pub(super) fn spec() -> PlatformSpec {
         flags_variable: Some("LIBTPU_INIT_ARGS"),
         routes_by_coordinates: true,
         tiles_memory: true,
+        streams_weights: true,
         ..PlatformSpec::default()
     }
 }

@@ -42,16 +42,19 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     // the GPU's power limit to latency.
     let matmul = rate(&points, kernel_seconds).ok_or(FitError::Missing("no matmul was timed"))?;
     let attention = line(&of(Microbenchmark::Attention).map(|s| (s.flops + s.idle, s.seconds)).collect::<Vec<_>>());
+    // Subtracts the time of the kernels that use the result of a copy or a collective.
+    let without_kernels = |s: &Sample| s.seconds - s.kernels * kernel_seconds - s.bytes / bandwidth;
+    let host = line(&of(Microbenchmark::HostCopy).map(|s| (s.host_bytes, without_kernels(s))).collect::<Vec<_>>());
     let mut collectives = Vec::new();
     let mut known: Vec<(CollectiveKind, usize)> =
         of(Microbenchmark::Collective).filter_map(|s| Some((s.collective?, s.devices))).collect();
     known.sort_unstable();
     known.dedup();
     for (kind, devices) in known {
-        // Subtract the time of the kernels between two collectives, which make the collectives run one after the other.
-        let alone = |s: &Sample| s.seconds - s.kernels * kernel_seconds - s.bytes / bandwidth;
+        // The kernels between two collectives make the collectives run one after the other.
         let own = of(Microbenchmark::Collective).filter(|s| s.collective == Some(kind) && s.devices == devices);
-        let points: Vec<(f64, f64)> = own.map(|s| (s.wire_bytes, alone(s))).filter(|(_, t)| *t > 0.0).collect();
+        let points: Vec<(f64, f64)> =
+            own.map(|s| (s.wire_bytes, without_kernels(s))).filter(|(_, t)| *t > 0.0).collect();
         collectives.extend(line(&points).map(|cost| CollectiveCost { kind, devices, cost }));
     }
     let alone = |s: &Sample| {
@@ -68,7 +71,7 @@ pub fn fit(all: &[Measurements], command: &str) -> Result<Calibration, FitError>
     let contention = contention.map(|(compute, memory)| Contention { compute, memory });
     let source = all.iter().map(|m| m.source.clone()).collect();
     let fit = command.into();
-    Ok(Calibration { fit, source, kernel_seconds, bandwidth, matmul, attention, collectives, contention })
+    Ok(Calibration { fit, source, kernel_seconds, bandwidth, matmul, attention, host, collectives, contention })
 }
 
 /// Fits the contention between a collective and other work. A sample has the seconds that both take together, then the
@@ -143,6 +146,7 @@ mod tests {
             idle: 0.0,
             bytes: 0.0,
             wire_bytes: 0.0,
+            host_bytes: 0.0,
             kernels: 1.0,
             seconds,
         }
@@ -164,6 +168,12 @@ mod tests {
         for flops in [2e10, 1e11, 4e11, 1e12] {
             all.push(Sample { flops, bytes: 1e6, ..sample(Microbenchmark::Matmul, 3e-6 + flops / 700e12) });
             all.push(Sample { flops, ..sample(Microbenchmark::Attention, 8e-6 + flops / 500e12) });
+        }
+        for host_bytes in [1e6, 16e6, 256e6] {
+            // The last two terms are a kernel that uses the copied array.
+            let seconds = 1e-5 + host_bytes / 50e9 + 3e-6 + 3.0 * host_bytes / 4e12;
+            let bytes = 3.0 * host_bytes;
+            all.push(Sample { host_bytes, bytes, ..sample(Microbenchmark::HostCopy, seconds) });
         }
         // This matmul is limited by reading its weights, so the fit excludes it.
         all.push(Sample { flops: 4e9, bytes: 4e8, ..sample(Microbenchmark::Matmul, 1e-4) });
@@ -226,6 +236,9 @@ mod tests {
         let attention = c.attention.unwrap();
         near(attention.latency, 8e-6);
         near(attention.rate, 500e12);
+        let host = c.host.unwrap();
+        near(host.latency, 1e-5);
+        near(host.rate, 50e9);
         assert_eq!(c.collectives.len(), 3);
         let [two, four] = [2, 4].map(|n| c.collective(CollectiveKind::AllGather, n).unwrap());
         near(two.latency, 1e-5);

@@ -74,6 +74,8 @@ pub struct Calibration {
     pub matmul: AlphaBeta,
     /// Cost of a fused attention kernel as a function of FLOPs.
     pub attention: Option<AlphaBeta>,
+    /// Cost of a copy from host memory to the device as a function of bytes; `None` if not measured.
+    pub host: Option<AlphaBeta>,
     /// Costs of collectives within a host.
     pub collectives: Vec<CollectiveCost>,
     /// How much a collective and other work slow each other down while they overlap; `None` if not measured.
@@ -138,6 +140,8 @@ pub enum Microbenchmark {
     Memory,
     /// A norm: reads an array twice and writes one array.
     Norm,
+    /// A copy from host memory to the device.
+    HostCopy,
     /// A collective that runs alone.
     #[serde(rename = "exchange")]
     Collective,
@@ -169,6 +173,9 @@ pub struct Sample {
     pub bytes: f64,
     /// Bytes received from other devices.
     pub wire_bytes: f64,
+    /// Bytes copied from host memory.
+    #[serde(default)]
+    pub host_bytes: f64,
     /// Number of kernels, without those of collectives.
     pub kernels: f64,
     /// Measured seconds.
@@ -205,6 +212,7 @@ mod tests {
             bandwidth: 1.0,
             matmul: cost(0.0),
             attention: None,
+            host: None,
             collectives: vec![collective(2, 2.0), collective(4, 4.0)],
             contention: None,
         };

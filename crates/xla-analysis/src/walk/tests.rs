@@ -1,7 +1,7 @@
 //! Tests the walk on small modules.
 
 use super::super::calibration::Contention;
-use super::super::proto::{DotProto, ShapeProto};
+use super::super::proto::{DotProto, LayoutProto, ShapeProto};
 use super::super::report;
 use super::*;
 use crate::sketch::{self, computation, decode, shape};
@@ -144,4 +144,94 @@ fn collectives_hide_at_most_the_time_of_the_work() {
         let (got, want) = (step(&h200, n, true), n as f64 * collective);
         assert!((got / want - 1.0).abs() < 1e-9, "{n} collectives take {got} ms, not {want}");
     }
+}
+
+/// Returns a copy instruction of [`PART`] from host memory, or of another array in device memory.
+fn copied(id: i64, opcode: &str, operand: i64, from: ShapeProto) -> InstructionProto {
+    let to = shape(16, &PART);
+    let both = ShapeProto { tuple_shapes: vec![to.clone(), from], ..ShapeProto::default() };
+    InstructionProto {
+        shape: Some(if opcode == "copy-start" { both } else { to }),
+        ..instruction(id, opcode, &[operand], &PART)
+    }
+}
+
+fn in_host(dims: &[i64]) -> ShapeProto {
+    ShapeProto { layout: Some(LayoutProto { memory_space: 5, ..LayoutProto::default() }), ..shape(16, dims) }
+}
+
+/// Copies from host memory use one link: the second one starts when the first one ends. Only the time until the end of
+/// a copy that the work does not cover is exposed.
+#[test]
+fn copies_from_host_memory_queue_on_one_link() {
+    let bytes = (PART[0] * PART[1] * 2) as f64;
+    let sheet = Chip::named("h200").expect("embedded").uncalibrated();
+    let predicted = |chip: &Chip, entry: Vec<InstructionProto>| {
+        let report = report(&module(vec![computation(1, entry)]), &mesh(), &[1], Some(chip));
+        (report.predicted.expect("a chip"), report)
+    };
+    let parameter = InstructionProto { shape: Some(in_host(&PART)), ..instruction(1, "parameter", &[], &PART) };
+    let dot = |id, operand| InstructionProto {
+        dot: Some(DotProto { lhs_contracting: vec![1] }),
+        ..instruction(id, "dot", &[operand, operand], &PART)
+    };
+    let start = |id| copied(id, "copy-start", 1, in_host(&PART));
+    let done = |id, start| instruction(id, "copy-done", &[start], &PART);
+    let argument = instruction(2, "parameter", &[], &PART);
+    let work = predicted(&sheet, vec![argument.clone(), dot(3, 2)]).0.step;
+    // A copy takes 1.5 times as long as a matmul.
+    let chip = Chip { host_bandwidth: Some(bytes / (1.5 * work * 1e-3)), ..sheet.clone() };
+    let near = |got: f64, want: f64| assert!((got - want * work).abs() < 1e-9, "{got}, not {}", want * work);
+    // The copies end after 1.5 and 3 matmuls. The second matmul waits for the first copy, the third for the second.
+    let early = vec![
+        parameter.clone(),
+        argument.clone(),
+        start(4),
+        start(5),
+        dot(6, 2),
+        done(7, 4),
+        dot(8, 7),
+        done(9, 5),
+        dot(10, 9),
+    ];
+    let (p, report) = predicted(&chip, early);
+    near(p.host_copy, 3.0);
+    near(p.exposed_host_copy, 0.5 + 0.5);
+    near(p.step, 3.0 + 1.0);
+    assert_eq!((report.step.host, report.step.bytes), (2.0 * bytes, 3.0 * 3.0 * bytes));
+    let block = report.predicted_layer.expect("a block");
+    assert_eq!(
+        (report.layer.host, block.host_copy, block.exposed_host_copy),
+        (2.0 * bytes, p.host_copy, p.exposed_host_copy)
+    );
+    let copies = report.scopes.iter().find(|s| s.category == OpCategory::HostCopy).expect("copies");
+    near(copies.ms, 3.0);
+    // A synchronous copy overlaps with nothing.
+    let at_once = vec![parameter.clone(), argument.clone(), dot(6, 2), copied(7, "copy", 1, in_host(&PART)), dot(8, 7)];
+    let (p, _) = predicted(&chip, at_once);
+    near(p.exposed_host_copy, 1.5);
+    near(p.step, 2.0 + 1.5);
+    // A copy of the device's memory uses no link; the rate of some links is unknown.
+    let (p, report) =
+        predicted(&chip, vec![argument.clone(), copied(4, "copy-start", 2, shape(16, &PART)), done(5, 4)]);
+    assert_eq!((p.host_copy, report.step.host, report.step.bytes), (0.0, 0.0, 2.0 * bytes));
+    let (p, report) = predicted(&Chip { host_bandwidth: None, ..chip }, vec![parameter, start(4), done(5, 4)]);
+    assert_eq!((p.host_copy, p.step, report.step.host), (0.0, 0.0, bytes));
+}
+
+/// A TPU program slices one layer of a stack in host memory. The slice is the root of an asynchronous computation.
+#[test]
+fn asynchronous_slice_of_a_stack_in_host_memory_copies_one_layer() {
+    let stack = InstructionProto { shape: Some(in_host(&[8, 1024, 1024])), ..instruction(10, "parameter", &[], &[]) };
+    let sliced = vec![stack.clone(), instruction(11, "dynamic-slice", &[10], &[1, 1024, 1024])];
+    let start = InstructionProto { called_computation_ids: vec![1], ..instruction(3, "async-start", &[2], &PART) };
+    let entry = vec![InstructionProto { id: 2, ..stack }, start, instruction(4, "async-done", &[3], &PART)];
+    let module = module(vec![computation(1, sliced), computation(2, entry)]);
+    let v6e = Chip::named("v6e").expect("embedded");
+    let report = report(&module, &mesh(), &[8], Some(v6e));
+    let bytes = (PART[0] * PART[1] * 2) as f64;
+    let p = report.predicted.expect("a chip");
+    assert_eq!((report.step.host, report.step.bytes), (bytes, 0.0));
+    let want = v6e.host_seconds(bytes).expect("known") * 1e3;
+    assert_eq!((p.host_copy, p.exposed_host_copy, p.step), (want, want, want));
 }

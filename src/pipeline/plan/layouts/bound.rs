@@ -88,16 +88,18 @@ pub fn bound(
 pub(crate) fn needed(network: &Network) -> i64 {
     let program = &network.program;
     let mesh = &program.mesh;
-    let local = |ty: &Type, sharding: Option<&Sharding>| -> usize {
-        let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
-        sizes.max().unwrap_or(0) * ty.dtype.size()
-    };
     let donated: Vec<usize> = program.arguments.iter().filter_map(|a| a.donated_to).collect();
     let on_device = program.arguments.iter().filter(|a| a.memory == MemorySpace::Device);
-    let arguments: usize = on_device.map(|a| local(&a.ty, a.sharding.as_ref())).sum();
+    let arguments: usize = on_device.map(|a| local_bytes(&a.ty, mesh, a.sharding.as_ref())).sum();
     let results = program.results.iter().enumerate().filter(|(n, _)| !donated.contains(n));
-    let results: usize = results.map(|(_, r)| local(&r.ty, r.sharding.as_ref())).sum();
+    let results: usize = results.map(|(_, r)| local_bytes(&r.ty, mesh, r.sharding.as_ref())).sum();
     (arguments + results) as i64
+}
+
+/// Returns the bytes of the largest shard of a value.
+pub(super) fn local_bytes(ty: &Type, mesh: &DeviceMesh, sharding: Option<&Sharding>) -> usize {
+    let sizes = shards(ty, mesh, sharding).into_iter().map(|p| p.size.iter().product::<usize>());
+    sizes.max().unwrap_or(0) * ty.dtype.size()
 }
 
 fn weights(network: &Network) -> impl Iterator<Item = &ValuePlacement> {
