@@ -8,6 +8,7 @@ mod tpu;
 use std::path::Path;
 use std::time::Duration;
 
+use super::flags::Toolchain;
 pub use cuda::cuda_devices;
 use ltx2_base::with_defaults;
 use ltx2_nn::Lowering;
@@ -87,8 +88,8 @@ with_defaults! {
 
         /// Whether programs copy weights from host memory while they compute.
         pub streams_weights: bool = false,
-        /// Returns the lowering for a device kind.
-        pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
+        /// Returns the lowering for the devices of a compiler.
+        pub lowering: fn(&Toolchain) -> Lowering = |_| Lowering::default(),
         /// Returns the part of the pinned plugin's platform version on which compiling depends.
         pub(crate) pinned_version: fn() -> String = String::new,
         /// Returns the plugin release with a given platform version, or an error that describes the release if this
