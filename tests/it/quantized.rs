@@ -515,7 +515,7 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         assert!(1e-3 < apart && apart < limit, "{model}: {apart}, at most {limit}");
         let stored = narrow.checkpoint(Component::TextEncoder).expect("weights");
         let stored = stored.get("language_model.model.layers.0.mlp.down_proj.weight").expect("there").rotated_codes();
-        let bytes = stored.expect("readable").expect("int8-convrot").0.read().expect("readable");
+        let bytes = stored.expect("int8-convrot").read().expect("readable");
         let uploaded = uploaded_codes(&client, &narrow).to_f32();
         assert!(uploaded.iter().copied().eq(bytes.iter().map(|code| f32::from(code.cast_signed()))), "{model}");
     }
