@@ -1,5 +1,6 @@
 //! Derives the options of the platform, the programs and the engine from a configuration.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::origin::Weights;
@@ -45,6 +46,7 @@ fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Bu
         },
         layout: config.placement(devices)?,
         quantization: quantization(config, &lowering, platform)?,
+        unquantized: Arc::default(),
         streaming: streaming(config, &spec, platform)?,
         lowering,
     })
@@ -139,10 +141,12 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 /// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs whether the text encoder
 /// keeps its int8-convrot weights.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
-    let is_rotated = matches!(stored, Weights::Files(source) if source.has_rotated_text_encoder());
-    if is_rotated && weights == WeightType::Int8Convrot {
+    if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights)
+        && let Some(others) = source.unrotated_text_encoder()
+    {
+        let count = others.len();
         tracing::info!(
-            "text encoder: int8-convrot weights are used unchanged; its other linear layers are quantized to that form"
+            "text encoder: int8-convrot weights are used unchanged; {count} other weights are not quantized"
         );
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
