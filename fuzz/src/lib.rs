@@ -335,6 +335,8 @@ fn server() -> (Fields, Ids, tempfile::TempDir) {
     let given = CliOverrides { files: vec!["nano".into()], ..CliOverrides::default() };
     let folder = folder();
     let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder");
-    let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
+    let loaded = load(&given).expect("a configuration");
+    let served = loaded.config.served_pipelines().expect("known pipelines");
+    let fields = Fields::new(loaded, served, Arc::new(inputs));
     (fields, Ids::after(None), folder)
 }

@@ -330,9 +330,16 @@ impl Config {
     }
 
     /// Returns the pipelines that a server runs: the configured one, then those of `serve.pipelines`.
-    pub(crate) fn served_pipelines(&self) -> impl Iterator<Item = Pipeline> {
-        let named = |name: &String| Pipeline::value_variants().iter().find(|pipeline| pipeline.name() == name).copied();
-        [self.pipeline].into_iter().chain(self.serve.pipelines.iter().filter_map(named))
+    ///
+    /// # Errors
+    /// Returns an error that lists the pipelines if `serve.pipelines` has an unknown name.
+    pub fn served_pipelines(&self) -> Result<Vec<Pipeline>, ConfigError> {
+        let named = |name: &String| {
+            let found = Pipeline::value_variants().iter().find(|pipeline| pipeline.name() == name).copied();
+            let why = || format!("unknown pipeline; use {}", pipeline_names("or", |_| true));
+            found.ok_or_else(|| ConfigError::value(NotOneOf, "serve.pipelines", name, why()))
+        };
+        [Ok(self.pipeline)].into_iter().chain(self.serve.pipelines.iter().map(named)).collect()
     }
 
     /// Returns the selected platform.

@@ -78,8 +78,8 @@ impl LoadedConfig {
 
     /// Rejects values of a server's configuration that no served pipeline reads and no request can change.
     pub(crate) fn check_server_effect(&self) -> Result<(), ConfigError> {
-        let configs: Vec<Config> =
-            self.config.served_pipelines().map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
+        let served = self.config.served_pipelines()?.into_iter();
+        let configs: Vec<Config> = served.map(|pipeline| Config { pipeline, ..self.config.clone() }).collect();
         let everywhere = |rule: &EffectRule, key: &'static str| {
             configs.iter().all(|config| (rule.reason)(&EffectFacts { config, version: self.version }, key).is_some())
         };
@@ -370,6 +370,11 @@ mod tests {
         let error = effect(&["two_stage.adain=0.5"]).expect_err("one stage").to_string();
         assert!(error.contains("the pipeline text_to_video has only one stage"), "{error}");
         assert!(effect(&["two_stage.adain=0.5", "serve.pipelines=[two_stage]"]).is_ok());
+        let mut unchecked = Config::default();
+        unchecked.serve.pipelines = vec!["hq".into(), "two_stages".into()];
+        let error = unchecked.served_pipelines().expect_err("unknown").to_string();
+        assert!(error.contains("serve.pipelines") && error.contains("two_stages"), "{error}");
+        assert!(error.contains("text_to_video, ") && error.contains(" or text_to_audio"), "{error}");
         // Requests can change these keys.
         assert!(effect(&["guidance.video.stg=1", "conditioning.crf=20", "request.negative_prompt=x"]).is_ok());
     }

@@ -47,6 +47,8 @@ pub use limits::Shape;
 /// Converts requests into jobs for a server with this configuration and its limits (`config.serve`).
 pub struct Fields {
     loaded: LoadedConfig,
+    /// The configured pipeline, then those of `serve.pipelines`.
+    served: Vec<Pipeline>,
     inputs: Arc<InputStore>,
     resolver: Resolver,
 }
@@ -73,10 +75,10 @@ fn source_video(form: &Form) -> Result<Option<VideoId>, ApiError> {
 }
 
 impl Fields {
-    /// Returns a converter for a server with the configuration `loaded`.
-    pub fn new(loaded: LoadedConfig, inputs: Arc<InputStore>) -> Self {
+    /// Returns a converter for a server with the configuration `loaded` that runs the pipelines `served`.
+    pub fn new(loaded: LoadedConfig, served: Vec<Pipeline>, inputs: Arc<InputStore>) -> Self {
         let resolver = Resolver::from_config(&loaded.config);
-        Fields { loaded, inputs, resolver }
+        Fields { loaded, served, inputs, resolver }
     }
 
     fn serve(&self) -> &Serve {
@@ -111,7 +113,7 @@ impl Fields {
 
     /// Returns the pipelines that requests may use.
     pub fn pipelines(&self) -> Vec<Pipeline> {
-        let mut all: Vec<Pipeline> = self.loaded.config.served_pipelines().collect();
+        let mut all = self.served.clone();
         // Variants share weights and preset, so a server that enables one of them also accepts the other.
         let variants: Vec<Pipeline> = all.iter().filter_map(|pipeline| pipeline.spec().image_variant).collect();
         all.extend(variants);

@@ -22,5 +22,6 @@ use worker::Factory;
 /// Returns an error if the configuration cannot be served, the state folder is in use, or an address cannot be bound.
 pub fn start(loaded: LoadedConfig, options: ServerOptions, factory: Factory) -> Result<Server, StartError> {
     let settings = loaded.config.serve.clone();
-    Server::start(settings, options, |inputs| Arc::new(Fields::new(loaded, inputs)), factory)
+    let served = loaded.config.served_pipelines().map_err(|e| StartError::Usage(e.to_string()))?;
+    Server::start(settings, options, |inputs| Arc::new(Fields::new(loaded, served, inputs)), factory)
 }

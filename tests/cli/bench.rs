@@ -118,7 +118,10 @@ fn random_values_do_not_depend_on_parameter_layout() {
             ..Config::default()
         };
         let placed = config.placement(2).expect("a layout");
-        let lowering = Lowering { attention: Kernel::Plain, ..(platforms::spec_by_name(platform).lowering)("") };
+        let lowering = Lowering {
+            attention: Kernel::Plain,
+            ..(platforms::spec_by_name(platform).lowering)(&Toolchain::default())
+        };
         let build = Build { layout: placed, lowering, ..Build::new(DType::F32) };
         let network = denoise(&c, &shape, &build).expect("builds");
         let values = drawn(3, &network, &client);

@@ -280,6 +280,15 @@ fn uncreatable_cache_is_reported_once_before_opening_model() {
     assert!(error(&ran).contains("no/such/model"), "{said}");
     assert!(said.find(words).is_some_and(|first| first < said.find("error: ").expect("the error")), "{said}");
     assert_eq!(said.matches(words).count(), 1, "{said}");
+
+    // `check` reports it as the run does, if it validates a request.
+    for (config, count) in [(&["-c", "nano"][..], 1), (&[], 0)] {
+        let mut check = support::ltx2();
+        check.args(["check", "assets/nano"]).args(config);
+        let checked = check.env("LTX2_COMPILE_CACHE", &cache).output().expect("runs");
+        let said = stderr(&checked);
+        assert_eq!(said.matches(words).count(), count, "{config:?}: {said}");
+    }
 }
 
 /// Writes exceed the file size limit. SIGXFSZ, which would terminate the process, must be ignored.

@@ -3,9 +3,10 @@
 use crate::support::tpu::module;
 use crate::support::tuning_guide::run_custom_chip_and_layout;
 use crate::support::{ltx2, needs, published, published_text};
-use ::ltx2::analysis::{CollectiveKind, Module, report};
+use ::ltx2::analysis::{Chip, CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
 use ::ltx2::hlo::{Argument, Builder, DeviceMesh, Sharding, Type};
+use ::ltx2::nn::{Axis, Build, Lowering, Params, Quantization, linear};
 use ::ltx2::runtime::{EngineOptions, RandomProgram, Target, random_programs};
 use serde_json::Value;
 
@@ -15,6 +16,7 @@ fn program_compiles_without_the_target_gpus() {
     let target: Target = "cuda:h200:1x2x2".parse().expect("a target");
     let machine = target.open().expect("a topology");
     assert_eq!((machine.devices.len(), machine.capacity), (4, Some(150_000_000_000)));
+    assert_eq!(machine.toolchain().compute_capability.as_deref(), Some("9.0"));
     let b = Builder::new("gathered").with_mesh(DeviceMesh::new(&[("context", 4)]));
     let sharding = Some(Sharding::new(&[&["context"], &[]]));
     let x = b.argument_with(Argument { sharding, ..Argument::new("x", Type::new(DType::F32, [64, 32])) });
@@ -28,6 +30,30 @@ fn program_compiles_without_the_target_gpus() {
     // Between two hosts the network limits the rate: 3/4 of the bytes at 50 GB/s.
     assert!((gather.seconds - gather.wire_bytes / 50e9).abs() < 1e-12, "{gather:?}");
     assert!(r.predicted.is_some());
+}
+
+/// XLA's Triton compiler rejects GPUs before Ampere, so on such a GPU a matmul rotates int8-convrot activations.
+#[needs(cuda)]
+fn gpus_before_ampere_compile_without_the_rotation_kernel() {
+    let h200 = Chip::named("h200").expect("embedded").clone();
+    let hopper = "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES";
+    let config = h200.target_config.as_ref().map(|config| config.replace(hopper, "major: 7 minor: 5"));
+    let t4 = Chip { name: "t4".into(), target_config: config, ..h200 };
+    let machine = Target::parse("cuda:t4:1x1x1", Some(&t4)).expect("a target").open().expect("a topology");
+    let toolchain = machine.toolchain();
+    assert_eq!(toolchain.compute_capability.as_deref(), Some("7.5"));
+    let compiled = |lowering: Lowering| {
+        let quantization = Quantization::Int8 { activations: true, rotated: true };
+        let p = Params::new("layer", "transformer", &Build { quantization, lowering, ..Build::new(DType::BF16) });
+        let x = p.input("x", Type::new(DType::BF16, [1, 64, 512]), &[Axis::CfgBatch, Axis::VideoSequence, Axis::Embed]);
+        let layer = |p: &Params, x: &[_]| vec![linear(&p.pp("to_q"), &x[0], 512, false, [Axis::Replicated; 2])];
+        let y = p.each_layer_quantized("blocks", 1, |_| true, &[x], |p, _, x| layer(p, x));
+        let program = p.builder().finish(&[("y", &y[0])]).expect("builds");
+        machine.compile(&program, &EngineOptions::default()).map(drop).map_err(|e| e.to_string())
+    };
+    assert_eq!(compiled((toolchain.spec().lowering)(&toolchain)), Ok(()));
+    let error = compiled(Lowering::cuda()).expect_err("Triton");
+    assert!(error.contains("Triton support is only enabled for Ampere GPUs"), "{error}");
 }
 
 /// Runs the guide's commands verbatim, with a GPU that is not embedded and a custom layout. Compiles six programs of

@@ -1,13 +1,22 @@
-//! Parameters loaded by a background thread while programs compile.
+//! Loading of parameters.
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ltx2::hlo::{DType, Type};
+use ltx2::models::{Network, transformer};
+use ltx2::nn::{Axis, Params, Quantization, linear};
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::run_plan::RunPlan;
+use ltx2::pjrt::SharedBytes;
+use ltx2::runtime::{Engine, FileTensor, LoadedParameters, ParameterSource, RotatedTensor, StoredTensor};
+use ltx2::weights::quantize::{QuantizedForm, quantize};
 use ltx2::{Config, Session};
 
-use crate::support::needs;
+use crate::quantized::build;
+use crate::support::passes::scattered;
+use crate::support::{cpu, needs, quick};
 
 /// Returns a short run's configuration for a writable copy of a model.
 fn copied(model: &Path) -> Config {
@@ -53,5 +62,53 @@ fn file_truncated_after_the_size_check_gives_an_error() {
         let said = ran.expect_err("half a file").to_string();
         let expected = format!("it had {size} bytes, now {}", size / 2);
         assert!(said.contains(&file.display().to_string()) && said.contains(&expected), "{component}: {said}");
+    }
+}
+
+/// Weights that must be read as a whole; counts how often they are.
+#[derive(Default)]
+struct CountingSource(AtomicUsize);
+
+fn values(key: &str) -> Vec<u8> {
+    scattered(key, &[256, 256]).bytes().into_owned()
+}
+
+impl ParameterSource for CountingSource {
+    fn in_file(&self, _: &'static str, _: &str, _: DType) -> Result<Option<FileTensor>, String> {
+        Ok(None)
+    }
+
+    fn rotated(&self, _: &'static str, _: &str) -> Result<Option<RotatedTensor>, String> {
+        Ok(None)
+    }
+
+    fn tensor(&self, _: &'static str, key: &str) -> Result<StoredTensor, String> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let (dtype, shape, bytes) = (DType::F32, vec![256, 256], SharedBytes::from(values(key)));
+        Ok(StoredTensor { dtype, shape, bytes, scales: None, file: "weights".into(), key: key.into() })
+    }
+}
+
+/// Codes and scales come from the same conversion, except for weights that another thread converts at that time.
+#[needs(cpu)]
+fn weights_that_are_quantized_at_load_are_read_once() {
+    let (layers, quantization) = (64, Quantization::Int8 { activations: false, rotated: true });
+    let p = Params::new("layers", transformer::COMPONENT, &build(DType::BF16, quantization));
+    let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
+    let x = p.input("x", Type::new(DType::BF16, [1, 8, 256]), &axes);
+    let layer = |p: &Params, x: &[_]| vec![linear(&p.pp("to_q"), &x[0], 256, false, [Axis::Replicated; 2])];
+    let y = p.each_layer_quantized("blocks", layers, |_| true, &[x], |p, _, x| layer(p, x));
+    let network = Network::finish(&p, vec![p.output("y", &y[0], &axes, y[0].dims())]).expect("builds");
+    let (engine, source) = (Engine::new(cpu(1), quick()), CountingSource::default());
+    let mut loaded = LoadedParameters::default();
+    loaded.load(&engine, &network.program, &network.params, &source, &|_| true).expect("loads");
+    let reads = source.0.into_inner();
+    // At most 16 threads read.
+    assert!((layers..layers + 16).contains(&reads), "{reads} reads of {layers} weights");
+    for layer in 0..layers {
+        let key = format!("blocks.{layer}.to_q.weight");
+        let scales = loaded.get(&format!("transformer.{key}_scale")).expect("loaded").download().expect("floats");
+        let want = quantize(QuantizedForm::Int8Convrot, DType::F32, 256, &values(&key)).scales;
+        assert_eq!(scales.to_f32().into_raw_vec_and_offset().0, want, "{key}");
     }
 }

@@ -340,12 +340,14 @@ fn wide_text_encoder(model: &str) -> serde_json::Value {
 }
 
 /// Writes a component to three folders of `folder`, and opens them: with outliers in some columns of the layers'
-/// weights, with these weights as int8-convrot, and with the values of the int8-convrot weights.
+/// weights, with those of them as int8-convrot for whose names `is_rotated` returns true, and with the values of the
+/// second.
 fn rotated_models(
     part: Component,
     config: &serde_json::Value,
     network: &Network,
     folder: &Path,
+    is_rotated: impl Fn(&str) -> bool,
 ) -> [Arc<ModelSource>; 3] {
     let (mut wide, mut narrow) = (BTreeMap::new(), BTreeMap::new());
     for (name, shape) in network.params.iter().flat_map(|p| p.source.tensors()) {
@@ -362,7 +364,7 @@ fn rotated_models(
             values.indexed_iter_mut().filter(|(at, _)| at[1] % 67 == 5).for_each(|(_, v)| *v *= 12.0);
         }
         let bytes = Tensor::F32(values).bytes().into_owned();
-        if let Some(layer) = layer {
+        if let Some(layer) = layer.filter(|_| is_rotated(name)) {
             let mut done = quantize(QuantizedForm::Int8Convrot, DType::F32, columns, &bytes);
             // Codes that do not use the full range, and thus would change if the weights were quantized again.
             done.codes.iter_mut().for_each(|c| *c = ((f32::from(c.cast_signed()) * 0.79) as i8).cast_unsigned());
@@ -425,7 +427,7 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     let folder = tempfile::tempdir().expect("a folder");
     let c = TransformerConfig::from_json(&config).expect("valid");
     let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
-    let [wide, narrow, restored] = rotated_models(Component::Transformer, &config, &network, folder.path());
+    let [wide, narrow, restored] = rotated_models(Component::Transformer, &config, &network, folder.path(), |_| true);
     let of = |model: &Arc<ModelSource>, quantization| {
         run(&client, &case, model, model.clone().into(), &looped(DType::F32, quantization))
     };
@@ -481,7 +483,7 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         let (config, folder) = (wide_text_encoder(model), tempfile::tempdir().expect("a folder"));
         let encoder = families::text_encoder(&config).expect("valid");
         let network = encoder.program(None, 1, 8, &Build::new(DType::F32)).expect("builds");
-        let [_, narrow, restored] = rotated_models(Component::TextEncoder, &config, &network, folder.path());
+        let [_, narrow, restored] = rotated_models(Component::TextEncoder, &config, &network, folder.path(), |_| true);
         let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
         let wide_activations = looped(DType::F32, ROTATED_WEIGHTS);
         let apart = relative_l2(&hidden_states(&client, &narrow, &wide_activations), &exact);
@@ -515,9 +517,54 @@ fn rotated_text_encoder_gives_the_results_of_its_values() {
         assert!(1e-3 < apart && apart < limit, "{model}: {apart}, at most {limit}");
         let stored = narrow.checkpoint(Component::TextEncoder).expect("weights");
         let stored = stored.get("language_model.model.layers.0.mlp.down_proj.weight").expect("there").rotated_codes();
-        let bytes = stored.expect("readable").expect("int8-convrot").0.read().expect("readable");
+        let bytes = stored.expect("int8-convrot").read().expect("readable");
         let uploaded = uploaded_codes(&client, &narrow).to_f32();
         assert!(uploaded.iter().copied().eq(bytes.iter().map(|code| f32::from(code.cast_signed()))), "{model}");
+    }
+}
+
+/// Weights of a text encoder that its file does not store as int8-convrot are not quantized: the results are those of
+/// the file's values, and any number of inputs is supported.
+#[needs(cpu)]
+fn text_encoder_quantizes_only_weights_stored_as_int8_convrot() {
+    let client = cpu(1);
+    let is_other = |name: &str| {
+        [".mlp.down_proj.", ".layers.0.self_attn.o_proj.", ".layers.1.self_attn.k_proj."]
+            .iter()
+            .any(|n| name.contains(n))
+    };
+    for model in ["tiny_2_5", "tiny_a"] {
+        let (mut config, folder) = (wide_text_encoder(model), tempfile::tempdir().expect("a folder"));
+        config["text_config"]["intermediate_size"] = 20.into();
+        let encoder = families::text_encoder(&config).expect("valid");
+        let network = encoder.program(None, 1, 8, &Build::new(DType::F32)).expect("builds");
+        let part = Component::TextEncoder;
+        let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), |name| !is_other(name));
+        let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
+        for of in [looped, build] {
+            let apart = relative_l2(&hidden_states(&client, &narrow, &of(DType::F32, ROTATED_WEIGHTS)), &exact);
+            eprintln!("{model}: {apart:.1e}");
+            assert!(apart < 1e-5, "{model}: {apart:e}");
+            let network = ModelConfigs::from_source(&narrow)
+                .text_encoder_program(1, 16, false, &of(DType::BF16, ROTATED))
+                .expect("builds");
+            let mut quantized = 0;
+            for param in network.params.iter().filter(|p| p.name.contains("_proj.weight")) {
+                let tensors = param.source.tensors();
+                // Fused keys and values are quantized only if both are.
+                match tensors.iter().any(|(name, _)| is_other(name)) {
+                    true => assert!(param.ty.dtype == DType::BF16 && matches!(param.source, Source::Stack { .. })),
+                    false if param.name.ends_with("_scale") => {}
+                    false => {
+                        assert_eq!(param.ty.dtype, DType::I8, "{}", param.name);
+                        quantized += tensors.len();
+                    }
+                }
+            }
+            // Of each layer: queries, keys, values, outputs, and two of the MLP. Gemma 4's full-attention layer, 1, has
+            // no values.
+            assert_eq!(quantized, if model == "tiny_a" { 7 * 6 - 3 } else { 6 + 5 - 2 }, "{model}");
+        }
     }
 }
 

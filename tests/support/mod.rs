@@ -43,7 +43,7 @@ use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
 use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
-use ltx2::runtime::{Engine, EngineOptions, platforms};
+use ltx2::runtime::{Engine, EngineOptions, Toolchain, platforms};
 use ltx2::sampling::Euler;
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::guidance::{Branch, GuidanceScales, RescaleExtent};
@@ -336,7 +336,10 @@ pub fn published_blocks(platform: &str, blocks: Option<usize>) -> [(&'static str
     let preset = Preset::named("ltx2").expect("the published configuration");
     let mut c = TransformerConfig::from_json(preset.config("transformer").expect("a transformer")).expect("valid");
     c.num_layers = blocks.unwrap_or(c.num_layers);
-    let build = Build { lowering: (platforms::spec_by_name(platform).lowering)(""), ..Build::new(DType::BF16) };
+    let build = Build {
+        lowering: (platforms::spec_by_name(platform).lowering)(&Toolchain::default()),
+        ..Build::new(DType::BF16)
+    };
     let tokens = Av { video: 6144, audio: 126 };
     let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], tokens, 1024, Av::both(3840));
     let programs = [("prepare", prepare(&c, &shape, &build)), ("denoise", denoise(&c, &shape, &build))];
@@ -349,7 +352,10 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     let config = |folder: &str| preset.config(folder).expect("a configuration");
     let gemma = Gemma3Config::from_json(config("text_encoder")).expect("valid");
     let c = ConnectorsConfig::from_json(config("connectors")).expect("valid");
-    let build = Build { lowering: (platforms::spec_by_name(platform).lowering)(""), ..Build::new(DType::BF16) };
+    let build = Build {
+        lowering: (platforms::spec_by_name(platform).lowering)(&Toolchain::default()),
+        ..Build::new(DType::BF16)
+    };
     let encoder = gemma3::program(&gemma, Some(&c), 2, 1024, &build).expect("builds");
     let connected = connectors::program(&c, 2, 1024, connectors::Input::PromptEmbeds, &build).expect("builds");
     [("text_encoder", encoder), ("connectors", connected)]

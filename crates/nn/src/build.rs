@@ -1,5 +1,8 @@
 //! Options for building programs that do not depend on the model configuration or on tensor sizes.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use super::layout::Layout;
 use crate::kernels::{Kernel, Tpu};
 use ltx2_base::with_defaults;
@@ -18,6 +21,9 @@ pub struct Build {
     pub lowering: Lowering,
     /// Quantization of the transformer block weights.
     pub quantization: Quantization,
+    /// Checkpoint names of linear weights that keep the element type of the run although other weights of their layers
+    /// are quantized.
+    pub unquantized: Arc<BTreeSet<String>>,
     /// Which weights are in host memory. `None`: none.
     pub streaming: Option<Streaming>,
 }
@@ -48,7 +54,7 @@ pub enum Quantization {
         activations: bool,
         /// Whether weights and activations are rotated in groups of [`ROTATED_INPUTS`] before they are quantized
         /// (int8-convrot). If so, all blocks of the transformer and of the connectors, and all layers of the text
-        /// encoder, are quantized.
+        /// encoder, are quantized, except for the weights of [`Build::unquantized`].
         rotated: bool,
     },
 }
@@ -94,6 +100,7 @@ impl Build {
             layout: Layout::default(),
             lowering: Lowering::default(),
             quantization: Quantization::None,
+            unquantized: Arc::default(),
             streaming: None,
         }
     }

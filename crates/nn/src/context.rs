@@ -1,7 +1,8 @@
 //! A program under construction: the builder, the layout, build options, and the parameters declared so far.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::build::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use super::layout::{Axis, Layout, LayoutError, ResolvedPlacement};
@@ -16,6 +17,7 @@ pub struct Context {
     numerics: RoundingPoints,
     lowering: Lowering,
     pub(super) quantization: Quantization,
+    pub(super) unquantized: Arc<BTreeSet<String>>,
     pub(super) streaming: Option<Streaming>,
     declared: RefCell<Vec<Param>>,
     values: RefCell<HashMap<String, Value>>,
@@ -37,6 +39,7 @@ impl Context {
             // Batch invariance matters only for f32, whose results must be bitwise reproducible.
             lowering: Lowering { batch_invariant: lowering.batch_invariant && build.dtype == DType::F32, ..*lowering },
             quantization: build.quantization,
+            unquantized: build.unquantized.clone(),
             streaming: build.streaming,
             declared: RefCell::default(),
             values: RefCell::default(),

@@ -3,8 +3,10 @@
 //! tensor; parameters specific to a kind are stacked in one tensor per kind.
 
 use std::fmt::Display;
+use std::ops::Range;
 use std::rc::Rc;
 
+use super::layers::{label, ranges};
 use super::params::{Number, Params};
 use ltx2_stablehlo::{DType, Value};
 
@@ -58,7 +60,8 @@ fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<LayerRun<K>> {
 impl Params {
     /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
     /// stacked parameters that are specific to a kind, the kind's name replaces the layer number. If the run rotates
-    /// weights, the layers' weights have 8 bits.
+    /// weights, the layers' weights have 8 bits, and each range of layers whose weights have the same types has its own
+    /// loop and stacks.
     pub fn each_layer_by_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
@@ -74,14 +77,29 @@ impl Params {
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
         }
-        let length = shortest_period(kinds);
-        let runs = runs(&kinds[..length]);
+        ranges(kinds.len(), |l| self.unquantized_in(name, l))
+            .into_iter()
+            .fold(init.to_vec(), |carried, layers| all.loop_by_kind(name, kinds, layers, &carried, &body))
+    }
+
+    /// Loops over the range `layers` of the layers whose kinds are `kinds`.
+    fn loop_by_kind<K: Copy + PartialEq + Display>(
+        &self,
+        name: &str,
+        kinds: &[K],
+        layers: Range<usize>,
+        init: &[Value],
+        body: impl Fn(&KindLayer<K>, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let (b, own) = (self.builder(), &kinds[layers.clone()]);
+        let length = shortest_period(own);
+        let runs = runs(&own[..length]);
         let round = |number: &Value, carried: &[Value]| {
             runs.iter().fold(carried.to_vec(), |carried, run| {
                 let layer = |at: &Value, carried: &[Value]| {
                     let index = number * length as f64 + run.start as f64 + at;
                     let of_kind = number * run.all as f64 + run.before as f64 + at;
-                    body(&all.of_kind(name, kinds, run.kind, &index, &of_kind), carried)
+                    body(&self.of_kind(name, kinds, layers.clone(), run.kind, &index, &of_kind), carried)
                 };
                 match run.length {
                     1 => layer(&b.scalar(0.0, DType::I32), &carried),
@@ -89,28 +107,34 @@ impl Params {
                 }
             })
         };
-        b.repeat(kinds.len().checked_div(length).unwrap_or_default(), init, round)
+        b.repeat(own.len().checked_div(length).unwrap_or_default(), init, round)
     }
 
+    /// Returns the layer with index `index` in the range `layers`, and `of_kind` among those of its kind in the range.
     fn of_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
         kinds: &[K],
+        layers: Range<usize>,
         kind: K,
         index: &Value,
         of_kind: &Value,
     ) -> KindLayer<K> {
-        let place = |layers: Rc<[usize]>, label, at: &Value| {
-            let number = Number::Counted { layers, label, index: at.clone(), of_all: index.clone() };
+        let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
+        let place = |layers: Rc<[usize]>, label: Option<String>, at: &Value| {
+            let label = label.map(Into::into);
+            let number = Number::Counted { layers, label, index: at.clone(), of_all: of_all.clone() };
             // All layers are in the same loop, so their weights are in the same memory.
             self.numbered(name, number, self.streaming.is_some()).quantized(|_| false)
         };
-        let alike = (0..kinds.len()).filter(|&l| kinds[l] == kind).collect();
+        let alike = layers.clone().filter(|&l| kinds[l] == kind).collect();
+        let label = label(&layers, kinds.len());
+        let of_kind_label = label.iter().fold(kind.to_string(), |kind, label| format!("{kind}.{label}"));
         KindLayer {
             kind,
-            index: index.clone(),
-            common: place((0..kinds.len()).collect(), None, index),
-            own: place(alike, Some(kind.to_string().into()), of_kind),
+            index: of_all.clone(),
+            common: place(layers.collect(), label, index),
+            own: place(alike, Some(of_kind_label), of_kind),
         }
     }
 }
@@ -118,8 +142,10 @@ impl Params {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Axis, Build, Init, Lowering};
+    use crate::{Axis, Build, Init, Lowering, Quantization, affine};
     use ltx2_stablehlo::Type;
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     #[test]
     fn shortest_period_and_runs_of_layer_kinds_are_found() {
@@ -145,6 +171,38 @@ mod tests {
         });
         p.builder().finish(&[("y", &y[0])]).expect("builds");
         p.declared().iter().map(|p| (p.name.clone(), p.ty.dims.clone(), p.source.names())).collect()
+    }
+
+    #[test]
+    fn ranges_with_equal_weight_types_have_their_own_stacks() {
+        let quantization = Quantization::Int8 { activations: false, rotated: true };
+        let unquantized = Arc::new(BTreeSet::from(["layers.2.w".to_string()]));
+        let p = Params::new("kinds", "text_encoder", &Build { quantization, unquantized, ..Build::new(DType::F32) });
+        let x = p.builder().argument("x", Type::new(DType::F32, [1, 256]));
+        let y = p.each_layer_by_kind("layers", &['s', 'f', 's', 'f'], &[x], |layer, x| {
+            let get = |p: &Params, x: &Value| {
+                let weight = p.weight(&["w"], &[256, 256], &[Axis::Replicated; 2]);
+                affine(p, x, &weight, None, &[Axis::Replicated])
+            };
+            vec![get(&layer.own.pp("own"), &get(&layer.common, &x[0]))]
+        });
+        p.builder().finish(&[("y", &y[0])]).expect("builds");
+        let all = p.declared();
+        let weights = all.iter().filter(|p| p.name.ends_with(".w"));
+        let found: Vec<_> = weights.map(|p| (p.name.as_str(), p.ty.dtype, p.source.names().join(" "))).collect();
+        let want = |label: &'static str, dtype, names: &str| (label, dtype, names.to_string());
+        assert_eq!(
+            found,
+            [
+                want("text_encoder.layers.0-1.w", DType::I8, "layers.0.w layers.1.w"),
+                want("text_encoder.layers.s.0-1.own.w", DType::I8, "layers.0.own.w"),
+                want("text_encoder.layers.f.0-1.own.w", DType::I8, "layers.1.own.w"),
+                want("text_encoder.layers.2-2.w", DType::F32, "layers.2.w"),
+                want("text_encoder.layers.s.2-2.own.w", DType::I8, "layers.2.own.w"),
+                want("text_encoder.layers.3-3.w", DType::I8, "layers.3.w"),
+                want("text_encoder.layers.f.3-3.own.w", DType::I8, "layers.3.own.w"),
+            ]
+        );
     }
 
     #[test]

@@ -49,6 +49,18 @@ impl LayerTensor {
     }
 }
 
+/// Returns the ranges of consecutive layers, of `count`, for which `kind` returns the same value.
+pub(super) fn ranges<K: PartialEq>(count: usize, kind: impl Fn(usize) -> K) -> Vec<Range<usize>> {
+    let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || kind(l) != kind(l - 1)).collect();
+    let ends = starts.iter().skip(1).copied().chain([count]);
+    starts.iter().zip(ends).map(|(&start, end)| start..end).collect()
+}
+
+/// Returns the label that a range of layers has in the names of its stacks; `None` if it has all `count` layers.
+pub(super) fn label(layers: &Range<usize>, count: usize) -> Option<String> {
+    (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1))
+}
+
 impl Params {
     pub(super) fn numbered(&self, name: &str, number: Number, is_streamed: bool) -> Params {
         let mut below = self.pp(name);
@@ -117,12 +129,17 @@ impl Params {
                 body(&self.unrolled(name, l, count), &self.builder().scalar(l as f64, DType::I32), &carried)
             });
         }
-        let kind = |l: usize| (narrow(l), self.is_streamed(l, count));
-        let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || kind(l) != kind(l - 1)).collect();
-        let ends = starts.iter().skip(1).copied().chain([count]);
-        starts.iter().zip(ends).fold(init.to_vec(), |carried, (&start, end)| {
-            self.loop_over_layers(name, start..end, count, &carried, &body)
-        })
+        let kind = |l: usize| (narrow(l), self.is_streamed(l, count), self.unquantized_in(name, l));
+        ranges(count, kind)
+            .into_iter()
+            .fold(init.to_vec(), |carried, layers| self.loop_over_layers(name, layers, count, &carried, &body))
+    }
+
+    /// Returns the weights of a layer that are not quantized although others of it are, by their names in the layer.
+    /// Only layers for which these are equal can share a stack.
+    pub(super) fn unquantized_in(&self, name: &str, layer: usize) -> Vec<&str> {
+        let prefix = self.key(&format!("{name}.{layer}."));
+        self.unquantized.iter().filter_map(|key| key.strip_prefix(&prefix)).collect()
     }
 
     /// Loops over the range `layers` of the `count` layers.
@@ -135,7 +152,7 @@ impl Params {
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let is_streamed = self.is_streamed(layers.start, count);
-        let label = (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1).into());
+        let label = label(&layers, count).map(Into::into);
         self.builder().repeat(layers.len(), init, |index, carried| {
             let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
             let layers = layers.clone().collect();

@@ -109,10 +109,11 @@ impl Params {
         scaled(&self.rotated(x).1, dtype)
     }
 
-    /// Returns the 8-bit type of weights under this prefix; `None` if they are not quantized.
-    fn narrow(&self) -> Option<DType> {
+    /// Returns the 8-bit type of a weight under this prefix that is read from the tensors `keys`; `None` if it is not
+    /// quantized, as if one of several fused weights is not.
+    fn narrow(&self, keys: &[String]) -> Option<DType> {
         match self.quantization {
-            _ if !self.is_quantized() => None,
+            _ if !self.is_quantized() || keys.iter().any(|key| self.unquantized.contains(key)) => None,
             Quantization::None => None,
             Quantization::Fp8 => Some(DType::F8E4M3FN),
             Quantization::Int8 { .. } => Some(DType::I8),
@@ -121,19 +122,21 @@ impl Params {
 
     /// Returns the weight `[out…, in]` of a linear layer, or several weights of the same shape stacked along a new
     /// leading dimension. The checkpoint stores each as `[product(out), in]`. The weight is quantized if
-    /// [`Params::quantized`] enables quantization for this prefix.
+    /// [`Params::quantized`] enables quantization for this prefix and [`Build::unquantized`](crate::Build) has none of
+    /// its tensors.
     pub fn weight(&self, names: &[&str], shape: &[usize], axes: &[Axis]) -> Weight {
         let inner = shape.last().copied().unwrap_or(1);
         let stored = [shape.iter().product::<usize>() / inner, inner];
         let deviation = (inner as f32).sqrt().recip();
-        let Some(dtype) = self.narrow() else {
+        let keys = self.keys_of(names);
+        let Some(dtype) = self.narrow(&keys) else {
             let init = Init::normal(deviation);
             return Weight::Plain(match names {
                 [one] => self.get_as(one, &stored, shape, axes, init),
                 several => self.fused(several, shape, &stored, axes, init),
             });
         };
-        let (key, keys) = (self.key(&names.join("+")), self.keys_of(names));
+        let key = self.key(&names.join("+"));
         let (shape, axes) = match names {
             [_] => (shape.to_vec(), axes.to_vec()),
             several => ([&[several.len()], shape].concat(), [&[Axis::Replicated], axes].concat()),

@@ -68,8 +68,9 @@ pub struct FileTensor {
 pub struct RotatedTensor {
     /// The integers.
     pub codes: FileTensor,
-    /// Dequantization scale of each row.
-    pub scales: Vec<f32>,
+    /// Reads the dequantization scale of each row. The error is one line with file and tensor name, also if a scale is
+    /// not finite.
+    pub scales: Box<dyn Fn() -> Result<Vec<f32>, String>>,
 }
 
 /// Function that fills a slice with the tensor's bytes, starting at a byte offset. The error is one line with file and
@@ -89,7 +90,7 @@ pub trait ParameterSource: Sync {
     /// if its values must be computed.
     ///
     /// # Errors
-    /// Returns one line with file and tensor name if the tensor cannot be found or read, or has non-finite scales.
+    /// Returns one line with file and tensor name if the tensor cannot be found.
     fn rotated(&self, component: &'static str, key: &str) -> Result<Option<RotatedTensor>, String>;
 
     /// Reads one tensor of a component by its checkpoint name and checks it for NaN and infinity.

@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn libtpu(version: &str) -> Toolchain {
-        Toolchain { platform: "tpu".into(), kind: "TPU v6 lite".into(), version: version.into() }
+        Toolchain { version: version.into(), ..Toolchain::of_kind("tpu", "TPU v6 lite") }
     }
 
     fn cpu() -> Toolchain {

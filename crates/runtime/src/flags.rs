@@ -2,7 +2,7 @@
 
 use super::platforms::{CompileFlags, PlatformSpec, spec, spec_by_name};
 use ltx2_pjrt::discover::Platform;
-use ltx2_pjrt::{Client, OptionValue};
+use ltx2_pjrt::{Client, Device, DeviceDescription, OptionValue};
 use ltx2_stablehlo::Program;
 
 /// The properties of a compiler that the default options depend on.
@@ -14,16 +14,25 @@ pub struct Toolchain {
     pub kind: String,
     /// Platform version as reported by the plugin.
     pub version: String,
+    /// Compute capability of a GPU, such as `9.0`. `None`: not a GPU, or not reported.
+    pub compute_capability: Option<String>,
 }
 
 impl Toolchain {
     /// Returns the properties of the compiler in a client's plugin, for the client's devices.
     pub fn from_client(client: &Client) -> Self {
+        let device = client.devices().first().map(Device::description);
         Toolchain {
             platform: client.platform_name().to_lowercase(),
-            kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
+            kind: device.map(|d| d.kind.clone()).unwrap_or_default(),
             version: client.platform_version().into(),
+            compute_capability: device.and_then(compute_capability),
         }
+    }
+
+    /// Returns the properties of a compiler of unknown version, for devices of which only the kind is known.
+    pub fn of_kind(platform: &str, kind: &str) -> Self {
+        Toolchain { platform: platform.into(), kind: kind.into(), ..Toolchain::default() }
     }
 
     /// Returns the properties of the platform.
@@ -40,6 +49,11 @@ impl Toolchain {
     pub fn is_untested(&self) -> bool {
         self.spec().release.is_some_and(|release| release(&self.version).is_err())
     }
+}
+
+/// Returns the compute capability of a device; `None`: the plugin does not report it.
+pub(super) fn compute_capability(device: &DeviceDescription) -> Option<String> {
+    device.attributes.get("compute_capability").map(ToString::to_string)
 }
 
 impl std::fmt::Display for Toolchain {
@@ -111,6 +125,7 @@ mod tests {
             platform: platform.into(),
             kind: kind.into(),
             version: "cl/1014260217".into(),
+            ..Toolchain::default()
         };
         let each = [("cpu", "cpu"), ("cuda", "NVIDIA H200"), ("tpu", "TPU v5"), ("tpu", "TPU v6 lite")];
         let all = each.into_iter().flat_map(|(platform, kind)| {

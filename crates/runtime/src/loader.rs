@@ -1,6 +1,7 @@
 //! Uploads parameters from files to the devices; each device gets its shard. Several threads read the tensors in order
 //! of use. Tensors that one parameter stacks are stacked in device memory, not in host memory.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +18,7 @@ use ltx2_pjrt::{
     Buffer, BufferType, Device, HostBuffer, PjrtError, SharedBytes, Staging, Transfer, TransferChunk, TransferShape,
 };
 use ltx2_stablehlo::{DType, MemorySpace, Program};
-use ltx2_weights::quantize::{GROUP, QuantizedForm};
+use ltx2_weights::quantize::{GROUP, Quantized, QuantizedForm};
 use ltx2_weights::tensor::Tensor;
 
 // The host rotates weights in the same groups in which programs rotate activations.
@@ -48,6 +49,12 @@ pub(super) fn load(
     let uploads =
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
+    let source = &Conversions { source, scales: Mutex::default() };
+    // Scales that must be computed last, because most are then known from the conversions of their weights.
+    jobs.sort_by_cached_key(|job| {
+        let param = uploads[job.upload].param;
+        matches!(param.source, Source::Scales { .. }) && !source.has_scales(param, job.key)
+    });
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
     // copied out of these bytes.
     let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
@@ -55,7 +62,7 @@ pub(super) fn load(
     let budget = MemoryBudget::new(CONVERSIONS);
     threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
         let upload = &uploads[job.upload];
-        let _converted = budget.reserve(job.converted(upload.param));
+        let _converted = budget.reserve(job.converted(upload.param, source));
         let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
         let (into, cuts) = staging.as_deref_mut().unwrap_or_default().split_at_mut(job.staged());
         let result = job.run(engine, upload, source, into, cuts);
@@ -70,6 +77,24 @@ pub(super) fn load(
         Ok(())
     })?;
     uploads.into_iter().map(Upload::finish).collect()
+}
+
+/// The source of the parameters, and what conversions of its weights leave for other parameters.
+struct Conversions<'a> {
+    source: &'a dyn ParameterSource,
+    /// Scales of the weights that were quantized by this load and whose scales no parameter has read, by component and
+    /// name.
+    scales: Mutex<HashMap<(&'static str, String), Vec<f32>>>,
+}
+
+impl Conversions<'_> {
+    /// Whether a parameter is the scales of weights, and those of its weight `key` are known or stored, which needs no
+    /// conversion.
+    fn has_scales(&self, param: &Param, key: usize) -> bool {
+        let Source::Scales { keys, rotated, .. } = &param.source else { return false };
+        let is_stored = || self.source.rotated(param.component, &keys[key]).is_ok_and(|weight| weight.is_some());
+        lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || (*rotated && is_stored())
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -246,8 +271,9 @@ impl LoadJob {
 
     /// Bytes of host memory for a conversion: the stored values, at most 4 bytes each, their new form, and the shards
     /// copied out of it.
-    fn converted(&self, param: &Param) -> usize {
+    fn converted(&self, param: &Param, source: &Conversions) -> usize {
         match self.part {
+            Part::Whole | Part::Made if source.has_scales(param, self.key) => 0,
             Part::Whole | Part::Made => {
                 param.source.shape().iter().product::<usize>() * (4 + 2 * param.ty.dtype.size())
             }
@@ -274,7 +300,7 @@ impl LoadJob {
         &self,
         engine: &Engine,
         upload: &Upload,
-        source: &dyn ParameterSource,
+        source: &Conversions,
         into: &mut [u8],
         cuts: &mut [u8],
     ) -> Result<(), RuntimeError> {
@@ -563,7 +589,7 @@ fn memory_kind(memory: MemorySpace) -> Option<&'static str> {
 }
 
 /// Uploads the only stored tensor of a parameter by strided copies; each device of this process gets its shard.
-fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Result<Vec<Buffer>, RuntimeError> {
+fn strided(engine: &Engine, upload: &Upload, source: &Conversions) -> Result<Vec<Buffer>, RuntimeError> {
     let Upload { param, shards, memory, devices, .. } = upload;
     let dtype = param.ty.dtype;
     let strides = match &param.source {
@@ -586,12 +612,19 @@ fn strided(engine: &Engine, upload: &Upload, source: &dyn ParameterSource) -> Re
 
 /// Returns a stored tensor's bytes, converted to the parameter's element type. If both the parameter and the stored
 /// weight are int8-convrot, returns the stored codes or scales unchanged.
-fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Result<SharedBytes, RuntimeError> {
+fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<SharedBytes, RuntimeError> {
+    let (source, name) = (conversions.source, (param.component, key.to_string()));
+    if let Source::Scales { .. } = param.source
+        && let Some(scales) = lock(&conversions.scales).remove(&name)
+    {
+        return Ok(bytemuck::cast_slice(&scales).to_vec().into());
+    }
     let rotated = matches!(param.source, Source::Rotated { .. } | Source::Scales { rotated: true, .. });
     let own = if rotated { source.rotated(param.component, key).map_err(RuntimeError::Parameter)? } else { None };
     if let Some(weight) = own.filter(|weight| weight.codes.shape == param.source.shape()) {
         if matches!(param.source, Source::Scales { .. }) {
-            return Ok(bytemuck::cast_slice(&weight.scales).to_vec().into());
+            let scales = (weight.scales)().map_err(RuntimeError::Parameter)?;
+            return Ok(bytemuck::cast_slice(&scales).to_vec().into());
         }
         let mut codes = vec![0; weight.codes.shape.iter().product()];
         (weight.codes.read)(0, &mut codes).map_err(RuntimeError::Parameter)?;
@@ -615,7 +648,11 @@ fn stored_bytes(param: &Param, key: &str, source: &dyn ParameterSource) -> Resul
     Ok(match (&param.source, stored.dtype, param.ty.dtype) {
         (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&stored.scales_in(form(*of))).to_vec().into(),
         (_, file, wanted) if file == wanted => stored.bytes,
-        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => stored.quantized(form(narrow)).codes.into(),
+        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => {
+            let Quantized { codes, scales } = stored.quantized(form(narrow));
+            lock(&conversions.scales).insert(name, scales);
+            codes.into()
+        }
         (_, file, wanted) => {
             let wide = match file {
                 DType::F8E4M3FN => stored.widened()?,

@@ -9,7 +9,7 @@ use super::cache::{Cache, CacheError, device_kind};
 use super::checksummed_file::sha256;
 use super::compile::{EngineOptions, RejectedOptions, compile_options};
 use super::error::RuntimeError;
-use super::flags::Toolchain;
+use super::flags::{Toolchain, compute_capability};
 use super::platforms::{PlatformOptions, TargetDevices, alternatives, spec};
 use super::trial::{self, LoadPurpose};
 use ltx2_base::failpoint;
@@ -126,6 +126,8 @@ pub struct OpenTarget {
     pub devices: Vec<i32>,
     /// Kind of the devices as reported by the plugin, for example `TPU v6 lite`.
     pub device_kind: String,
+    /// Compute capability of the GPUs; `None`: not GPUs, or not reported.
+    compute_capability: Option<String>,
     /// Bytes that a program may use on each device, if limited.
     pub capacity: Option<i64>,
     /// Memory of a device in bytes, as reported by the plugin; the chip file may lower `capacity` below it. `None`: not
@@ -170,7 +172,7 @@ impl OpenTarget {
             Compiler::Client(client) => client.platform_version().into(),
         };
         let (platform, kind) = (self.target.platform.name().into(), self.device_kind.clone());
-        Toolchain { platform, kind, version }
+        Toolchain { platform, kind, version, compute_capability: self.compute_capability.clone() }
     }
 
     /// Returns the number of hosts that the devices belong to.
@@ -220,7 +222,8 @@ impl Target {
         let per_chip = own.and_then(|chip| chip.devices_per_chip).unwrap_or(1);
         let count = self.devices.shape.iter().product::<usize>() * self.slices() * per_chip;
         let capacity = own.into_iter().chain(&self.chip).map(|chip| chip.capacity).min();
-        (Toolchain { platform: self.platform.name().into(), kind, version }, count, capacity)
+        let compute_capability = own.and_then(Chip::compute_capability);
+        (Toolchain { platform: self.platform.name().into(), kind, version, compute_capability }, count, capacity)
     }
 
     fn plugin(&self) -> Result<Plugin, PjrtError> {
@@ -263,6 +266,7 @@ impl Target {
                 vms: 1,
                 devices: client.devices().iter().map(ltx2_pjrt::Device::id).collect(),
                 device_kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
+                compute_capability: None,
                 capacity: self.chip.as_ref().map(|c| c.capacity),
                 stated_capacity: None,
                 compiler: Compiler::Client(client),
@@ -280,6 +284,7 @@ impl Target {
             target: self.clone(),
             vms: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
+            compute_capability: described.first().and_then(compute_capability),
             devices: described.iter().map(|d| d.id).collect(),
             // For a GPU this is the card's total memory, part of which the driver reserves.
             stated_capacity: stated,
@@ -381,6 +386,8 @@ mod tests {
         let gpus = ("cuda".into(), "NVIDIA H200".into(), None, 4, capacity("h200"));
         assert_eq!(described("cuda:h200:1x1x4"), gpus);
         assert_eq!(described("cpu:8"), ("cpu".into(), "cpu".into(), None, 8, None));
+        let capability = |text: &str| text.parse::<Target>().expect(text).described().0.compute_capability;
+        assert_eq!((capability("cuda:h200:1x1x4").as_deref(), capability("tpu:v6e:2x4")), (Some("9.0"), None));
     }
 
     #[test]

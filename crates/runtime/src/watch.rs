@@ -215,7 +215,7 @@ mod tests {
         let x = b.argument("x", Type::new(DType::F32, [1 << 16, 1 << 16]));
         let program = b.finish(&[("y", &b.einsum("ij,jk->ik", &x, &x, DType::F32))]).expect("builds");
         let predicted = |platform: &str, kind: &str| {
-            let toolchain = Toolchain { platform: platform.into(), kind: kind.into(), ..Toolchain::default() };
+            let toolchain = Toolchain::of_kind(platform, kind);
             ExecutionTimes::predict(&program, &toolchain, false).predicted.round()
         };
         let flops = 2f64.powi(49);

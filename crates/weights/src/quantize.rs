@@ -1,5 +1,6 @@
 //! Quantization of weight matrices to 8 bits, with a scale per row, or per matrix for fp8 files.
 
+use std::array;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -90,7 +91,29 @@ pub fn quantized_blocks(count: usize) -> Range<usize> {
 pub(crate) fn largest_magnitude(dtype: DType, values: &[u8]) -> f32 {
     let mut wide = vec![0.0; values.len() / dtype.size()];
     widen(dtype, values, &mut wide);
-    wide.iter().fold(0f32, |most, v| most.max(v.abs()))
+    largest_of(&wide)
+}
+
+/// Returns the largest magnitude of values.
+fn largest_of(values: &[f32]) -> f32 {
+    // Independent maxima by comparison, which compilers vectorize.
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    let larger = |most: f32, value: &f32| if value.abs() > most { value.abs() } else { most };
+    let lanes =
+        chunks.iter().fold([0f32; LANES], |most, chunk| array::from_fn(|lane| larger(most[lane], &chunk[lane])));
+    lanes.iter().chain(rest).fold(0f32, larger)
+}
+
+/// Number of values of which the maxima are computed separately.
+const LANES: usize = 16;
+
+/// Added to a number of magnitude at most 2^22, 1.5 * 2^23 gives a sum without fraction bits: the number rounded to the
+/// nearest integer, ties to even, in the low bits.
+const WITHOUT_FRACTION: f32 = 12_582_912.0;
+
+/// Rounds a number of magnitude below 127.5 to the nearest integer, ties to even.
+fn rounded(value: f32) -> i8 {
+    (value + WITHOUT_FRACTION).to_bits() as i8
 }
 
 /// Returns the scale that maps the magnitude `largest` to the largest code. The scale is at least 1e-30, which avoids a
@@ -114,18 +137,14 @@ fn quantize_row(form: QuantizedForm, row: &mut [f32], codes: &mut [u8]) -> f32 {
     if form == QuantizedForm::Int8Convrot {
         rotate(row);
     }
-    let largest = row.iter().fold(0f32, |most, v| most.max(v.abs()));
-    let scale = scale(form, largest);
+    let scale = scale(form, largest_of(row));
     match form {
         QuantizedForm::Fp8 => {
             let inverse = scale.recip();
             codes.iter_mut().zip(row).for_each(|(code, v)| *code = F8::from_f32(*v * inverse).0);
         }
         QuantizedForm::Int8 | QuantizedForm::Int8Convrot => {
-            codes
-                .iter_mut()
-                .zip(row)
-                .for_each(|(code, v)| *code = ((*v / scale).round_ties_even() as i8).cast_unsigned());
+            codes.iter_mut().zip(row).for_each(|(code, v)| *code = rounded(*v / scale).cast_unsigned());
         }
     }
     scale
@@ -148,6 +167,30 @@ mod tests {
             let codes: Vec<f32> = codes.iter().map(|code| f32::from(F8(*code))).collect();
             assert_eq!(codes, [448.0, -224.0, 112.0, 0.0, 0.0, 0.0, -1.5, 144.0, 448.0]);
             assert_eq!(scales, [1.0 / 448.0, 1e-30, 2.0]);
+        }
+    }
+
+    #[test]
+    fn rounding_equals_round_ties_even() {
+        // Every multiple of 2^-13, which includes all ties, with both of its neighbors.
+        for step in -(127 << 13)..=127 << 13 {
+            let value = step as f32 / 8192.0;
+            for value in [value.next_down(), value, value.next_up()] {
+                assert_eq!(f32::from(rounded(value)), value.round_ties_even(), "{value:e}");
+            }
+        }
+        assert_eq!([(-127.5f32).next_up(), 127.5f32.next_down()].map(rounded), [-127, 127]);
+        assert_eq!([-0.0, f32::MIN_POSITIVE, -1e-45].map(rounded), [0; 3]);
+    }
+
+    #[test]
+    fn largest_magnitude_includes_all_values() {
+        for count in [1, 15, 16, 17, 40] {
+            for at in 0..count {
+                let mut values = vec![1.0; count];
+                values[at] = -2.0;
+                assert_eq!(largest_of(&values), 2.0, "{at} of {count}");
+            }
         }
     }
 

@@ -392,13 +392,19 @@ impl ModelSource {
         }
     }
 
-    /// Whether the file of the text encoder stores linear layers as int8-convrot. A file that cannot be opened is
-    /// reported elsewhere.
-    pub fn has_rotated_text_encoder(&self) -> bool {
-        let is_layer = |name: &str| name.strip_prefix(keys::GEMMA).is_some_and(|rest| rest.starts_with("layers."));
-        let is_rotated =
-            |(name, form, _): (&str, String, &[usize])| is_layer(name) && form == QuantizedForm::Int8Convrot.name();
-        self.checkpoint(Component::TextEncoder).is_ok_and(|tensors| tensors.headers().any(is_rotated))
+    /// Returns the names of the linear weights of the text encoder's layers that its file stores in another form than
+    /// int8-convrot; `None` if it stores none of them as int8-convrot. A file that cannot be opened is reported
+    /// elsewhere.
+    pub fn unrotated_text_encoder(&self) -> Option<BTreeSet<String>> {
+        let tensors = self.checkpoint(Component::TextEncoder).ok()?;
+        let is_linear = |name: &str, shape: &[usize]| {
+            let is_layer = name.strip_prefix(keys::GEMMA).is_some_and(|rest| rest.starts_with("layers."));
+            is_layer && name.ends_with(".weight") && shape.len() == 2
+        };
+        let linear = tensors.headers().filter(|(name, _, shape)| is_linear(name, shape));
+        let (rotated, others): (Vec<_>, Vec<_>) =
+            linear.partition(|(_, form, _)| *form == QuantizedForm::Int8Convrot.name());
+        (!rotated.is_empty()).then(|| others.into_iter().map(|(name, ..)| name.to_string()).collect())
     }
 
     fn open_checkpoint(&self, component: Component) -> Result<Checkpoint, WeightsError> {

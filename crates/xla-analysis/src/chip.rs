@@ -164,6 +164,14 @@ impl Chip {
         Chip::all().iter().find(|c| c.name == name).ok_or_else(|| ChipError::Unknown(name.into()))
     }
 
+    /// Returns the compute capability that `target_config` states, such as `9.0`. `None`: it states none.
+    pub fn compute_capability(&self) -> Option<String> {
+        let (_, fields) = self.target_config.as_ref()?.split_once("cuda_compute_capability")?;
+        let (fields, _) = fields.split_once('}')?;
+        let field = |name: &str| fields.split_once(name)?.1.split_whitespace().next();
+        Some(format!("{}.{}", field("major:")?, field("minor:").unwrap_or("0")))
+    }
+
     /// Reads a chip from a TOML file, in the format of the files in `chips/`.
     ///
     /// # Errors
@@ -358,6 +366,17 @@ mod tests {
         }
         let message = Chip::of_device("NVIDIA T4").unwrap_err().to_string();
         assert!(message.starts_with("no embedded chip for device 'NVIDIA T4' (known: v5e, "), "{message}");
+    }
+
+    #[test]
+    fn compute_capability_is_read_from_target_config() {
+        let mut chip = Chip::named("h200").unwrap().clone();
+        assert_eq!(chip.compute_capability().as_deref(), Some("9.0"));
+        assert_eq!(Chip::named("v6e").unwrap().compute_capability(), None);
+        chip.target_config = Some("gpu_device_info {\n cuda_compute_capability {\n major: 7\n minor: 5\n }\n}".into());
+        assert_eq!(chip.compute_capability().as_deref(), Some("7.5"));
+        chip.target_config = Some("platform_name: \"CUDA\"".into());
+        assert_eq!(chip.compute_capability(), None);
     }
 
     #[test]

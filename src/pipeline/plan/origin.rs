@@ -65,9 +65,13 @@ impl Origin {
         matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
     }
 
-    /// Whether the file of the text encoder stores linear layers as int8-convrot.
-    pub(crate) fn has_rotated_text_encoder(&self) -> bool {
-        matches!(self, Origin::Files(source) if source.has_rotated_text_encoder())
+    /// Returns the names of the text encoder's linear weights that are not stored as int8-convrot; `None` if none of
+    /// them are, or if the model has no files.
+    pub(crate) fn unrotated_text_encoder(&self) -> Option<BTreeSet<String>> {
+        match self {
+            Origin::Files(source) => source.unrotated_text_encoder(),
+            Origin::Preset(_) => None,
+        }
     }
 
     /// Returns the path of the model, or the name of the preset.
@@ -93,8 +97,9 @@ impl Origin {
         for part in components.iter().filter(|p| **p != Component::Tokenizer) {
             hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
         }
-        if self.has_rotated_text_encoder() {
+        if let Some(others) = self.unrotated_text_encoder() {
             hash.update(QuantizedForm::Int8Convrot.name());
+            others.iter().for_each(|name| hash.update(name));
         }
         Ok(hex::encode(hash.finalize()))
     }

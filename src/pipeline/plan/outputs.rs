@@ -263,16 +263,20 @@ pub(crate) fn unfinished(
     Ok(left)
 }
 
-/// Checks, before the model is opened, that no output file would be overwritten and that all outputs can be written.
-/// Removes the files that it creates for this. A compile cache that cannot be written causes only a warning, because
-/// its entries can still be read.
-pub(in crate::pipeline) fn check_places(config: &Config, videos: &RunVideos) -> Result<()> {
-    check_outputs(config, videos)?;
+/// Warns if the compile cache cannot be written. This is no error, because its entries can still be read. Removes the
+/// files that it creates for this.
+pub(in crate::pipeline) fn check_cache(config: &Config) {
     if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
         tracing::warn!(
             "runtime.compile_cache: {error}; programs that are not in the cache are compiled for this run only"
         );
     }
+}
+
+/// Checks, before the model is opened, that no output file would be overwritten and that all outputs can be written.
+/// Removes the files that it creates for this.
+pub(in crate::pipeline) fn check_places(config: &Config, videos: &RunVideos) -> Result<()> {
+    check_outputs(config, videos)?;
     // A checkpoint that cannot be written causes only a warning during the run.
     let needed = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     needed.into_iter().try_for_each(|output| {

@@ -41,7 +41,7 @@ pub(super) fn check_placement(config: &Config, programs: &Programs) -> Result<()
 
 /// Builds the programs for the CPU. The configuration determines the number of (virtual) devices.
 fn check_on_cpu(config: &Config, programs: &Programs) -> Result<()> {
-    let toolchain = Toolchain { platform: "cpu".into(), kind: "cpu".into(), version: String::new() };
+    let toolchain = Toolchain::of_kind("cpu", "cpu");
     let count = config.virtual_devices()?;
     let config = match (config.layout == AUTO, count) {
         (true, 2..) => {

@@ -74,6 +74,7 @@ impl RunPlan {
             }
             outputs::check_places(config, videos)?;
         }
+        outputs::check_cache(config);
         let longest = match duration::longest(config, &videos.jobs)? {
             Some(frames) => ResolvedConfig::with_frames(config, frames)?,
             None => ResolvedConfig::from(config),

@@ -1,5 +1,6 @@
 //! Derives the options of the platform, the programs and the engine from a configuration.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::origin::Weights;
@@ -13,7 +14,7 @@ use crate::pipeline::processes::last_words;
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::platforms::PlatformSpec;
 use crate::runtime::processes::Group;
-use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform, platforms};
+use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform};
 use crate::weights::Component;
 
 /// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
@@ -22,11 +23,18 @@ use crate::weights::Component;
 /// # Errors
 /// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
 pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Result<Build> {
-    let spec = platforms::spec_by_name(platform);
-    let lowering = (spec.lowering)(kind);
-    let foreign = |kernel| format!("runtime.attention: {kernel} is not available on platform {platform}; use auto");
+    build_on(config, devices, &Toolchain::of_kind(platform, kind))
+}
+
+fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
+    let (spec, platform) = (toolchain.spec(), toolchain.platform.as_str());
+    let lowering = (spec.lowering)(toolchain);
+    let foreign = |why| {
+        let capability = toolchain.compute_capability.as_ref().map(|own| format!(" with compute capability {own}"));
+        format!("runtime.attention: {why}, but the platform is {platform}{}; use auto", capability.unwrap_or_default())
+    };
     let attention = config.runtime.attention.kernel(lowering.attention);
-    let lowering = lowering.with_attention(attention.map_err(|kernel| PipelineError::Usage(foreign(kernel)))?);
+    let lowering = lowering.with_attention(attention.map_err(|why| PipelineError::Usage(foreign(why)))?);
     Ok(Build {
         dtype: match config.runtime.dtype {
             Dtype::Bf16 => DType::BF16,
@@ -38,6 +46,7 @@ pub fn build(config: &Config, devices: usize, platform: &str, kind: &str) -> Res
         },
         layout: config.placement(devices)?,
         quantization: quantization(config, &lowering, platform)?,
+        unquantized: Arc::default(),
         streaming: streaming(config, &spec, platform)?,
         lowering,
     })
@@ -68,8 +77,7 @@ const STREAMED_BYTES: usize = 1 << 20;
 /// because the kernel's serialized form has no compatibility guarantee. XLA operations then replace the kernel, unless
 /// the configuration explicitly requests it.
 pub(crate) fn build_for(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Build> {
-    let Toolchain { platform, kind, .. } = toolchain;
-    let build = build(config, devices, platform, kind)?;
+    let build = build_on(config, devices, toolchain)?;
     let may_be_refused = toolchain.is_untested() && config.runtime.attention == AttentionKernel::Auto;
     Ok(Build { lowering: Lowering { attention_may_be_rejected: may_be_refused, ..build.lowering }, ..build })
 }
@@ -137,10 +145,12 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 /// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs whether the text encoder
 /// keeps its int8-convrot weights.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
-    let is_rotated = matches!(stored, Weights::Files(source) if source.has_rotated_text_encoder());
-    if is_rotated && weights == WeightType::Int8Convrot {
+    if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights)
+        && let Some(others) = source.unrotated_text_encoder()
+    {
+        let count = others.len();
         tracing::info!(
-            "text encoder: int8-convrot weights are used unchanged; its other linear layers are quantized to that form"
+            "text encoder: int8-convrot weights are used unchanged; {count} other weights are not quantized"
         );
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
@@ -197,6 +207,24 @@ fn watchdog(config: &Config) -> DeviceWatchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Kernel;
+    use crate::runtime::platforms;
+
+    #[test]
+    fn cudnn_is_rejected_on_gpus_before_ampere() {
+        let mut config = Config::default();
+        let mut toolchain = Toolchain::of_kind("cuda", "NVIDIA T4");
+        for (capability, kernel) in [("8.0", Kernel::Cudnn { required: false }), ("7.5", Kernel::Plain)] {
+            toolchain.compute_capability = Some(capability.into());
+            let lowering = build_for(&config, 1, &toolchain).expect("supported").lowering;
+            assert_eq!((lowering.attention, lowering.rotates_by_kernel), (kernel, capability == "8.0"));
+        }
+        config.runtime.attention = AttentionKernel::Cudnn;
+        let error = build_for(&config, 1, &toolchain).expect_err("rejected").to_string();
+        let want = "runtime.attention: cudnn requires CUDA and a GPU of compute capability 8.0 or newer, but the \
+                    platform is cuda with compute capability 7.5; use auto";
+        assert!(error.contains(want), "{error}");
+    }
 
     #[test]
     fn streaming_is_ignored_on_cpu_and_rejected_on_unsupported_platforms() {

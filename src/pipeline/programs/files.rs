@@ -54,11 +54,12 @@ impl ParameterSource for Files {
         if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
         }
-        let stored = self.view(component, key)?.rotated_codes().map_err(|e| e.to_string())?;
-        Ok(stored.map(|(codes, scales)| {
+        let view = self.view(component, key)?;
+        Ok(view.rotated_codes().map(|codes| {
             let (dtype, shape) = (codes.dtype(), codes.shape().to_vec());
             let read = move |offset: usize, into: &mut [u8]| codes.read_at(offset, into).map_err(|e| e.to_string());
-            RotatedTensor { codes: FileTensor { dtype, shape, read: Box::new(read) }, scales }
+            let scales = move || view.rotated_scales().map(Option::unwrap_or_default).map_err(|e| e.to_string());
+            RotatedTensor { codes: FileTensor { dtype, shape, read: Box::new(read) }, scales: Box::new(scales) }
         }))
     }
 

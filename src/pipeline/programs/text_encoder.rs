@@ -40,8 +40,8 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
 
 impl ModelConfigs {
     /// Returns the program of the text encoder, which maps the token ids of prompts, `[rows, tokens]`, to
-    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. The
-    /// layers have 8 bits if the run rotates weights and the file stores at least one layer as int8-convrot.
+    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. If the
+    /// run rotates weights, those that the file stores as int8-convrot keep their 8 bits.
     ///
     /// # Errors
     /// Returns an error if a configuration is missing or invalid, or if a size is not supported.
@@ -51,9 +51,12 @@ impl ModelConfigs {
         if let Some(c) = &connectors {
             c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
         }
-        let is_rotated = b.quantization.is_rotated() && self.origin().has_rotated_text_encoder();
-        let quantization = if is_rotated { b.quantization } else { Quantization::None };
-        Ok(encoder.program(connectors.as_ref(), rows, tokens, &Build { quantization, ..b.clone() })?)
+        let others = if b.quantization.is_rotated() { self.origin().unrotated_text_encoder() } else { None };
+        let build = match others {
+            Some(others) => Build { unquantized: others.into(), ..b.clone() },
+            None => Build { quantization: Quantization::None, ..b.clone() },
+        };
+        Ok(encoder.program(connectors.as_ref(), rows, tokens, &build)?)
     }
 }
 

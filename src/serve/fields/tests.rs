@@ -37,7 +37,9 @@ impl TestConverter {
         let given = CliOverrides { files: vec![file.into()], set, ..CliOverrides::default() };
         let folder = tempfile::tempdir().expect("a folder");
         let inputs = InputStore::open(folder.path().join("inputs")).expect("a folder").accepting_headers();
-        let fields = Fields::new(load(&given).expect("a configuration"), Arc::new(inputs));
+        let loaded = load(&given).expect("a configuration");
+        let served = loaded.config.served_pipelines().expect("known pipelines");
+        let fields = Fields::new(loaded, served, Arc::new(inputs));
         TestConverter { fields, ids: Ids::after(None), folder }
     }
 

@@ -114,8 +114,9 @@ impl ModelDevice {
         let together = ServerProcesses::meet(group, &plain)?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
-        let mut served = config.served_pipelines().map(|pipeline| Config { pipeline, ..config.clone() });
-        served.try_for_each(|config| model.verify(&config))?;
+        for pipeline in config.served_pipelines()? {
+            model.verify(&Config { pipeline, ..config.clone() })?;
+        }
         let session = Session::start(plan, model, group)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);

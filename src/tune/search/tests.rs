@@ -32,7 +32,7 @@ fn duplicate_of_a_layout_that_does_not_fit_is_kept() {
         command: String::new(),
     };
     let target = options.target(&request.target).unwrap();
-    let toolchain = Toolchain { platform: "tpu".into(), kind: "TPU v6 lite".into(), version: String::new() };
+    let toolchain = Toolchain::of_kind("tpu", "TPU v6 lite");
     let chip = target.chip();
     let mesh = resolve_mesh(&crate::config::parse_mesh("cfg=2,context=2,tensor=2").unwrap(), 8).unwrap();
     let points = ["tensor", "tensor-encoder"].map(|name| {

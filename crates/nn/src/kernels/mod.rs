@@ -62,7 +62,7 @@ impl AttentionKernel {
             (AttentionKernel::Auto, _) | (AttentionKernel::Mosaic, Kernel::Mosaic(_)) => Ok(own),
             (AttentionKernel::Cudnn, Kernel::Cudnn { .. }) => Ok(Kernel::Cudnn { required: true }),
             (AttentionKernel::Plain, _) => Ok(Kernel::Plain),
-            (AttentionKernel::Cudnn, _) => Err("cudnn requires CUDA"),
+            (AttentionKernel::Cudnn, _) => Err("cudnn requires CUDA and a GPU of compute capability 8.0 or newer"),
             (AttentionKernel::Mosaic, _) => Err("mosaic requires a TPU"),
         }
     }

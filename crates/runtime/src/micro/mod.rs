@@ -134,7 +134,7 @@ fn programs(engine: &Engine, sizes: &BenchmarkSizes) -> Result<Vec<Micro>, Runti
     for [rows, from, to] in &sizes.matmuls {
         all.push(programs::matmul(*rows, *from, *to, sizes.dtype)?);
     }
-    let lowering = (engine.spec().lowering)(engine.own_device().kind());
+    let lowering = (engine.spec().lowering)(engine.toolchain());
     // The plain attention kernel consists of matmuls and memory passes, which are measured separately.
     if lowering.attention != Kernel::Plain {
         for size in &sizes.attention {

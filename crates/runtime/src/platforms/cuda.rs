@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
+use crate::flags::Toolchain;
 use ltx2_nn::Lowering;
+use ltx2_nn::kernels::Kernel;
 use ltx2_pjrt::{AttributeValue, Attributes, ClientOptions, OptionValue, with_sources};
 use ltx2_stablehlo::{MemorySpace, Program};
 use ltx2_xla_analysis::{Chip, Links};
@@ -36,7 +38,7 @@ pub(super) fn spec() -> PlatformSpec {
         }),
         streams_weights: true,
         views_mapped_memory: true,
-        lowering: |_| Lowering::cuda(),
+        lowering,
         // Selects the first applicable kernel instead of measuring which one is fastest, so that a recompiled program
         // gives bitwise identical results.
         result_flags: || vec![("xla_gpu_deterministic_ops", OptionValue::Bool(true))],
@@ -53,6 +55,21 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
         [("target_config", devices.target_config.clone().unwrap_or_default()), ("topology", devices.shape_text())];
     let options = options.map(|(name, value)| (name.to_string(), AttributeValue::Text(value)));
     (devices.name.clone().unwrap_or_default(), options.into())
+}
+
+/// Major compute capability from which cuDNN's fused attention and XLA's Triton compiler support a GPU (Ampere).
+const FUSED_KERNELS: u32 = 8;
+
+/// Returns the lowering for the GPUs of a compiler. Older GPUs, of which CUDA 13 supports Turing (7.5), use XLA
+/// operations instead of fused kernels. An unknown compute capability counts as new enough: the plugin reports that of
+/// every device, so it is unknown only before the plugin is opened. A kernel that a GPU does not support is an error of
+/// the compiler, never a wrong result.
+fn lowering(toolchain: &Toolchain) -> Lowering {
+    let major = toolchain.compute_capability.as_ref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
+    match major.is_some_and(|major| major < FUSED_KERNELS) {
+        true => Lowering { attention: Kernel::Plain, rotates_by_kernel: false, ..Lowering::cuda() },
+        false => Lowering::cuda(),
+    }
 }
 
 /// Size of a collective permute in bytes from which a copy engine is assumed to be faster than NCCL's kernel. `ltx2
@@ -277,6 +294,24 @@ const WHEELS: &[Wheel] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fused_kernels_need_compute_capability_8() {
+        let of = |capability: Option<&str>| {
+            lowering(&Toolchain {
+                compute_capability: capability.map(Into::into),
+                ..Toolchain::of_kind("cuda", "NVIDIA T4")
+            })
+        };
+        for capability in [Some("8.0"), Some("8.9"), Some("9.0"), Some("10.0"), Some("12.0a"), None] {
+            assert_eq!(of(capability), Lowering::cuda(), "{capability:?}");
+        }
+        for capability in ["7.0", "7.5"] {
+            let older = of(Some(capability));
+            assert_eq!((older.attention, older.rotates_by_kernel), (Kernel::Plain, false), "{capability}");
+            assert!(older.integer_sums && older.unroll_layers, "the other choices are those of CUDA");
+        }
+    }
 
     #[test]
     fn cuda_libraries_are_searched_next_to_the_plugin() {

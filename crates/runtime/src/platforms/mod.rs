@@ -8,6 +8,7 @@ mod tpu;
 use std::path::Path;
 use std::time::Duration;
 
+use super::flags::Toolchain;
 pub use cuda::cuda_devices;
 use ltx2_base::with_defaults;
 use ltx2_nn::Lowering;
@@ -90,8 +91,8 @@ with_defaults! {
         /// Whether buffers in pinned host memory can consist of memory that this process allocates and maps. Plugins
         /// allocate such buffers in pools, which may be twice as large as their contents, and slowly.
         pub(crate) views_mapped_memory: bool = false,
-        /// Returns the lowering for a device kind.
-        pub lowering: fn(&str) -> Lowering = |_| Lowering::default(),
+        /// Returns the lowering for the devices of a compiler.
+        pub lowering: fn(&Toolchain) -> Lowering = |_| Lowering::default(),
         /// Returns the part of the pinned plugin's platform version on which compiling depends.
         pub(crate) pinned_version: fn() -> String = String::new,
         /// Returns the plugin release with a given platform version, or an error that describes the release if this

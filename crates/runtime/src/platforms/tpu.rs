@@ -29,7 +29,7 @@ pub(super) fn spec() -> PlatformSpec {
         target_chip: Some(is_tpu),
         topology: Some(topology),
         probe_topology: Some(|| ("v5e:2x2".into(), Attributes::new())),
-        lowering: Lowering::tpu,
+        lowering: |toolchain| Lowering::tpu(&toolchain.kind),
         pinned_version: Libtpu::pinned_version,
         release: Some(|version| Libtpu::parse(version).release().ok_or_else(|| Libtpu::parse(version).to_string())),
         speed_flags,

@@ -80,18 +80,22 @@ impl TensorView {
         Ok(bytes)
     }
 
-    /// Returns the codes of an int8-convrot matrix `[rows, columns]`, 8-bit integers, and the scale of each row. `None`:
-    /// the tensor is stored in another form.
+    /// Returns the codes of an int8-convrot weight; `None` if the tensor is stored in another form. Reads nothing.
+    pub fn rotated_codes(&self) -> Option<TensorView> {
+        let is_rotated = self.decoder.as_ref().is_some_and(|decoder| decoder.rotated_scales().is_some());
+        (is_rotated && self.shape.len() == 2).then(|| self.codes(DType::I8))
+    }
+
+    /// Reads the scales of an int8-convrot weight, one per row; `None` if the tensor is stored in another form.
     ///
     /// # Errors
     /// Returns an error if the scales cannot be read or are not finite.
-    pub fn rotated_codes(&self) -> Result<Option<(TensorView, Vec<f32>)>, WeightsError> {
+    pub fn rotated_scales(&self) -> Result<Option<Vec<f32>>, WeightsError> {
         let scales = self.decoder.as_ref().and_then(|decoder| decoder.rotated_scales());
         let (Some(scales), &[rows, columns]) = (scales, &*self.shape) else { return Ok(None) };
         let first = self.first / columns.max(1);
         let scales = finite_tensor(scales)?.to_f32().into_iter().collect::<Vec<f32>>();
-        let scales = if let [one] = *scales { vec![one; rows] } else { scales[first..first + rows].to_vec() };
-        Ok(Some((self.codes(DType::I8), scales)))
+        Ok(Some(if let [one] = *scales { vec![one; rows] } else { scales[first..first + rows].to_vec() }))
     }
 
     /// Returns the stored codes of a tensor with one byte per value.

@@ -71,7 +71,8 @@ fn decoded_values_equal_those_of_comfy_kitchen_bit_for_bit() {
 fn int8_convrot_codes_are_read_unchanged_and_equal_those_of_comfy_kitchen() {
     let mut file = open(&fixture("comfy.safetensors"));
     let codes_of = |file: &Checkpoint, name: &str| {
-        let found = file.get(name).expect("there").rotated_codes().expect("readable");
+        let view = file.get(name).expect("there");
+        let found = view.rotated_codes().zip(view.rotated_scales().expect("readable"));
         found.map(|(codes, scales)| (codes.shape().to_vec(), codes.read().expect("readable"), scales))
     };
     let (shape, codes, scales) = codes_of(&file, "convrot.weight").expect("int8-convrot");

@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn repeated_work_is_reported_for_unknown_chip() {
         let config = Config::load("ltx2", ["layout=replicated"]).unwrap();
-        let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA X1".into(), version: String::new() };
+        let toolchain = Toolchain::of_kind("cuda", "NVIDIA X1");
         let devices = RankingDevices { toolchain: &toolchain, count: 4, capacity: None, chip: None };
         let faster = compare(&config, devices, None).unwrap().unwrap().faster().unwrap();
         assert!(faster.ends_with(" % of the work"), "{faster}");
@@ -268,7 +268,7 @@ mod tests {
     fn only_savings_above_three_percent_are_reported() {
         let config = Config::load("ltx2", ["layout=cfg"]).unwrap();
         let chip = Chip::named("h200").unwrap();
-        let toolchain = Toolchain { platform: "cuda".into(), kind: "NVIDIA H200".into(), version: String::new() };
+        let toolchain = Toolchain::of_kind("cuda", "NVIDIA H200");
         let devices = RankingDevices { toolchain: &toolchain, count: 2, capacity: None, chip: Some(chip) };
         let same = compare(&config, devices, None).unwrap().unwrap();
         let named = |factor: f64| {

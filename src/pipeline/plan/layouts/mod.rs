@@ -204,7 +204,7 @@ mod tests {
         count: usize,
     ) -> (Config, Toolchain, Option<&'static Chip>, usize) {
         let config = Config::load("ltx2", set.iter().copied()).unwrap();
-        let toolchain = Toolchain { platform: platform.into(), kind: kind.into(), version: String::new() };
+        let toolchain = Toolchain::of_kind(platform, kind);
         (config, toolchain, Chip::of_device(kind).ok(), count)
     }
 
@@ -224,8 +224,7 @@ mod tests {
         let chosen = |preset: &str, count: usize| {
             let config = Config::load(preset, std::iter::empty::<&str>()).unwrap();
             let chip = Chip::named("h100").unwrap();
-            let toolchain =
-                Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
+            let toolchain = Toolchain::of_kind("cuda", &chip.device_kinds[0]);
             let devices =
                 RankingDevices { toolchain: &toolchain, count, capacity: Some(chip.capacity), chip: Some(chip) };
             let first = ranking(&config, devices).unwrap().first;
@@ -254,8 +253,7 @@ mod tests {
     #[test]
     fn auto_repeats_little_work_on_any_device_count() {
         let chip = Chip::named("h200").unwrap();
-        let toolchain =
-            Toolchain { platform: "cuda".into(), kind: chip.device_kinds[0].clone(), version: String::new() };
+        let toolchain = Toolchain::of_kind("cuda", &chip.device_kinds[0]);
         let branches: [&[&str]; 3] = [
             &[],
             &["guidance.video.stg=1", "guidance.stg_blocks=[29]"],
