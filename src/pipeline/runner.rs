@@ -133,7 +133,7 @@ impl Runner {
 
     /// Applies a memory plan to all following runs.
     pub(crate) fn follow(&mut self, planned: FittedPlan) {
-        self.executor.keep(planned.keep, planned.host_limit());
+        self.executor.keep(planned.keep, planned.host_limit(), planned.fits_host());
         if self.build.streaming != planned.streaming {
             self.build.streaming = planned.streaming;
             self.forget_loops();

@@ -15,6 +15,7 @@ use super::plan::loras::Loras;
 use super::plan::memory;
 use super::plan::options::RunOptions;
 use super::plan::run_plan::RunPlan;
+use super::plan::stream;
 use super::programs::executor::Executor;
 use super::runner::Runner;
 use super::stages::text_to_video::Generated;
@@ -147,6 +148,7 @@ impl SessionDevices {
         let build = setup::build_for(&plan.config, count, engine.toolchain())?;
         check_mesh_use(&plan.config, &build, &engine)?;
         plan.programs.check(&build)?;
+        let build = Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build };
         Ok(SessionDevices { engine, build, versions })
     }
 }

@@ -35,8 +35,9 @@ fn stderr(out: &Output) -> String {
 
 /// Returns a figure of the planned memory table, in GiB.
 fn planned(log: &str, row: &str) -> f64 {
-    let line = log.lines().find(|l| l.trim_start().starts_with(row)).unwrap_or_else(|| panic!("no '{row}' in {log}"));
-    line.split_whitespace().last().and_then(|v| v.parse().ok()).expect("a figure")
+    let line =
+        log.lines().find_map(|l| l.trim_start().strip_prefix(row)).unwrap_or_else(|| panic!("no '{row}' in {log}"));
+    line.split_whitespace().next().and_then(|v| v.parse().ok()).expect("a figure")
 }
 
 #[needs(cpu)]

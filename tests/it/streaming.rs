@@ -33,13 +33,14 @@ fn streamed_weights_give_the_same_bits() {
     }
 }
 
-/// Moves the weights of a loaded model to host memory and back, as memory plans for other requests do.
+/// Moves the weights of unrolled layers to host memory and back, as memory plans for other requests do.
 #[needs(cpu)]
 fn loaded_weights_move_between_memories() {
     let client = cpu(1);
     let all = cases("pipeline");
     let case = all.iter().find(|c| c.name.ends_with("b_plain")).expect("a case");
-    let mut runner = open(&client, case.model.to_str().expect("a path"), plain(DType::F32));
+    let build = Build { lowering: Lowering { unroll_layers: true, ..Lowering::cpu() }, ..plain(DType::F32) };
+    let mut runner = open(&client, case.model.to_str().expect("a path"), build);
     let request = request(case, &runner.model);
     let streaming = |resident| Some(Streaming { component: "transformer", resident, min_bytes: 1 << 10 });
     let mut run = |streaming| {

@@ -68,7 +68,7 @@ impl Client {
         if !staging.is_mapped {
             return Err(self.plugin().refuse::<View>("the memory is not mapped"));
         }
-        let dims = to_i64(dims);
+        let (dims, memory) = (to_i64(dims), device.memory_of_kind(Some(memory))?);
         let data = pointer(&staging[..]);
         let owner = Box::into_raw(Box::new(staging));
         let args = View {
@@ -80,7 +80,7 @@ impl Client {
             device: device.raw(),
             on_delete_callback: Some(release),
             on_delete_callback_arg: owner.cast(),
-            memory: device.memory_of_kind(Some(memory))?,
+            memory,
             ..Struct::new()
         };
         // SAFETY: the dimensions outlive the call; the memory lives until the plugin calls `release`. We own the buffer.

@@ -51,10 +51,7 @@ pub(super) fn load(
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
     let source = &Conversions { source, scales: Mutex::default() };
     // Scales that must be computed last, because most are then known from the conversions of their weights.
-    jobs.sort_by_cached_key(|job| {
-        let param = uploads[job.upload].param;
-        matches!(param.source, Source::Scales { .. }) && !source.has_scales(param, job.key)
-    });
+    jobs.sort_by_cached_key(|job| source.computes_scales(uploads[job.upload].param, job.key));
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
     // copied out of these bytes.
     let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
@@ -94,6 +91,15 @@ impl Conversions<'_> {
         let Source::Scales { keys, rotated, .. } = &param.source else { return false };
         let is_stored = || self.source.rotated(param.component, &keys[key]).is_ok_and(|weight| weight.is_some());
         lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || (*rotated && is_stored())
+    }
+
+    /// Whether a parameter is the scales of weights, and those of its weight `key` must be computed: the weight is not
+    /// stored in the parameter's form.
+    fn computes_scales(&self, param: &Param, key: usize) -> bool {
+        let Source::Scales { keys, of, .. } = &param.source else { return false };
+        let stored = self.source.in_file(param.component, &keys[key], *of);
+        let is_stored = stored.is_ok_and(|weight| weight.is_some_and(|weight| weight.dtype == *of));
+        !is_stored && !self.has_scales(param, key)
     }
 }
 
@@ -528,7 +534,13 @@ impl<'a> PinnedArray<'a> {
         drop(self.memory());
         let memory = self.memory.into_inner().expect("allocated above");
         let memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
-        self.engine.client().view(self.device, MemorySpace::PinnedHost.name(), memory, self.ty, &self.dims)
+        let (client, kind) = (self.engine.client(), MemorySpace::PinnedHost.name());
+        if memory.is_mapped() {
+            return client.view(self.device, kind, memory, self.ty, &self.dims);
+        }
+        // The system refuses to pin this memory, but may have a larger limit for the plugin's.
+        let host = HostBuffer { memory: Some(kind), ..HostBuffer::dense(&memory, self.ty, &self.dims) };
+        client.upload(self.device, host)
     }
 }
 

@@ -108,6 +108,11 @@ impl LoadedParameters {
             .retain(|name, loaded| wanted.get(name.as_str()).is_none_or(|memory| *memory == loaded.tensor.memory()));
     }
 
+    /// Removes the parameters whose names `keep` rejects.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| keep(name));
+    }
+
     /// Removes and returns all parameters of a component.
     pub fn take_component(&mut self, component: &str) -> LoadedParameters {
         self.remove(|loaded| loaded.component == component)

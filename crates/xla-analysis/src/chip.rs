@@ -168,7 +168,8 @@ impl Chip {
     pub fn compute_capability(&self) -> Option<String> {
         let (_, fields) = self.target_config.as_ref()?.split_once("cuda_compute_capability")?;
         let (fields, _) = fields.split_once('}')?;
-        let field = |name: &str| fields.split_once(name)?.1.split_whitespace().next();
+        let is_end = |c: char| !c.is_ascii_digit();
+        let field = |name: &str| fields.split_once(name)?.1.trim_start().split(is_end).next();
         Some(format!("{}.{}", field("major:")?, field("minor:").unwrap_or("0")))
     }
 

@@ -14,7 +14,7 @@ use super::residency::{Keep, work};
 use super::resolved::ResolvedConfig;
 use super::run_plan::RunPlan;
 use super::stream::StreamSearch;
-use crate::config::{Chain, Config, NumFrames, Residency, Stream, Tiling, shipped_layouts};
+use crate::config::{Chain, Config, NumFrames, Residency, Stream, Tiling, WeightType, shipped_layouts};
 use crate::host;
 use crate::models::Network;
 use crate::nn::{Build, Streaming};
@@ -22,15 +22,18 @@ use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
 use crate::pipeline::programs::executor::Executor;
 use crate::runtime::processes::Group;
-use crate::runtime::{Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
+use crate::runtime::{Engine, Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
 
 /// Fraction of the free memory that is kept in reserve, because allocators fragment and the results of a program stay
 /// in memory until the next program runs.
 const SPARE: f64 = 0.03;
 
-/// Fraction of the host's free memory that is kept in reserve for the process itself and for the page cache through
-/// which weights are read.
-const HOST_SPARE: f64 = 0.1;
+/// Bytes of the host's free memory that are kept in reserve for the plugin, its compiler and the staging memory of loads:
+/// a run without streaming takes 5.6 GiB (H200).
+const HOST_SPARE: usize = 6 << 30;
+
+/// Smallest fraction of the host's free memory that is kept in reserve.
+const HOST_SPARE_FRACTION: f64 = 0.1;
 
 /// If all parameters take at most this fraction of the usable memory, they are loaded during compilation. The rest is
 /// left for the programs, whose needs are not known yet, and for compilers that try kernels on the device.
@@ -103,38 +106,43 @@ pub(in crate::pipeline) fn io(network: &Network) -> usize {
 }
 
 /// Returns the usable bytes of each device of this process: the minimum over its devices. `None`: no device reports
-/// them.
-fn free_here(executor: &Executor) -> Option<usize> {
-    let memory = executor.engine().devices().iter().filter_map(|d| d.memory().ok());
-    // Parameters that are already loaded are part of the memory that this run needs, so they count as free.
-    let loaded = executor.footprint().device as i64;
-    let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded)).min();
+/// them. `loaded`: parameters that are already loaded are part of the memory that a run needs, so they count as free.
+fn free_here(engine: &Engine, loaded: Footprint) -> Option<usize> {
+    let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
+    let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded.device as i64)).min();
     own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
 }
 
 /// Returns the bytes of host memory that parameters may take for each device of a run with `devices` devices. `None`:
 /// unknown.
-fn free_host(executor: &Executor, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
+fn free_host(engine: &Engine, loaded: Footprint, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
     // The processes of a host share its memory.
     let processes = group.map_or(1, |group| {
         let hosts = group.hosts();
         hosts.iter().filter(|host| hosts.get(group.id()) == Some(*host)).count()
     });
-    let each = host::free_memory()? as f64 * (1.0 - HOST_SPARE) / processes.max(1) as f64;
-    let local = executor.engine().local_devices(devices).max(1);
-    Some(each as usize / local + executor.footprint().host)
+    let free = usize::try_from(host::free_memory()?).unwrap_or(usize::MAX) / processes.max(1);
+    let spare = HOST_SPARE.max((free as f64 * HOST_SPARE_FRACTION) as usize);
+    Some(free.saturating_sub(spare) / engine.local_devices(devices).max(1) + loaded.host)
 }
 
 impl Limits {
     /// Returns the usable memory. In a multi-process run, this is the minimum over all processes: with different limits,
     /// the processes would run different programs.
-    fn new(config: &Config, executor: &Executor, build: &Build, group: Option<&Arc<Group>>) -> Result<Self> {
-        let (engine, host) = (executor.engine(), free_host(executor, build.layout.mesh.devices(), group));
+    pub(super) fn new(
+        config: &Config,
+        engine: &Engine,
+        loaded: Footprint,
+        build: &Build,
+        group: Option<&Arc<Group>>,
+    ) -> Result<Self> {
+        let host = free_host(engine, loaded, build.layout.mesh.devices(), group);
         let configured = config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as usize);
-        let device = configured.or_else(|| free_here(executor));
+        let device = configured.or_else(|| free_here(engine, loaded));
         let Some(group) = group else {
-            // Other processes without a group may have another limit.
-            return Ok(Limits { device: configured.or(device.filter(|_| !engine.has_peers())), host });
+            // Other processes without a group may have other limits.
+            let here = |limit: Option<usize>| limit.filter(|_| !engine.has_peers());
+            return Ok(Limits { device: configured.or(here(device)), host: here(host) });
         };
         let least = |own: Option<usize>| -> Result<Option<usize>> {
             let all = group.all_gather(&own.unwrap_or(usize::MAX).to_string())?;
@@ -191,6 +199,10 @@ impl BuiltRun {
             need.work = work(network, &*executor.compile(program.name(), network)?);
         }
         Ok(())
+    }
+
+    fn hashes(&self) -> impl Iterator<Item = String> {
+        self.networks.iter().map(|(_, network)| network.program.hash())
     }
 
     /// Returns the program of a kind.
@@ -293,7 +305,8 @@ impl MemoryPlan {
         let tried = self.tried(need, keep);
         let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
         // Bytes that were usable before anything was loaded.
-        let known = [self.limits.device, free_here(executor)].into_iter().flatten().min();
+        let known =
+            [self.limits.device, free_here(executor.engine(), executor.footprint())].into_iter().flatten().min();
         let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
         let change = match turns {
             true => Some("--set runtime.residency=in_turn".to_string()),
@@ -365,7 +378,7 @@ pub(in crate::pipeline) fn explain_single_run(
         Some(work) => ("", work),
         None => ("at least ", io(network)),
     };
-    let free = usable_text(free_here(executor));
+    let free = usable_text(free_here(executor.engine(), executor.footprint()));
     let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + work_bytes));
     out_of_memory_error(
         error,
@@ -398,15 +411,19 @@ pub(crate) fn plan(
     build: &Build,
     group: Option<&Arc<Group>>,
 ) -> Result<FittedPlan> {
-    let limits = Limits::new(&plan.config, executor, build, group)?;
-    let residency = plan.config.runtime.residency;
+    let limits = Limits::new(&plan.config, executor.engine(), executor.footprint(), build, group)?;
+    let (residency, before) = (plan.config.runtime.residency, build.streaming);
     let mut built = BuiltRun::new(plan, executor, build.clone(), limits)?;
     let mut search = StreamSearch::new(plan, executor);
     // Do not compile programs whose parameters, arguments and results alone do not fit.
-    if built.memory.keep(residency).is_none()
-        && let Some(next) = search.next(&built, executor)?
-    {
-        built = next;
+    if built.memory.keep(residency).is_none() {
+        match (search.next(&built, executor)?, search.all_streamed()) {
+            (Some(next), _) => built = next,
+            (None, Some(least)) => {
+                return Err(PipelineError::TooLarge(least.memory.shortage(executor, &least.build)));
+            }
+            (None, None) => {}
+        }
     }
     loop {
         built.load_ahead(executor);
@@ -416,6 +433,7 @@ pub(crate) fn plan(
             Err(error) => matches!(error, PipelineError::Runtime(RuntimeError::OutOfMemory { is_host: false, .. })),
         };
         if is_too_large && let Some(next) = search.next(&built, executor)? {
+            executor.discard(built.hashes().filter(|hash| next.hashes().all(|other| other != *hash)).collect());
             built = next;
             continue;
         }
@@ -427,6 +445,10 @@ pub(crate) fn plan(
             return Err(PipelineError::TooLarge(memory.shortage(executor, build)));
         };
         search.log(&built, executor);
+        if built.build.streaming != before {
+            // With another number of resident blocks, loops over layers have other parameters.
+            executor.drop_unread(built.networks.iter().map(|(_, network)| &**network));
+        }
         return Ok(FittedPlan { keep, streaming: build.streaming, plan: Rc::new(built.memory) });
     }
 }
@@ -437,10 +459,16 @@ impl FittedPlan {
         self.plan.limits.host
     }
 
+    /// Whether the host's memory holds all parameters that are streamed.
+    pub(crate) fn fits_host(&self) -> bool {
+        self.plan.limits.host.is_none_or(|limit| self.plan.parameters().host <= limit)
+    }
+
     /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
     /// aborts the process.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
-        let known = [self.plan.limits.device, free_here(executor)].into_iter().flatten().min();
+        let known =
+            [self.plan.limits.device, free_here(executor.engine(), executor.footprint())].into_iter().flatten().min();
         let of = |need: &Need| {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };
@@ -480,8 +508,8 @@ impl MemoryPlan {
         if let Some((need, bytes)) = self.host_shortage() {
             let (name, bytes, free) = (need.program.name(), gib(bytes), gib(self.limits.host.unwrap_or(0)));
             return format!(
-                "{name} streams {bytes:.2} GiB of weights from host memory, of which {free:.2} GiB are free: increase \
-                 runtime.resident_blocks, or use runtime.weights of 8 bits"
+                "{name} streams {bytes:.2} GiB of weights from host memory, of which {free:.2} GiB are free: use a host \
+                 with more memory, or runtime.weights of 8 bits"
             );
         }
         let limit = self.limits.device.unwrap_or(usize::MAX);
@@ -503,9 +531,13 @@ impl MemoryPlan {
     /// Describes how many bytes a program needs and how many are usable.
     pub(super) fn describe(&self, need: &Need, bytes: usize) -> String {
         let work = need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work)));
-        let (name, have) = (need.program.name(), gib(self.limits.device.unwrap_or(usize::MAX)));
+        let have = match self.limits.device {
+            Some(bytes) => format!("{:.2} GiB per device are usable", gib(bytes)),
+            None => "free memory is unknown".into(),
+        };
         format!(
-            "{name} needs {:.2} GiB per device ({work} without its parameters); {have:.2} GiB per device are usable",
+            "{} needs {:.2} GiB per device ({work} without its parameters); {have}",
+            need.program.name(),
             gib(bytes)
         )
     }
@@ -569,7 +601,10 @@ fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
         }
         None => (format!("--num-frames {n}"), changed(config, |c| c.request.num_frames = NumFrames::Count(n))),
     });
-    streamed.chain(tiled).chain(layouts).chain(frames)
+    let narrow = [WeightType::Int8].into_iter().filter(|_| config.runtime.weights == WeightType::Bf16);
+    let narrow =
+        narrow.map(|form| ("--set runtime.weights=int8".to_string(), changed(config, |c| c.runtime.weights = form)));
+    streamed.chain(tiled).chain(layouts).chain(frames).chain(narrow)
 }
 
 fn changed(config: &Config, change: impl FnOnce(&mut Config)) -> Config {

@@ -150,14 +150,17 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     {
         let count = others.len();
         tracing::info!(
-            "text encoder: int8-convrot weights are used unchanged; {count} other weights are not quantized"
+            "text encoder: int8-convrot weights are used unchanged, except those fused with others; {count} other \
+             weights are not quantized"
         );
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
     tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");
-    if weights == WeightType::Int8 && stored.contains(weight_name(WeightType::Int8Convrot)) {
+    if weights != WeightType::Int8Convrot && stored.contains(weight_name(WeightType::Int8Convrot)) {
+        let done = if weights == WeightType::Bf16 { "decoded" } else { "quantized again" };
         tracing::info!(
-            "the checkpoint's int8-convrot weights are quantized again; runtime.weights: int8-convrot uses them unchanged"
+            "the checkpoint's int8-convrot weights are {done}; runtime.weights: int8-convrot uses them unchanged, with \
+             less memory and loading time"
         );
     }
     Ok(())

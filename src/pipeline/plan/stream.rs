@@ -2,6 +2,7 @@
 //! blocks stay in device memory.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::layouts::{RankingDevices, step_ms};
 use super::memory::{BuiltRun, Limits, MemoryPlan, Need};
@@ -10,11 +11,13 @@ use super::run_plan::RunPlan;
 use super::setup;
 use crate::config::{Config, Stream};
 use crate::models::Network;
-use crate::nn::Build;
+use crate::nn::{Build, Streaming};
 use crate::pipeline::error::Result;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::programs::executor::Executor;
-use crate::runtime::{Footprint, platforms};
+use crate::runtime::platforms::PlatformSpec;
+use crate::runtime::processes::Group;
+use crate::runtime::{Engine, Footprint, platforms};
 use crate::weights::Component;
 
 /// The number of resident blocks is a multiple of the number of blocks divided by this. With finer steps, a small change
@@ -29,7 +32,7 @@ const AHEAD: usize = 3;
 /// The compiler reports 2.0 for LTX-2.0 at 768x512x121 on an H200.
 const TEMPORARIES: f64 = 3.0;
 
-/// Searches for a number of resident blocks with which a run fits in memory.
+/// Searches for a number of resident blocks with which a run fits in memory, after programs were compiled.
 pub(super) struct StreamSearch<'a> {
     plan: &'a RunPlan,
     is_auto: bool,
@@ -37,14 +40,14 @@ pub(super) struct StreamSearch<'a> {
     all_streamed: Option<BuiltRun>,
     /// Bytes that each compiled program needs besides its parameters and the weights that it copies ahead.
     temporaries: BTreeMap<ProgramKind, usize>,
-    /// Why the run does not fit without streaming, and its predicted milliseconds per step. `None`: not tried.
-    resident: Option<(String, Option<f64>)>,
+    /// Why the last tried choice does not fit. `None`: none was tried.
+    why: Option<String>,
 }
 
 impl<'a> StreamSearch<'a> {
     pub(super) fn new(plan: &'a RunPlan, executor: &Executor) -> Self {
-        let is_auto = plan.config.runtime.stream == Stream::Auto && executor.engine().spec().streams_weights;
-        StreamSearch { plan, is_auto, all_streamed: None, temporaries: BTreeMap::new(), resident: None }
+        let is_auto = is_auto(&plan.config, &executor.engine().spec());
+        StreamSearch { plan, is_auto, all_streamed: None, temporaries: BTreeMap::new(), why: None }
     }
 
     /// Builds the run again with fewer weights in device memory than `tried`, which does not fit. `None`: it cannot fit,
@@ -59,10 +62,7 @@ impl<'a> StreamSearch<'a> {
             let Some(work) = need.work else { continue };
             self.temporaries.insert(need.program, work.saturating_sub(ahead(programs, &tried.memory, need)));
         }
-        if before.is_none() {
-            let why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
-            self.resident = Some((why.unwrap_or_default(), predict(config, programs, tried, executor)));
-        }
+        self.why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
         let build = |resident: usize| Build { streaming: Some(setup::streamed(resident)), ..tried.build.clone() };
         let all_streamed = match self.all_streamed.take() {
             Some(built) => built,
@@ -77,23 +77,113 @@ impl<'a> StreamSearch<'a> {
         resident.map(|resident| BuiltRun::new(self.plan, executor, build(resident), tried.memory.limits)).transpose()
     }
 
-    /// Logs the decision to stream weights.
-    pub(super) fn log(&self, built: &BuiltRun, executor: &Executor) {
-        let Some((why, without)) = &self.resident else { return };
-        let Some(streaming) = built.build.streaming else { return };
-        let RunPlan { config, programs, .. } = self.plan;
-        let step = match (predict(config, programs, built, executor), without) {
-            (Some(with), Some(without)) => format!("; predicted step: {with:.0} ms, without streaming {without:.0} ms"),
-            _ => String::new(),
-        };
-        tracing::info!(
-            "runtime.stream: auto: streaming weights from host memory ({:.2} GiB per device), because {why}; \
-             {} of {} transformer blocks stay in device memory{step}",
-            built.memory.host_gib(),
-            streaming.resident,
-            programs.layers(),
-        );
+    /// Returns the run with all layers streamed, if it was tried without success.
+    pub(super) fn all_streamed(&self) -> Option<&BuiltRun> {
+        self.all_streamed.as_ref()
     }
+
+    /// Logs the decision to stream weights, if it was made after programs were compiled.
+    pub(super) fn log(&self, built: &BuiltRun, executor: &Executor) {
+        let (Some(why), Some(streaming)) = (&self.why, built.build.streaming) else { return };
+        let RunPlan { config, programs, .. } = self.plan;
+        let network = |kind| built.network(kind);
+        let step = predict(config, programs, network, &built.build, &executor.engine().toolchain().kind);
+        log(programs, &built.memory, streaming.resident, why, step);
+    }
+}
+
+/// Whether the memory decides which weights are streamed.
+fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
+    config.runtime.stream == Stream::Auto && spec.streams_weights
+}
+
+fn log(programs: &Programs, memory: &MemoryPlan, resident: usize, why: &str, step: Option<f64>) {
+    let step = step.map_or(String::new(), |ms| format!("; predicted step: at least {ms:.0} ms"));
+    tracing::info!(
+        "runtime.stream: auto: streaming weights from host memory ({:.2} GiB per device), because {why}; {resident} of {} \
+         transformer blocks stay in device memory{step}",
+        memory.host_gib(),
+        programs.layers(),
+    );
+}
+
+/// All programs of a run.
+type Networks = Vec<(ProgramKind, Network)>;
+
+/// Choice of the weights to stream, made without compiling.
+pub(in crate::pipeline) enum StreamChoice {
+    /// None: all programs fit without streaming, as far as is known without compiling.
+    Resident,
+    /// Those of all layers, except for this number of transformer blocks.
+    Streamed(usize),
+    /// No choice fits.
+    Nothing,
+}
+
+/// A choice made without compiling, with what it is based on.
+pub(in crate::pipeline) struct Decision {
+    pub(in crate::pipeline) choice: StreamChoice,
+    /// Description of the program that needs the most memory without streaming.
+    why: String,
+    /// Memory with all layers streamed, and its programs; empty if nothing needs to be streamed.
+    pub(in crate::pipeline) streamed: Option<(MemoryPlan, Networks)>,
+}
+
+impl Decision {
+    /// Decides which weights a run streams if `runtime.stream` is `auto`. `build`: options without streaming.
+    ///
+    /// # Errors
+    /// Returns an error if a program cannot be built.
+    pub(in crate::pipeline) fn new(
+        config: &Config,
+        programs: &Programs,
+        build: &Build,
+        limits: Limits,
+    ) -> Result<Self> {
+        let (memory, _) = built(config, programs, build, limits)?;
+        let why = memory.largest().map(|(need, bytes)| memory.describe(need, bytes)).unwrap_or_default();
+        if memory.keep(config.runtime.residency).is_some() {
+            return Ok(Decision { choice: StreamChoice::Resident, why, streamed: None });
+        }
+        let build = Build { streaming: Some(setup::streamed(0)), ..build.clone() };
+        let (memory, networks) = built(config, programs, &build, limits)?;
+        let resident = choose(config, programs, &memory, |kind| find(&networks, kind), &BTreeMap::new(), None);
+        let choice = resident.map_or(StreamChoice::Nothing, StreamChoice::Streamed);
+        Ok(Decision { choice, why, streamed: Some((memory, networks)) })
+    }
+}
+
+fn built(config: &Config, programs: &Programs, build: &Build, limits: Limits) -> Result<(MemoryPlan, Networks)> {
+    let write = |kind| Ok((kind, programs.network(kind, build)?));
+    let networks = programs.kinds().map(write).collect::<Result<Networks>>()?;
+    let each = networks.iter().map(|(kind, network)| (*kind, network));
+    Ok((MemoryPlan::for_programs(config, each, limits), networks))
+}
+
+fn find(networks: &Networks, kind: ProgramKind) -> Option<&Network> {
+    networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network)
+}
+
+/// Returns which weights a run on opened devices streams before any program is compiled, and logs the choice of
+/// `runtime.stream: auto`. All processes of a run make the same choice.
+pub(in crate::pipeline) fn initial(
+    plan: &RunPlan,
+    engine: &Engine,
+    build: &Build,
+    group: Option<&Arc<Group>>,
+) -> Result<Option<Streaming>> {
+    let RunPlan { config, programs, .. } = plan;
+    if !is_auto(config, &engine.spec()) {
+        return Ok(build.streaming);
+    }
+    let limits = Limits::new(config, engine, Footprint::default(), build, group)?;
+    let decision = Decision::new(config, programs, build, limits)?;
+    let (StreamChoice::Streamed(resident), Some((memory, networks))) = (decision.choice, decision.streamed) else {
+        return Ok(None);
+    };
+    let step = predict(config, programs, |kind| find(&networks, kind), build, &engine.toolchain().kind);
+    log(programs, &memory, resident, &decision.why, step);
+    Ok(Some(setup::streamed(resident)))
 }
 
 /// Returns the number of transformer blocks that should stay in device memory, less than `before`. `None`: no choice
@@ -148,48 +238,30 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
     let capacity = devices.capacity.into_iter().chain(configured).min().and_then(|bytes| usize::try_from(bytes).ok());
     let limits = Limits { device: capacity, host: None };
     let build = setup::build_for(config, devices.count, devices.toolchain)?;
-    let networks = |build: &Build| {
-        let write = |kind| Ok((kind, programs.network(kind, build)?));
-        programs.kinds().map(write).collect::<Result<Vec<(ProgramKind, Network)>>>()
-    };
-    let planned = |networks: &[(ProgramKind, Network)]| {
-        let mut memory =
-            MemoryPlan::for_programs(config, networks.iter().map(|(kind, network)| (*kind, network)), limits);
-        let works = memory
-            .needs
-            .iter()
-            .zip(networks)
-            .map(|(need, (_, network))| need.io + estimate(network) + ahead(programs, &memory, need));
-        let works: Vec<_> = works.collect();
-        memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
-        memory
-    };
-    let all = networks(&build)?;
-    let memory = planned(&all);
+    let (mut memory, networks) = built(config, programs, &build, limits)?;
+    let works: Vec<_> =
+        memory.needs.iter().zip(&networks).map(|(need, (_, network))| need.io + estimate(network)).collect();
+    memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
     let Some((need, bytes)) = memory.largest() else { return Ok(String::new()) };
     let usable = capacity.map_or(String::new(), |bytes| format!(" of {:.1} GiB", bytes as f64 / GIB));
     let text = format!("memory: {} needs about {:.1} GiB{usable} per device", need.program.name(), bytes as f64 / GIB);
     if memory.keep(config.runtime.residency).is_some() {
         return Ok(text);
     }
-    let streams = platforms::spec_by_name(&devices.toolchain.platform).streams_weights;
-    if config.runtime.stream == Stream::Off || build.streaming.is_some() || !streams {
+    if !is_auto(config, &platforms::spec_by_name(&devices.toolchain.platform)) {
         return Ok(format!("{text}, which does not fit"));
     }
-    let build = Build { streaming: Some(setup::streamed(0)), ..build };
-    let all = networks(&build)?;
-    let memory = planned(&all);
-    let network = |kind| all.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
-    let least = memory.largest().map_or(0.0, |(_, bytes)| bytes as f64 / GIB);
-    let Some(resident) = choose(config, programs, &memory, network, &BTreeMap::new(), None) else {
-        return Ok(format!("{text}, and about {least:.1} GiB with runtime.stream, which does not fit"));
-    };
-    Ok(format!(
-        "{text}; runtime.stream: auto keeps {resident} of {} transformer blocks in device memory and streams the others \
-         from host memory (all weights of layers: {:.1} GiB)",
-        programs.layers(),
-        memory.host_gib()
-    ))
+    let Decision { choice, streamed, .. } = Decision::new(config, programs, &build, limits)?;
+    let host = streamed.map_or(0.0, |(memory, _)| memory.host_gib());
+    let blocks = programs.layers();
+    Ok(match choice {
+        StreamChoice::Resident => format!("{text}; whether this fits is known after compiling"),
+        StreamChoice::Streamed(resident) => format!(
+            "{text}; runtime.stream: auto keeps {resident} of {blocks} transformer blocks in device memory and streams the \
+             weights of other layers from host memory ({host:.1} GiB with all blocks)"
+        ),
+        StreamChoice::Nothing => format!("{text}, which does not fit even with runtime.stream"),
+    })
 }
 
 const GIB: f64 = 1073741824.0;
@@ -207,11 +279,18 @@ fn estimate(network: &Network) -> usize {
     (results.fold(0.0, f64::max) * TEMPORARIES) as usize
 }
 
-/// Predicts the milliseconds of a step of the first denoising loop. `None`: the run has none, or the chip is unknown.
-fn predict(config: &Config, programs: &Programs, built: &BuiltRun, executor: &Executor) -> Option<f64> {
-    let chip = setup::chip(config, &executor.engine().toolchain().kind).ok()?;
+/// Predicts the milliseconds of a step of the first denoising loop on devices of a kind. `None`: the run has none, or the
+/// chip is unknown.
+fn predict<'n>(
+    config: &Config,
+    programs: &Programs,
+    network: impl Fn(ProgramKind) -> Option<&'n Network>,
+    build: &Build,
+    device_kind: &str,
+) -> Option<f64> {
+    let chip = setup::chip(config, device_kind).ok()?;
     let (kind, _) = programs.loops(config.sampler.steps).into_iter().next()?;
-    Some(step_ms(built.network(kind)?, &built.build, &chip, programs.layers()))
+    Some(step_ms(network(kind)?, build, &chip, programs.layers()))
 }
 
 #[cfg(test)]
@@ -247,5 +326,31 @@ mod tests {
         let more = chosen(20.0, &[], &[(ProgramKind::Denoise, 12.0)], Some(few)).expect("fits");
         assert!(more < few, "{more} of {few}");
         assert_eq!(chosen(20.0, &[], &[], Some(0)), None);
+    }
+
+    #[test]
+    fn fit_is_described_without_devices() {
+        let target: crate::runtime::Target = "cuda:h200:1x1x1".parse().expect("a target");
+        let (toolchain, count, capacity) = target.described();
+        let describe = |set: &[&str]| {
+            let config = Config::load("ltx2", set.iter().copied()).expect("loads");
+            describe_fit(&config, RankingDevices { toolchain: &toolchain, count, capacity, chip: None })
+                .expect("a text")
+        };
+        let whole = describe(&[]);
+        assert!(
+            whole.starts_with("memory: denoise needs about 3") && whole.ends_with(" GiB of 139.7 GiB per device"),
+            "{whole}"
+        );
+        let few = chosen(15.0, &[], &[], None).expect("fits");
+        let streamed = describe(&["runtime.memory_limit=15"]);
+        assert!(
+            streamed.contains(&format!("; runtime.stream: auto keeps {few} of 48 transformer blocks")),
+            "{streamed}"
+        );
+        let off = describe(&["runtime.memory_limit=15", "runtime.stream=off"]);
+        assert!(off.ends_with(" of 15.0 GiB per device, which does not fit"), "{off}");
+        let none = describe(&["runtime.memory_limit=1"]);
+        assert!(none.ends_with(", which does not fit even with runtime.stream"), "{none}");
     }
 }

@@ -2,10 +2,10 @@
 //! optimized module.
 
 use crate::pipeline::plan::layouts::{RankingDevices, needed};
-use crate::pipeline::plan::memory::{Limits, MemoryPlan, io};
+use crate::pipeline::plan::memory::{Limits, io};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
-use crate::pipeline::plan::stream::choose;
+use crate::pipeline::plan::stream::{Decision, StreamChoice, choose};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -254,53 +254,40 @@ struct BuiltModule {
 }
 
 impl CompileJob<'_> {
-    /// Compiles the program as a run does: with `runtime.stream: auto`, streams weights if it does not fit otherwise.
+    /// Compiles the program as a run does: with `runtime.stream: auto`, streams weights if the run does not fit otherwise.
     fn compilation(&self, programs: &Programs) -> Result<Compilation> {
         let streams = spec(self.machine.target.platform()).streams_weights;
         if self.config.runtime.stream != Stream::Auto || !streams {
             return self.attempt(programs);
         }
-        let needed = needed(&self.network(programs)?);
-        let fits = self.capacity().is_none_or(|capacity| needed <= capacity);
-        let resident = if fits { Some(self.attempt(programs)?) } else { None };
-        match resident {
-            Some(done) if done.shortage.is_none() => Ok(done),
-            other => match (self.streamed(programs, other.as_ref())?, other) {
-                (Some(done), _) | (None, Some(done)) => Ok(done),
-                (None, None) => self.attempt(programs),
-            },
-        }
-    }
-
-    /// Compiles the program with streamed weights. `None`: it does not fit with any number of resident blocks.
-    /// `resident`: the compilation without streaming, which does not fit.
-    fn streamed(&self, programs: &Programs, resident: Option<&Compilation>) -> Result<Option<Compilation>> {
-        let with = |resident| CompileJob { streaming: Some(setup::streamed(resident)), ..*self };
-        let network = with(0).network(programs)?;
         let device = self.capacity().and_then(|bytes| usize::try_from(bytes).ok());
         let limits = Limits { device, host: None };
-        let memory = MemoryPlan::for_programs(self.config, [(self.options.kind, &network)], limits);
-        let known = |done: &Compilation| {
-            let bytes = io(&network) + usize::try_from(done.memory.temporaries).unwrap_or(0);
-            (done.layers == programs.layers()).then_some((self.options.kind, bytes))
+        let Decision { choice, streamed, .. } =
+            Decision::new(self.config, programs, &self.build(self.config)?, limits)?;
+        let (Some((memory, networks)), StreamChoice::Streamed(mut resident)) = (streamed, choice) else {
+            return self.attempt(programs);
         };
-        let mut before = None;
-        let mut temporaries: BTreeMap<_, _> = resident.and_then(known).into_iter().collect();
+        let network = |kind| networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
+        let mut temporaries = BTreeMap::new();
         loop {
-            let found = choose(self.config, programs, &memory, |_| Some(&network), &temporaries, before);
-            let Some(resident) = found else { return Ok(None) };
-            let mut done = with(resident).attempt(programs)?;
+            let job = CompileJob { streaming: Some(setup::streamed(resident)), ..*self };
+            let mut done = job.attempt(programs)?;
             if done.shortage.is_none() {
                 done.notes.push(format!(
-                    "runtime.stream: auto: the weights of {} of {} blocks are streamed from host memory, because the \
-                     program does not fit in device memory otherwise",
-                    programs.layers() - resident,
+                    "runtime.stream: auto: the run does not fit in device memory, so {resident} of {} blocks stay there, and \
+                     the weights of other layers are streamed from host memory",
                     programs.layers()
                 ));
-                return Ok(Some(done));
+                return Ok(done);
             }
-            temporaries.extend(known(&done));
-            before = Some(resident);
+            if done.layers == programs.layers() {
+                let own = network(self.options.kind).map_or(0, io);
+                temporaries.insert(self.options.kind, own + usize::try_from(done.memory.temporaries).unwrap_or(0));
+            }
+            match choose(self.config, programs, &memory, network, &temporaries, Some(resident)) {
+                Some(fewer) => resident = fewer,
+                None => return Ok(done),
+            }
         }
     }
 

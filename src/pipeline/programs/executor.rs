@@ -118,10 +118,17 @@ impl Executor {
     }
 
     /// Sets the residency policy, which decides which loaded parameters stay on the devices, and the bytes of host memory
-    /// that they may take for each device (`None`: no limit).
-    pub(crate) fn keep(&mut self, keep: Keep, host_limit: Option<usize>) {
+    /// that they may take for each device (`None`: no limit). `fits_host`: whether all of them fit there.
+    pub(crate) fn keep(&mut self, keep: Keep, host_limit: Option<usize>, fits_host: bool) {
         (self.keep, self.host_limit) = (keep, host_limit);
-        self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All));
+        self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All && fits_host));
+    }
+
+    /// Frees the parameters that no program of `networks` reads.
+    pub(crate) fn drop_unread<'n>(&mut self, networks: impl Iterator<Item = &'n Network>) {
+        let read: HashSet<&str> = networks.flat_map(|network| network.params.iter().map(|p| &*p.name)).collect();
+        let all = std::iter::once(&mut self.parameters).chain(self.parked.values_mut());
+        all.for_each(|parameters| parameters.retain(|name| read.contains(name)));
     }
 
     /// Sets the progress callback of loads.
@@ -133,6 +140,8 @@ impl Executor {
     /// pauses after the first network until [`Executor::keep`] decides whether all parameters stay on the devices. Does
     /// nothing for random weights.
     pub(crate) fn load_ahead(&mut self, networks: impl Iterator<Item = Arc<Network>>, all: bool) {
+        // Join the thread of an abandoned plan, so that two loads do not overlap.
+        self.ahead = None;
         let Some(files) = self.files() else { return };
         let mut seen = HashSet::new();
         let orders: Vec<_> = networks
@@ -269,6 +278,12 @@ impl Executor {
     pub(crate) fn drop_programs(&mut self, dropped: &BTreeSet<String>) {
         self.programs.retain(|hash, _| !dropped.contains(hash));
         self.made.retain(|program| !dropped.contains(program.hash()));
+    }
+
+    /// Drops programs that the run does not execute.
+    pub(crate) fn discard(&mut self, hashes: BTreeSet<String>) {
+        self.used.retain(|hash| !hashes.contains(hash));
+        self.drop_programs(&hashes);
     }
 
     /// Compiles a network and loads its parameters. Both are kept for later requests; the residency policy may evict
