@@ -225,8 +225,8 @@ impl MemoryPlan {
 
     /// Returns the memory that all parameters of the run take.
     fn parameters(&self) -> Footprint {
-        let copies = |component: &&'static str| self.components.get(*component).copied();
-        self.components.values().copied().chain(self.by_pass.iter().filter_map(|c| copies(&c))).sum()
+        let copies = self.by_pass.iter().filter_map(|component| self.components.get(component));
+        self.components.values().chain(copies).copied().sum()
     }
 
     /// Returns the bytes that the run needs if all parameters stay on the devices.
@@ -292,7 +292,7 @@ impl MemoryPlan {
             return error;
         };
         if *is_host {
-            let (weights, free) = (gib(self.parameters().host), self.limits.host.map_or(f64::NAN, |bytes| gib(bytes)));
+            let (weights, free) = (gib(self.parameters().host), self.limits.host.map_or(f64::NAN, gib));
             let said = one_line(source);
             return PipelineError::TooLarge(format!(
                 "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device, and \
