@@ -889,7 +889,7 @@ with_defaults! {
         /// on CPU.
         pub stream: Stream = Stream::Auto,
         /// Number of transformer blocks whose weights stay in device memory when weights are streamed. Null: with
-        /// `stream: auto`, as many as fit, in eighths of the blocks; with `on`, none.
+        /// `stream: auto`, as many as fit, rounded down to a multiple of one eighth of the blocks; with `on`, none.
         pub resident_blocks: Option<usize> = None,
         /// Memory limit per device in GiB; null uses the free memory that the device reports.
         #[schemars(range(min = 0))]
@@ -980,7 +980,7 @@ pub enum Residency {
 pub enum Stream {
     /// All weights are in device memory.
     Off,
-    /// Like `on` if a program does not fit in device memory otherwise, else like `off`.
+    /// Streams weights only if a program does not fit in device memory.
     #[default]
     Auto,
     /// The weights of all blocks except `resident_blocks` are in host memory. Each is copied to the device while earlier

@@ -62,7 +62,7 @@ pub struct DenoiseShape {
     pub(crate) rescale: RescaleExtent,
     /// Number of distinct noise levels of tokens in a step: the step's sigma, plus one for each conditioning strength.
     pub(crate) levels: usize,
-    /// Streams whose tokens have different noise levels.
+    /// Per stream: whether it has conditioned tokens, so that noise levels differ between tokens.
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has an input that marks video tokens that represent a single frame.
     pub keyframes: bool,

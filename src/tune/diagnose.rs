@@ -241,8 +241,8 @@ fn compared(config: &Config, request: &DiagnoseRequest, target: &Target) -> Opti
     })
 }
 
-/// Returns candidates that add rules which shipped layouts have and the layout lacks. The bound of a candidate is the
-/// cost that it is estimated to save. Returns an empty list if times cannot be estimated.
+/// Returns layout variants that add rules found in shipped layouts but missing from this one, if the estimated saving
+/// is at least `MIN_GAIN`; `bound` is that saving. Returns an empty list if times cannot be estimated.
 fn additions(found: &LayoutComparison, source: &LayoutSource, base: &CompileReport) -> Vec<LayoutVariant> {
     let worth = found.additions.iter().filter(|addition| found.is_timed() && addition.saved >= MIN_GAIN);
     worth

@@ -1,11 +1,11 @@
-//! Locks of files that one process may use.
+//! Exclusive file locks.
 
 use std::fs::{File, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Maximum wait for a lock. While another thread of this process starts a child process, the child has a copy of every
-/// open file until it executes its program, so a lock can outlast the file that held it.
+/// Maximum wait for a lock. Between `fork` and `exec`, a child process holds copies of all open file descriptors, so a
+/// lock can outlive its `File`.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Locks a file until it is closed.

@@ -90,8 +90,9 @@ impl Params {
         Params { component, prefix: String::new(), layer: None, is_quantized: false, ..self.clone() }
     }
 
-    /// Returns this prefix with quantized linear weights if the run uses quantization and `narrow(layer)` is true, or if
-    /// weights are rotated. `narrow` must return the same value for all layers of a loop.
+    /// Enables quantization for the linear weights under this prefix if the run quantizes weights and either rotates
+    /// them or `narrow(layer)` returns true. Outside a layer, weights stay unquantized. `narrow` must return the same
+    /// value for all layers of a loop.
     pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
@@ -234,7 +235,7 @@ impl Params {
         });
         let copied = |value: Value| if is_streamed { value.copy_to(MemorySpace::Device) } else { value };
         match &self.layer {
-            // The slice is copied before it is reshaped: XLA moves a slice only if the copy uses it directly.
+            // Copy before the reshape: XLA slices in host memory only if the copy consumes the slice directly.
             Some(Layer { number: Number::Counted { index, .. }, .. }) => {
                 let dims = value.dims()[1..].to_vec();
                 copied(value.dynamic_slice(0, index, 1)).reshape(dims)

@@ -15,8 +15,8 @@ fn libtpu_flags() -> String {
     std::env::var_os(ARGUMENTS).map_or_else(String::new, |given| given.to_string_lossy().into_owned())
 }
 
-/// Sets environment variables that plugins read, unless the user has set them: plugins do not log start-up messages, and
-/// the CUDA plugin may pin nine tenths of the host's memory for arrays instead of 64 GiB. Call it before the process
+/// Sets defaults for environment variables of plugins: suppresses start-up logs, and raises the CUDA plugin's limit on
+/// pinned memory from 64 GiB to 90 % of host memory. Keeps values that the user has set. Call it before the process
 /// starts a thread. Does nothing if threads exist.
 pub fn quiet_plugins() {
     let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);

@@ -1,5 +1,5 @@
-//! Host memory that is mapped for devices if the plugin supports it: uploads from it avoid a copy, and buffers in pinned
-//! host memory can consist of it.
+//! Host memory that is mapped for devices if the plugin supports it: uploads from it avoid a copy, and it can back
+//! buffers in pinned host memory.
 
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -48,8 +48,8 @@ impl Client {
         Staging { client: self.inner().clone(), memory, start, size, is_mapped }
     }
 
-    /// Creates a row-major buffer of `device` that consists of mapped host memory, without a copy. `memory`: kind of the
-    /// device's memory to which the buffer belongs, such as `pinned_host`. The memory is freed after the buffer.
+    /// Creates a row-major buffer of `device` backed by mapped host memory, without a copy. `memory`: PJRT memory kind,
+    /// such as `pinned_host`. The memory is freed when the buffer is deleted.
     ///
     /// # Errors
     /// Returns an error if the memory is not mapped, its size is not that of the array, or the plugin has no such

@@ -12,7 +12,7 @@ pub enum RuntimeError {
     /// Any other error of the plugin or of its PJRT interface.
     #[error(transparent)]
     Plugin(#[from] ltx2_pjrt::PjrtError),
-    /// A device, or its pinned memory on the host, is too small for a program or for parameters.
+    /// Device memory or pinned host memory ran out for a program or for parameters.
     #[error("{during} {name}: out of {} memory: {source}", if *.is_host { "pinned host" } else { "device" })]
     OutOfMemory {
         /// Phase in which memory ran out.

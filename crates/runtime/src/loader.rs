@@ -50,7 +50,7 @@ pub(super) fn load(
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
     let source = &Conversions { source, scales: Mutex::default() };
-    // Scales that must be computed last, because most are then known from the conversions of their weights.
+    // Process scales that require quantization last: by then, loading the weights has computed most of them.
     jobs.sort_by_cached_key(|job| source.computes_scales(uploads[job.upload].param, job.key));
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
     // copied out of these bytes.
@@ -76,25 +76,23 @@ pub(super) fn load(
     uploads.into_iter().map(Upload::finish).collect()
 }
 
-/// The source of the parameters, and what conversions of its weights leave for other parameters.
+/// Parameter source with a cache of scales: quantizing a weight also computes its scales, which are a separate
+/// parameter.
 struct Conversions<'a> {
     source: &'a dyn ParameterSource,
-    /// Scales of the weights that were quantized by this load and whose scales no parameter has read, by component and
-    /// name.
+    /// Computed scales that no parameter has read yet, by component and weight name.
     scales: Mutex<HashMap<(&'static str, String), Vec<f32>>>,
 }
 
 impl Conversions<'_> {
-    /// Whether a parameter is the scales of weights, and those of its weight `key` are known or stored, which needs no
-    /// conversion.
+    /// Returns whether `param` holds scales, and the scales of its weight `key` are cached or stored in the file.
     fn has_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, rotated, .. } = &param.source else { return false };
         let is_stored = || self.source.rotated(param.component, &keys[key]).is_ok_and(|weight| weight.is_some());
         lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || (*rotated && is_stored())
     }
 
-    /// Whether a parameter is the scales of weights, and those of its weight `key` must be computed: the weight is not
-    /// stored in the parameter's form.
+    /// Returns whether `param` holds scales, and those of its weight `key` require quantizing the weight.
     fn computes_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, of, .. } = &param.source else { return false };
         let stored = self.source.in_file(param.component, &keys[key], *of);
@@ -529,7 +527,7 @@ impl<'a> PinnedArray<'a> {
         self.memory()[offset..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Returns the buffer that consists of the memory.
+    /// Converts the array into a PJRT buffer.
     pub(super) fn finish(self) -> Result<Buffer, PjrtError> {
         drop(self.memory());
         let memory = self.memory.into_inner().expect("allocated above");
@@ -538,7 +536,7 @@ impl<'a> PinnedArray<'a> {
         if memory.is_mapped() {
             return client.view(self.device, kind, memory, self.ty, &self.dims);
         }
-        // The system refuses to pin this memory, but may have a larger limit for the plugin's.
+        // Mapping failed. Let the plugin allocate pinned memory instead; a larger limit may apply to it.
         let host = HostBuffer { memory: Some(kind), ..HostBuffer::dense(&memory, self.ty, &self.dims) };
         client.upload(self.device, host)
     }
@@ -589,8 +587,8 @@ impl<'a> DeviceArray<'a> {
     }
 }
 
-/// Returns whether buffers in `memory` consist of host memory that this process maps, instead of memory that the plugin
-/// allocates.
+/// Returns whether buffers in `memory` are backed by host memory that this process maps, instead of memory that the
+/// plugin allocates.
 pub(super) fn is_mapped(engine: &Engine, memory: MemorySpace) -> bool {
     memory == MemorySpace::PinnedHost && engine.spec().views_mapped_memory
 }

@@ -17,7 +17,8 @@ pub enum QuantizedForm {
     Fp8,
     /// Integers; the largest magnitude of a row becomes 127.
     Int8,
-    /// Integers of rows that are first rotated in groups of [`GROUP`] columns, as in ComfyUI's int8-convrot files.
+    /// Like `Int8`, but each row is rotated in groups of [`GROUP`] columns before quantization (ComfyUI's int8-convrot
+    /// format).
     Int8Convrot,
 }
 
@@ -104,11 +105,11 @@ fn largest_of(values: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(0f32, larger)
 }
 
-/// Number of values of which the maxima are computed separately.
+/// Number of independent running maxima (SIMD lanes).
 const LANES: usize = 16;
 
-/// Added to a number of magnitude at most 2^22, 1.5 * 2^23 gives a sum without fraction bits: the number rounded to the
-/// nearest integer, ties to even, in the low bits.
+/// 1.5 * 2^23. Adding it to a value of magnitude at most 2^22 leaves the value, rounded to the nearest integer (ties to
+/// even), in the low mantissa bits.
 const WITHOUT_FRACTION: f32 = 12_582_912.0;
 
 /// Rounds a number of magnitude below 127.5 to the nearest integer, ties to even.

@@ -22,8 +22,8 @@
 //!
 //! **Measured chips.** A [`Calibration`] replaces the data sheet: an instruction takes `launch + max(flops / measured
 //! rate, bytes / measured bandwidth)`, a collective inside a host takes `latency + w / measured rate` for its kind and
-//! group size, and a copy from host memory takes `latency + bytes / measured rate`. While a collective and other work overlap, each loses a fraction of its rate
-//! ([`Contention`](crate::Contention)).
+//! group size, and a copy from host memory takes `latency + bytes / measured rate`. While a collective and other work
+//! overlap, each loses a fraction of its rate ([`Contention`](crate::Contention)).
 
 use std::path::Path;
 use std::sync::OnceLock;

@@ -194,8 +194,8 @@ impl Module {
         self.instruction(*i.operand_ids.get(n)?)
     }
 
-    /// Returns the shape of the array that an instruction copies between host memory and the device, or that it starts
-    /// to copy. `None`: the instruction is no such copy.
+    /// Returns the shape of the array that an instruction copies, or starts to copy, between host memory and the
+    /// device. `None`: the instruction does neither.
     pub(super) fn host_copy<'a>(&'a self, i: &'a InstructionProto) -> Option<&'a ShapeProto> {
         let crosses = |from: &ShapeProto, to: &ShapeProto| is_in_host(from) != is_in_host(to);
         let of_operand = |n| self.operand(i, n)?.shape.as_ref();

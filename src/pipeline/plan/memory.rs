@@ -140,7 +140,7 @@ impl Limits {
         let configured = config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as usize);
         let device = configured.or_else(|| free_here(engine, loaded));
         let Some(group) = group else {
-            // Other processes without a group may have other limits.
+            // Without a group, the limits of the other processes are unknown.
             let here = |limit: Option<usize>| limit.filter(|_| !engine.has_peers());
             return Ok(Limits { device: configured.or(here(device)), host: here(host) });
         };
@@ -508,8 +508,8 @@ impl MemoryPlan {
         if let Some((need, bytes)) = self.host_shortage() {
             let (name, bytes, free) = (need.program.name(), gib(bytes), gib(self.limits.host.unwrap_or(0)));
             return format!(
-                "{name} streams {bytes:.2} GiB of weights from host memory, of which {free:.2} GiB are free: use a host \
-                 with more memory, or runtime.weights of 8 bits"
+                "{name}: streamed weights need {bytes:.2} GiB of host memory per device, but only {free:.2} GiB are \
+                 usable: use a host with more memory, or set runtime.weights to int8"
             );
         }
         let limit = self.limits.device.unwrap_or(usize::MAX);

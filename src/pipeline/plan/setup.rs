@@ -52,8 +52,8 @@ fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Bu
     })
 }
 
-/// Returns which weights are streamed from host memory before a memory plan decides on `auto`. `None`: none, as on a
-/// platform whose device memory is that of the host.
+/// Returns the streaming that the configuration requests. `None` for `off`, for `auto` (the memory plan decides), and
+/// on CPU.
 fn streaming(config: &Config, spec: &PlatformSpec, platform: &str) -> Result<Option<Streaming>> {
     if config.runtime.stream != Stream::On || spec.is_host {
         return Ok(None);
@@ -65,7 +65,7 @@ fn streaming(config: &Config, spec: &PlatformSpec, platform: &str) -> Result<Opt
     Ok(Some(streamed(config.runtime.resident_blocks.unwrap_or(0))))
 }
 
-/// Streams the weights of all layers of a run, except those of `resident` transformer blocks.
+/// Returns options that stream the weights of all layers except `resident` transformer blocks.
 pub(in crate::pipeline) fn streamed(resident: usize) -> Streaming {
     Streaming { component: Component::Transformer.folder(), resident, min_bytes: STREAMED_BYTES }
 }
@@ -150,8 +150,8 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     {
         let count = others.len();
         tracing::info!(
-            "text encoder: int8-convrot weights are used unchanged, except those fused with others; {count} other \
-             weights are not quantized"
+            "text encoder: int8-convrot weights are used unchanged, unless they are fused with a weight in another \
+             form; {count} weights in other forms are not quantized"
         );
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
@@ -159,8 +159,8 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     if weights != WeightType::Int8Convrot && stored.contains(weight_name(WeightType::Int8Convrot)) {
         let done = if weights == WeightType::Bf16 { "decoded" } else { "quantized again" };
         tracing::info!(
-            "the checkpoint's int8-convrot weights are {done}; runtime.weights: int8-convrot uses them unchanged, with \
-             less memory and loading time"
+            "the checkpoint's int8-convrot weights are {done}; to use them unchanged, with less memory and faster \
+             loading, set runtime.weights to int8-convrot"
         );
     }
     Ok(())

@@ -20,25 +20,26 @@ use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, platforms};
 use crate::weights::Component;
 
-/// The number of resident blocks is a multiple of the number of blocks divided by this. With finer steps, a small change
-/// of the free memory would select other programs, which must be compiled.
+/// Granularity: the number of resident blocks is a multiple of 1/`PARTS` of all blocks, so that small changes of the
+/// free memory do not require other programs.
 const PARTS: usize = 8;
 
-/// Number of layers whose weights a program copies ahead. LTX-2.0 at 768x512x121 needs 3.0 more blocks of temporaries
+/// Number of layers whose weights a program prefetches. LTX-2.0 at 768x512x121 needs 3.0 more blocks of temporaries
 /// with all blocks streamed than with none, and 0.6 more with half of them (H200, benchmarks/gpu.md).
-const AHEAD: usize = 3;
+const PREFETCHED_LAYERS: usize = 3;
 
-/// Estimated size of a program's temporaries, without the weights copied ahead, relative to its largest matmul result.
-/// The compiler reports 2.0 for LTX-2.0 at 768x512x121 on an H200.
+/// Estimated size of a program's temporaries, without prefetched weights, relative to its largest matmul result. The
+/// compiler reports 2.0 for LTX-2.0 at 768x512x121 on an H200.
 const TEMPORARIES: f64 = 3.0;
 
-/// Searches for a number of resident blocks with which a run fits in memory, after programs were compiled.
+/// Search for the largest number of resident blocks with which a run fits in memory. Uses the compiler's figures of the
+/// programs that are already compiled.
 pub(super) struct StreamSearch<'a> {
     plan: &'a RunPlan,
     is_auto: bool,
     /// The run with all layers streamed. `None`: not built yet.
     all_streamed: Option<BuiltRun>,
-    /// Bytes that each compiled program needs besides its parameters and the weights that it copies ahead.
+    /// Bytes that each compiled program needs besides its parameters and prefetched weights.
     temporaries: BTreeMap<ProgramKind, usize>,
     /// Why the last tried choice does not fit. `None`: none was tried.
     why: Option<String>,
@@ -60,7 +61,7 @@ impl<'a> StreamSearch<'a> {
         let before = tried.build.streaming.map(|streaming| streaming.resident);
         for need in &tried.memory.needs {
             let Some(work) = need.work else { continue };
-            self.temporaries.insert(need.program, work.saturating_sub(ahead(programs, &tried.memory, need)));
+            self.temporaries.insert(need.program, work.saturating_sub(prefetched_bytes(programs, &tried.memory, need)));
         }
         self.why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
         let build = |resident: usize| Build { streaming: Some(setup::streamed(resident)), ..tried.build.clone() };
@@ -112,20 +113,20 @@ type Networks = Vec<(ProgramKind, Network)>;
 
 /// Choice of the weights to stream, made without compiling.
 pub(in crate::pipeline) enum StreamChoice {
-    /// None: all programs fit without streaming, as far as is known without compiling.
+    /// No weights are streamed: as far as is known without compiling, all programs fit.
     Resident,
-    /// Those of all layers, except for this number of transformer blocks.
+    /// All layers are streamed, except this many transformer blocks.
     Streamed(usize),
     /// No choice fits.
     Nothing,
 }
 
-/// A choice made without compiling, with what it is based on.
+/// A [`StreamChoice`] made before compilation, and the memory figures behind it.
 pub(in crate::pipeline) struct Decision {
     pub(in crate::pipeline) choice: StreamChoice,
     /// Description of the program that needs the most memory without streaming.
     why: String,
-    /// Memory with all layers streamed, and its programs; empty if nothing needs to be streamed.
+    /// Memory plan and programs with all layers streamed. `None`: nothing needs to be streamed.
     pub(in crate::pipeline) streamed: Option<(MemoryPlan, Networks)>,
 }
 
@@ -188,7 +189,7 @@ pub(in crate::pipeline) fn initial(
 
 /// Returns the number of transformer blocks that should stay in device memory, less than `before`. `None`: no choice
 /// fits. `all_streamed`: the memory of the run with all layers streamed, whose programs `network` returns. `temporaries`:
-/// bytes that compiled programs need besides their parameters and the weights that they copy ahead.
+/// bytes that compiled programs need besides their parameters and prefetched weights.
 pub(in crate::pipeline) fn choose<'n>(
     config: &Config,
     programs: &Programs,
@@ -213,7 +214,10 @@ pub(in crate::pipeline) fn choose<'n>(
         }
         let work = |need: &Need| {
             let estimated = || need.io + network(need.program).map_or(0, estimate);
-            Some(temporaries.get(&need.program).copied().unwrap_or_else(estimated) + ahead(programs, &memory, need))
+            Some(
+                temporaries.get(&need.program).copied().unwrap_or_else(estimated)
+                    + prefetched_bytes(programs, &memory, need),
+            )
         };
         let works: Vec<_> = memory.needs.iter().map(work).collect();
         memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = work);
@@ -266,11 +270,11 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
 
 const GIB: f64 = 1073741824.0;
 
-/// Returns the estimated bytes of weights that a program copies ahead.
-fn ahead(programs: &Programs, memory: &MemoryPlan, need: &Need) -> usize {
+/// Returns the estimated bytes of weights that a program prefetches.
+fn prefetched_bytes(programs: &Programs, memory: &MemoryPlan, need: &Need) -> usize {
     let layers = programs.stacked(need.program).ok().and_then(|stacks| stacks.first().copied()).unwrap_or(1);
     let streamed: usize = need.components.iter().filter_map(|c| memory.components.get(c)).map(|of| of.host).sum();
-    AHEAD.min(layers) * streamed / layers.max(1)
+    PREFETCHED_LAYERS.min(layers) * streamed / layers.max(1)
 }
 
 /// Estimates the bytes of a program's temporaries on one device from its largest matmul result; 0 without matmuls.

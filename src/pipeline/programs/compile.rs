@@ -274,8 +274,8 @@ impl CompileJob<'_> {
             let mut done = job.attempt(programs)?;
             if done.shortage.is_none() {
                 done.notes.push(format!(
-                    "runtime.stream: auto: the run does not fit in device memory, so {resident} of {} blocks stay there, and \
-                     the weights of other layers are streamed from host memory",
+                    "runtime.stream: auto: not all weights fit in device memory; {resident} of {} transformer blocks stay \
+                     there, all other layers are streamed from host memory",
                     programs.layers()
                 ));
                 return Ok(done);

@@ -117,8 +117,8 @@ impl Executor {
         Executor { merge_order: order, ..self }
     }
 
-    /// Sets the residency policy, which decides which loaded parameters stay on the devices, and the bytes of host memory
-    /// that they may take for each device (`None`: no limit). `fits_host`: whether all of them fit there.
+    /// Sets the residency policy. `host_limit`: maximum bytes of loaded parameters in host memory, per device; `None`:
+    /// no limit. `fits_host`: whether all streamed parameters fit in host memory.
     pub(crate) fn keep(&mut self, keep: Keep, host_limit: Option<usize>, fits_host: bool) {
         (self.keep, self.host_limit) = (keep, host_limit);
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All && fits_host));

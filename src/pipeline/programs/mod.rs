@@ -95,7 +95,8 @@ pub(crate) static PROGRAMS: [&ProgramDeclaration; 21] = [
     &transformer::TRANSFORMER,
 ];
 
-/// The properties of a program.
+/// Static description of a program kind: its names, component and phase, and the functions that decide whether it runs
+/// and build it.
 pub(crate) struct ProgramDeclaration {
     pub(crate) kind: ProgramKind,
     /// Name in sidecars, reports and JSON. On the command line, the name is written with hyphens.

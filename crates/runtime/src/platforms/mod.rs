@@ -88,8 +88,8 @@ with_defaults! {
 
         /// Whether programs copy weights from host memory while they compute.
         pub streams_weights: bool = false,
-        /// Whether buffers in pinned host memory can consist of memory that this process allocates and maps. Plugins
-        /// allocate such buffers in pools, which may be twice as large as their contents, and slowly.
+        /// Whether buffers in pinned host memory can be backed by memory that this process allocates and maps. Plugins
+        /// allocate pinned memory slowly, in pools of up to twice the size needed.
         pub(crate) views_mapped_memory: bool = false,
         /// Returns the lowering for the devices of a compiler.
         pub lowering: fn(&Toolchain) -> Lowering = |_| Lowering::default(),

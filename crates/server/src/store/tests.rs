@@ -102,7 +102,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().expect("a path in the state's folder")
 }
 
-/// Contents of the disk after a stop, by path: the bytes of a file, or `None` for a folder.
+/// Disk contents after a simulated machine crash, by path: the bytes of a file, or `None` for a folder.
 type DiskContents = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// Returns all states of the folder `root` that the disk may be in if the machine stops after `calls`.

@@ -9,8 +9,8 @@
 //! | host | the arguments in host memory, each copied to the device once | yes | yes |
 //! | hidden | link time that overlaps with compute | gathers of weights | [`HIDDEN`] of the gathers of weights; other gathers up to the chip's `window`, a fraction of the matmul time |
 //!
-//! The step time is the sum of the parts, minus the hidden time. Copies from host memory overlap with all other parts, so
-//! that only the time by which they are longer than the others adds to the step.
+//! The step time is the larger of two values: the time of the copies from host memory, and the sum of the other parts
+//! minus the hidden time.
 
 use super::bound::local_bytes;
 use crate::analysis::{Chip, CollectiveKind, Links, Work};
@@ -48,8 +48,8 @@ pub(crate) struct StepTime {
 }
 
 impl StepTime {
-    /// Returns the step time: the sum of the parts, minus the hidden time and the part of the copies from host memory
-    /// that overlaps with the others.
+    /// Returns the step time: the larger of the time of the copies from host memory and the sum of the other parts
+    /// minus the hidden time.
     pub(crate) fn total(&self) -> f64 {
         (self.matmuls + self.passes + self.copies + self.links - self.hidden).max(self.host)
     }
@@ -165,7 +165,7 @@ mod tests {
         estimator.estimate(&point).expect("an estimate").0.cost / estimator.steps() as f64
     }
 
-    /// Compares the estimates with the steps that benchmarks/gpu.md lists for weights in host memory.
+    /// Compares the estimates with steps measured on an H200.
     #[test]
     fn estimates_of_streamed_steps_are_close_to_measurements() {
         let streamed = ["runtime.stream=on"];
