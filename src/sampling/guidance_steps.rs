@@ -170,6 +170,21 @@ mod tests {
         assert_eq!(GuidancePlan { guider: GuiderKind::LegacyApg, ..neutral() }.branches(), [Conditional, Negative]);
     }
 
+    #[test]
+    fn stream_that_never_has_stg_is_perturbed_with_the_other() {
+        let none = GuidanceSteps::default();
+        let stg = GuidanceScales { stg: 1.0, ..GuidanceScales::NEUTRAL };
+        let perturbed = |audio: &GuidanceSteps| {
+            let scales = Av { video: stg, audio: GuidanceScales::NEUTRAL };
+            GuidancePlan { scales, ..plan(&none, audio) }.at(0, 0.5).1.perturbed
+        };
+        assert_eq!(perturbed(&none), Av::both(true));
+        // At another noise level, the audio has STG.
+        let by_sigma = [(1.0, stg), (0.6, GuidanceScales::NEUTRAL)];
+        let by_sigma = by_sigma.map(|(sigma, scales)| SigmaGuidance { sigma, scales, skip: 0 }).to_vec();
+        assert_eq!(perturbed(&GuidanceSteps { skip: 0, by_sigma }), Av { video: true, audio: false });
+    }
+
     /// Expected values from the reference, with bounds {1: cfg 5, 0.9: cfg 3, 0.5: cfg 1}.
     #[test]
     fn smallest_bound_above_sigma_applies() {

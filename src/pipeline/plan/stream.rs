@@ -247,8 +247,8 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
         memory.needs.iter().zip(&networks).map(|(need, (_, network))| need.io + estimate(network)).collect();
     memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
     let Some((need, bytes)) = memory.largest() else { return Ok(String::new()) };
-    let usable = capacity.map_or(String::new(), |bytes| format!(" of {:.1} GiB", bytes as f64 / GIB));
-    let text = format!("memory: {} needs about {:.1} GiB{usable} per device", need.program.name(), bytes as f64 / GIB);
+    let usable = capacity.map_or(String::new(), |bytes| format!(" of {:.2} GiB", bytes as f64 / GIB));
+    let text = format!("memory: {} needs about {:.2} GiB{usable} per device", need.program.name(), bytes as f64 / GIB);
     if memory.keep(config.runtime.residency).is_some() {
         return Ok(text);
     }
@@ -343,7 +343,7 @@ mod tests {
         };
         let whole = describe(&[]);
         assert!(
-            whole.starts_with("memory: denoise needs about 3") && whole.ends_with(" GiB of 139.7 GiB per device"),
+            whole.starts_with("memory: denoise needs about 3") && whole.ends_with(" GiB of 139.70 GiB per device"),
             "{whole}"
         );
         let few = chosen(15.0, &[], &[], None).expect("fits");
@@ -353,7 +353,7 @@ mod tests {
             "{streamed}"
         );
         let off = describe(&["runtime.memory_limit=15", "runtime.stream=off"]);
-        assert!(off.ends_with(" of 15.0 GiB per device, which does not fit"), "{off}");
+        assert!(off.ends_with(" of 15.00 GiB per device, which does not fit"), "{off}");
         let none = describe(&["runtime.memory_limit=1"]);
         assert!(none.ends_with(", which does not fit even with runtime.stream"), "{none}");
     }
