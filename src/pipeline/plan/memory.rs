@@ -292,11 +292,11 @@ impl MemoryPlan {
             return error;
         };
         if *is_host {
-            let (weights, free) = (gib(self.parameters().host), self.limits.host.map_or(f64::NAN, gib));
-            let said = one_line(source);
+            let (weights, said) = (gib(self.parameters().host), one_line(source));
+            let free = usable_text(self.limits.host);
             return PipelineError::TooLarge(format!(
-                "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device, and \
-                 {free:.2} GiB were free: increase runtime.resident_blocks; plugin error: {said}"
+                "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device{free}: \
+                 increase runtime.resident_blocks; plugin error: {said}"
             ));
         }
         let Some(need) = self.need_of(name) else { return error };
