@@ -371,10 +371,17 @@ fn layouts(args: &CheckArgs, name: &str) -> anyhow::Result<Layouts> {
     let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: chip.as_ref() };
     let mesh = config.mesh.filter(|_| config.layout == AUTO);
     let auto = Config { layout: AUTO.into(), mesh, ..config.clone() };
-    let compared = if config.layout == AUTO { None } else { compare(&config, devices, None)? };
+    let ranked = ranking(&auto, devices)?;
+    let (placed, compared) = match config.layout == AUTO {
+        true => {
+            let (layout, mesh) = ranked.placement(config.mesh);
+            (Config { layout, mesh, ..config }, None)
+        }
+        false => (config.clone(), compare(&config, devices, None)?),
+    };
     Ok(Layouts {
-        auto: ranking(&auto, devices)?.decision(devices),
-        memory: describe_fit(&config, devices)?,
+        auto: ranked.decision(devices),
+        memory: describe_fit(&placed, devices)?,
         faster: compared.as_ref().and_then(LayoutComparison::faster),
         lacking: compared.as_ref().map(LayoutComparison::lacking).unwrap_or_default(),
     })

@@ -126,7 +126,18 @@ fn free_host(engine: &Engine, loaded: Footprint, devices: usize, group: Option<&
     Some(free.saturating_sub(spare) / engine.local_devices(devices).max(1) + loaded.host)
 }
 
+/// Returns `runtime.memory_limit` in bytes.
+fn configured_limit(config: &Config) -> Option<usize> {
+    config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as usize)
+}
+
 impl Limits {
+    /// Returns the usable memory of devices that are not opened. `capacity`: bytes of each device.
+    pub(in crate::pipeline) fn of_capacity(config: &Config, capacity: Option<i64>) -> Self {
+        let capacity = capacity.and_then(|bytes| usize::try_from(bytes).ok());
+        Limits { device: capacity.into_iter().chain(configured_limit(config)).min(), host: None }
+    }
+
     /// Returns the usable memory. In a multi-process run, this is the minimum over all processes: with different limits,
     /// the processes would run different programs.
     pub(super) fn new(
@@ -137,7 +148,7 @@ impl Limits {
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
         let host = free_host(engine, loaded, build.layout.mesh.devices(), group);
-        let configured = config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as usize);
+        let configured = configured_limit(config);
         let device = configured.or_else(|| free_here(engine, loaded));
         let Some(group) = group else {
             // Without a group, the limits of the other processes are unknown.
@@ -394,7 +405,7 @@ fn usable_text(known: Option<usize>) -> String {
     }
 }
 
-fn gib(bytes: usize) -> f64 {
+pub(super) fn gib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::layouts::{RankingDevices, step_ms};
-use super::memory::{BuiltRun, Limits, MemoryPlan, Need};
+use super::memory::{BuiltRun, Limits, MemoryPlan, Need, gib};
 use super::residency::Keep;
 use super::run_plan::RunPlan;
 use super::setup;
@@ -24,12 +24,12 @@ use crate::weights::Component;
 /// free memory do not require other programs.
 const PARTS: usize = 8;
 
-/// Number of layers whose weights a program prefetches. LTX-2.0 at 768x512x121 needs 3.0 more blocks of temporaries
-/// with all blocks streamed than with none, and 0.6 more with half of them (H200, benchmarks/gpu.md).
+/// Estimated number of layers whose weights a program prefetches. With all blocks of LTX-2.0 streamed, temporaries grow by
+/// the weights of 1.5 blocks for `denoise` and of 4.1 for `prepare` (benchmarks/2026-11-29-h200/stream.txt).
 const PREFETCHED_LAYERS: usize = 3;
 
-/// Estimated size of a program's temporaries, without prefetched weights, relative to its largest matmul result. The
-/// compiler reports 2.0 for LTX-2.0 at 768x512x121 on an H200.
+/// Estimated size of a program's temporaries, without prefetched weights, relative to its largest matmul result. For
+/// `denoise` of LTX-2.0 at 768x512x121, the compiler reports 2.0 without a GPU and 3.7 on an H200.
 const TEMPORARIES: f64 = 3.0;
 
 /// Search for the largest number of resident blocks with which a run fits in memory. Uses the compiler's figures of the
@@ -109,7 +109,7 @@ fn log(programs: &Programs, memory: &MemoryPlan, resident: usize, why: &str, ste
 }
 
 /// All programs of a run.
-type Networks = Vec<(ProgramKind, Network)>;
+pub(in crate::pipeline) type Networks = Vec<(ProgramKind, Network)>;
 
 /// Choice of the weights to stream, made without compiling.
 pub(in crate::pipeline) enum StreamChoice {
@@ -161,7 +161,8 @@ fn built(config: &Config, programs: &Programs, build: &Build, limits: Limits) ->
     Ok((MemoryPlan::for_programs(config, each, limits), networks))
 }
 
-fn find(networks: &Networks, kind: ProgramKind) -> Option<&Network> {
+/// Returns the program of a kind.
+pub(in crate::pipeline) fn find(networks: &Networks, kind: ProgramKind) -> Option<&Network> {
     networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network)
 }
 
@@ -238,17 +239,15 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
     let mut plan = RunPlan::of_programs(config, None)?;
     plan.place(devices)?;
     let RunPlan { config, programs, .. } = &plan;
-    let configured = config.runtime.memory_limit.map(|gib| (gib * GIB) as i64);
-    let capacity = devices.capacity.into_iter().chain(configured).min().and_then(|bytes| usize::try_from(bytes).ok());
-    let limits = Limits { device: capacity, host: None };
+    let limits = Limits::of_capacity(config, devices.capacity);
     let build = setup::build_for(config, devices.count, devices.toolchain)?;
     let (mut memory, networks) = built(config, programs, &build, limits)?;
     let works: Vec<_> =
         memory.needs.iter().zip(&networks).map(|(need, (_, network))| need.io + estimate(network)).collect();
     memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
     let Some((need, bytes)) = memory.largest() else { return Ok(String::new()) };
-    let usable = capacity.map_or(String::new(), |bytes| format!(" of {:.2} GiB", bytes as f64 / GIB));
-    let text = format!("memory: {} needs about {:.2} GiB{usable} per device", need.program.name(), bytes as f64 / GIB);
+    let usable = limits.device.map_or(String::new(), |bytes| format!(" of {:.2} GiB", gib(bytes)));
+    let text = format!("memory: {} needs about {:.2} GiB{usable} per device", need.program.name(), gib(bytes));
     if memory.keep(config.runtime.residency).is_some() {
         return Ok(text);
     }
@@ -267,8 +266,6 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
         StreamChoice::Nothing => format!("{text}, which does not fit even with runtime.stream"),
     })
 }
-
-const GIB: f64 = 1073741824.0;
 
 /// Returns the estimated bytes of weights that a program prefetches.
 fn prefetched_bytes(programs: &Programs, memory: &MemoryPlan, need: &Need) -> usize {
@@ -303,7 +300,7 @@ mod tests {
 
     /// Returns the number of resident blocks that is chosen for the LTX-2.0 preset with `gib` GiB of device memory.
     fn chosen(gib: f64, set: &[&str], temporaries: &[(ProgramKind, f64)], before: Option<usize>) -> Option<usize> {
-        let bytes = |gib: f64| (gib * GIB) as usize;
+        let bytes = |gib: f64| (gib * f64::from(1 << 30)) as usize;
         let config = Config::load("ltx2", set.iter().copied()).expect("loads");
         let programs = Programs::from_config(&config, None).expect("programs");
         let build = setup::build(&config, 1, "cuda", "NVIDIA H200").expect("a build");
@@ -313,7 +310,7 @@ mod tests {
         let each = networks.iter().map(|(kind, network)| (*kind, network));
         let limits = Limits { device: Some(bytes(gib)), host: None };
         let memory = MemoryPlan::for_programs(&config, each, limits);
-        let network = |kind| networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
+        let network = |kind| find(&networks, kind);
         let temporaries = temporaries.iter().map(|(kind, gib)| (*kind, bytes(*gib))).collect();
         choose(&config, &programs, &memory, network, &temporaries, before)
     }

@@ -5,7 +5,7 @@ use crate::pipeline::plan::layouts::{RankingDevices, needed};
 use crate::pipeline::plan::memory::{Limits, io};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
-use crate::pipeline::plan::stream::{Decision, StreamChoice, choose};
+use crate::pipeline::plan::stream::{Decision, StreamChoice, choose, find};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -260,14 +260,13 @@ impl CompileJob<'_> {
         if self.config.runtime.stream != Stream::Auto || !streams {
             return self.attempt(programs);
         }
-        let device = self.capacity().and_then(|bytes| usize::try_from(bytes).ok());
-        let limits = Limits { device, host: None };
+        let limits = Limits::of_capacity(self.config, self.machine.capacity);
         let Decision { choice, streamed, .. } =
             Decision::new(self.config, programs, &self.build(self.config)?, limits)?;
         let (Some((memory, networks)), StreamChoice::Streamed(mut resident)) = (streamed, choice) else {
             return self.attempt(programs);
         };
-        let network = |kind| networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network);
+        let network = |kind| find(&networks, kind);
         let mut temporaries = BTreeMap::new();
         loop {
             let job = CompileJob { streaming: Some(setup::streamed(resident)), ..*self };
@@ -280,6 +279,7 @@ impl CompileJob<'_> {
                 ));
                 return Ok(done);
             }
+            // Counts prefetched weights twice, so that the next choice needs less.
             if done.layers == programs.layers() {
                 let own = network(self.options.kind).map_or(0, io);
                 temporaries.insert(self.options.kind, own + usize::try_from(done.memory.temporaries).unwrap_or(0));
@@ -293,8 +293,7 @@ impl CompileJob<'_> {
 
     /// Returns the bytes that the program may use on each device.
     fn capacity(&self) -> Option<i64> {
-        let limit = self.config.runtime.memory_limit.map(|gib| (gib * f64::from(1 << 30)) as i64);
-        self.machine.capacity.into_iter().chain(limit).min()
+        Limits::of_capacity(self.config, self.machine.capacity).device.map(|bytes| bytes as i64)
     }
 
     fn attempt(&self, programs: &Programs) -> Result<Compilation> {

@@ -41,6 +41,13 @@ pub(crate) struct Ranking {
     steps: usize,
 }
 
+impl Ranking {
+    /// Returns layout and mesh of the fastest layout. `mesh`: the mesh that the configuration sets.
+    pub(crate) fn placement(&self, mesh: Option<Mesh>) -> (String, Option<Mesh>) {
+        (self.first.layout.clone(), mesh.or(Some(space::file_mesh(&self.first.mesh))))
+    }
+}
+
 /// If a layout needs more FLOPs per device than this factor times the minimum of all layouts, its devices are
 /// considered to repeat each other's work.
 const MAX_REPEATED_WORK: f64 = 1.25;
@@ -175,8 +182,8 @@ impl RunPlan {
         } else if config.layout == AUTO {
             let ranking = ranking(config, devices)?;
             tracing::info!("{}", ranking.decision(devices));
-            let mesh = mesh.or(Some(space::file_mesh(&ranking.first.mesh)));
-            self.config.set_layout(ranking.first.layout, mesh);
+            let (layout, mesh) = ranking.placement(mesh);
+            self.config.set_layout(layout, mesh);
         } else if devices.count > 1 && tracing::enabled!(tracing::Level::DEBUG) {
             // The comparison is only a hint, so it is no error if the layout cannot be estimated.
             match compare(config, devices, None) {
