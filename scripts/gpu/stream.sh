@@ -3,9 +3,11 @@
 # Needs the CUDA plugin, one GPU and about 100 GiB of host memory.
 set -euo pipefail
 . "$(dirname "$0")/rows.sh"
-one=(--weights random --platform cuda --layout replicated --mesh data=1 --width 768 --height 512 --num-frames 121)
+one=(--platform cuda --width 768 --height 512 --num-frames 121)
+place=(--weights random --layout replicated --mesh data=1)
 on=(--set runtime.stream=on)
 off=(--set runtime.stream=off)
+models=${MODELS:-/dev/shm/ltx2}
 available() { awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo; }
 # Prints exit code, seconds, peak memory and the smallest available host memory of a command.
 watched() {
@@ -21,13 +23,66 @@ watched() {
     wait $! || status=$?
     echo "exit code $status, $((SECONDS - started)) s, host memory $((before - least)) MiB"
 }
+generate() {
+    watched "$ltx2" generate -v --force -o "$out/$1.mp4" --perf-json "$out/$1.perf.json" "${one[@]}" "${place[@]}" -p "a red circle bounces on blue" "${@:2}"
+}
+# A LoRA of rank 16 of all queries of the video's self-attention, with random elements of about 0.01.
+lora() {
+    python3 - "$out/lora.safetensors" << 'END'
+import json, os, struct, sys
+header, data = {}, b""
+for block in range(48):
+    for end, shape in (("A", [16, 4096]), ("B", [4096, 16])):
+        noise = bytearray(os.urandom(2 * 16 * 4096))
+        noise[1::2] = bytes(0x3C | (byte & 0x80) for byte in noise[1::2])
+        offsets = [len(data), len(data) + len(noise)]
+        header[f"diffusion_model.transformer_blocks.{block}.attn1.to_q.lora_{end}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
+        data += noise
+text = json.dumps(header).encode()
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + data)
+END
+}
+# Folders of an LTX-2.5 model with random weights in bf16, and of the same with an int8-convrot transformer.
+files() {
+    [ ! -d "$models/convrot" ] || return 0
+    "$ltx2" init --preset ltx2_5 --seed 1 "$models/bf16"
+    mkdir -p "$models/convrot/transformer"
+    "$ltx2" convert "$models/bf16/transformer" "$models/convrot/transformer/diffusion_pytorch_model.safetensors" --weights int8-convrot
+    cp "$models/bf16/transformer/config.json" "$models/convrot/transformer"
+    for part in "$models"/bf16/*; do ln -sn "$part" "$models/convrot" 2> /dev/null || true; done
+}
+# Requests of three sizes to one server: the second needs more memory than the first.
+serve() {
+    local id size
+    "$ltx2" serve -v -c ltx2 --weights random --platform cuda --listen 127.0.0.1:8123 --state "$out/$1" --warm none "${@:2}" > "$out/$1.log" 2>&1 &
+    server=$!
+    until curl -sf localhost:8123/ready > /dev/null; do kill -0 $server && sleep 1; done
+    for size in 512x320 768x512 512x320; do
+        id=$(curl -s localhost:8123/v1/videos -F prompt="a red circle bounces on blue" -F size=$size -F num_frames=121 -F seed=7 \
+            -F 'ltx2={"sampler":{"steps":4}}' | grep -o 'video_[0-9a-z]*' | head -1)
+        curl -sN "localhost:8123/v1/videos/$id/events" | tail -2
+        curl -s "localhost:8123/v1/videos/$id/content?variant=sidecar" | grep -o '"[a-z_]*sha256": *"[0-9a-f]*"'
+    done
+    kill $server
+    wait $server || true
+    grep -i stream "$out/$1.log"
+}
+# Interrupts a run after its first checkpoint, and resumes it.
+resume() {
+    generate "$@" --checkpoint-every 2 &
+    until [ -e "$out/$1.steps.safetensors" ]; do sleep 0.2; done
+    pkill -TERM -f "$out/$1.mp4"
+    wait $! || true
+    generate "$@" --checkpoint-every 2 --resume
+}
 measure() {
-    local name=$1
-    shift
-    case $1 in
-        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs denoise --json "$out/$name.json" --force "${one[@]}" "${@:2}" ;;
-        generate) watched "$ltx2" generate -v --force -o "$out/$name.mp4" --perf-json "$out/$name.perf.json" "${one[@]}" \
-            -p "a red circle bounces on blue" "${@:2}" ;;
+    local name=$1 what=$2
+    shift 2
+    case $what in
+        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs "${PROGRAMS:-denoise}" --json "$out/$name.json" --force "${one[@]}" \
+            "${place[@]}" "$@" ;;
+        micro) "$ltx2" bench --micro --platform cuda --runs 4 --json "$out/$name.json" --force ;;
+        *) "$what" "$name" "$@" ;;
     esac 2>&1 | grep -v DEBUG.*built
 }
 for model in ltx2 ltx2_3; do
@@ -43,9 +98,36 @@ small=(--set runtime.memory_fraction=0.106)
 row whole-off 1 generate -c ltx2 --steps 8 "${off[@]}"
 row whole-on 1 generate -c ltx2 --steps 8 "${on[@]}" "${small[@]}"
 row whole-auto 1 generate -c ltx2 --steps 8 "${small[@]}"
+row whole-fp8-off 1 generate -c ltx2 --steps 8 "${off[@]}" --set runtime.weights=fp8
 row whole-fp8 1 generate -c ltx2 --steps 8 "${on[@]}" "${small[@]}" --set runtime.weights=fp8
+row whole3-off 1 generate -c ltx2_3 --steps 4 "${off[@]}"
+row whole3-on 1 generate -c ltx2_3 --steps 4 "${on[@]}" "${small[@]}"
 # A card on which not even that fits: one line, exit code 1.
 row whole-none 1 generate -c ltx2 --steps 8 --set runtime.memory_fraction=0.03
 # LTX-2.5 with its diffusion decoder on 24 GB.
 row ltx2_5-24 1 generate -c ltx2_5_distilled --set model.decoder=diffusion --set runtime.memory_fraction=0.159 \
     --set 'runtime.tiling={overlap: 160, frame_overlap: 40}'
+# Two passes, of which only the second has a LoRA; a run that is interrupted and resumed; a server.
+[[ "$wanted" != "  " && "$wanted" != *" lora-"* ]] || lora
+pass=(-c ltx2_two_stage --steps 4 --set "model.loras=[{path: $out/lora.safetensors, stages: [2]}]")
+row lora-off 1 generate "${pass[@]}" "${off[@]}"
+row lora-on 1 generate "${pass[@]}" "${on[@]}"
+row resume 1 resume -c ltx2 --steps 8 "${on[@]}"
+row serve 1 serve --set runtime.memory_fraction=0.106
+# A model in files, also with a transformer in int8-convrot, which keeps its bytes.
+[[ "$wanted" != "  " && "$wanted" != *" file-"* ]] || files
+distilled=(-c ltx2_5_distilled --weights file)
+place=(--layout replicated --mesh data=1)
+PROGRAMS=refine
+row file-off 1 bench "${distilled[@]}" -m "$models/bf16" "${off[@]}"
+row file-on 1 bench "${distilled[@]}" -m "$models/bf16" "${on[@]}"
+row file-convrot-off 1 generate "${distilled[@]}" -m "$models/convrot" --set runtime.weights=int8-convrot "${off[@]}"
+row file-convrot-on 1 generate "${distilled[@]}" -m "$models/convrot" --set runtime.weights=int8-convrot "${on[@]}"
+PROGRAMS=denoise
+# Two GPUs, each of which streams its shard.
+for layout in tensor fsdp-ulysses; do
+    place=(--weights random --layout $layout)
+    row "pair-$layout-off" 2 bench -c ltx2 --steps 4 "${off[@]}"
+    row "pair-$layout-on" 2 bench -c ltx2 --steps 4 "${on[@]}"
+done
+row micro 1 micro
