@@ -50,15 +50,15 @@ pub trait Sampler: Debug + Send + Sync {
         0
     }
 
-    /// Whether steps read [`StreamState::negative`]. If so, the negative-prompt branch runs at every step, regardless
-    /// of the guidance scales.
+    /// Returns whether steps read [`StreamState::negative`]. If so, the negative-prompt branch runs at every step,
+    /// regardless of the guidance scales.
     fn reads_negative(&self) -> bool {
         false
     }
 
-    /// Whether the noise of the steps comes from the request's generator, which also draws the initial noise before the
-    /// steps and the decoder noise after them. Steps whose next level is 0 draw nothing. `false`: noise comes from
-    /// [`Sampler::generator`].
+    /// Returns whether the noise of the steps comes from the request's generator, which also draws the initial noise
+    /// before the steps and the decoder noise after them. Steps whose next level is 0 draw nothing. `false`: noise
+    /// comes from [`Sampler::generator`].
     fn continues_request(&self) -> bool {
         false
     }

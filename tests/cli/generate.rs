@@ -38,7 +38,7 @@ pub(super) fn fail(code: i32, arguments: &[&str]) -> String {
     errors[0].to_string()
 }
 
-/// Whether a program of `--perf-json` was compiled or loaded from the cache exactly once.
+/// Returns whether a program of `--perf-json` was compiled or loaded from the cache exactly once.
 fn loaded_once(program: &Value) -> bool {
     let count = |key: &str| program[key].as_u64().expect("a count");
     count("compiles") + count("cache_hits") == 1

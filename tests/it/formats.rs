@@ -651,7 +651,7 @@ fn run(client: &Client, generation: &str, files: &ModelFiles, lora: Option<&Arc<
     ["prompt_embeds", "latents.video", "latents.audio", "video", "audio"].map(|name| dumped(&made, name).clone()).into()
 }
 
-/// Whether the values of each tensor are finite and not all equal.
+/// Returns whether the values of each tensor are finite and not all equal.
 fn is_result(tensors: &[Tensor]) -> bool {
     tensors
         .iter()

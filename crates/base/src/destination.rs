@@ -52,18 +52,18 @@ impl Destination {
         Err(rustix::io::Errno::LOOP.into())
     }
 
-    /// Whether writing to `path` would replace an existing file.
+    /// Returns whether writing to `path` would replace an existing file.
     pub fn is_taken(path: &Path) -> bool {
         matches!(Destination::classify(path), Ok(Destination::File(target)) if target.is_file())
     }
 
-    /// Whether `path` is a device, a pipe or an open descriptor.
+    /// Returns whether `path` is a device, a pipe or an open descriptor.
     pub fn is_stream(path: &Path) -> bool {
         matches!(Destination::classify(path), Ok(Destination::Stream(_)))
     }
 }
 
-/// Whether `path` is a character device such as `/dev/null`, which several outputs may share.
+/// Returns whether `path` is a character device such as `/dev/null`, which several outputs may share.
 pub fn is_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.file_type().is_char_device())
 }

@@ -139,7 +139,7 @@ pub fn compiling() -> InterruptGuard {
     InterruptGuard(number)
 }
 
-/// Whether compilations are the only work that a drain (graceful shutdown) has to wait for.
+/// Returns whether compilations are the only work that a drain (graceful shutdown) has to wait for.
 pub fn only_compiles() -> bool {
     state().only_compiles()
 }
@@ -162,8 +162,8 @@ pub fn doing(what: impl Into<String>) {
     state().doing = what.into();
 }
 
-/// Whether the work must stop because of an interrupt. If `true`, the caller must return an error, after which the
-/// process exits. Never returns if the process is already exiting.
+/// Returns whether the work must stop because of an interrupt. If `true`, the caller must return an error, after which
+/// the process exits. Never returns if the process is already exiting.
 pub fn stops() -> bool {
     let stops = state().stops();
     block_if_ending();

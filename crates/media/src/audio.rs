@@ -38,7 +38,7 @@ impl Audio {
         self.samples.ncols()
     }
 
-    /// Whether there are no samples.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -73,13 +73,14 @@ impl AttentionLayer {
         [q, k, p.place("values", &v, &everywhere)]
     }
 
-    /// Whether the keys of this layer are sharded and each device gathers all of them (`gather_kv`).
+    /// Returns whether the keys of this layer are sharded and each device gathers all of them (`gather_kv`).
     fn gathers_keys(&self, p: &Params) -> bool {
         let split = p.layout().parts(&p.activation("attention"), self.sequence[1]) > 1;
         split && p.layout().context_parallel.kind == ContextParallelKind::GatherKv
     }
 
-    /// Whether keys are gathered before RoPE rotates them. A layout override for the activation `keys` selects this.
+    /// Returns whether keys are gathered before RoPE rotates them. A layout override for the activation `keys` selects
+    /// this.
     fn rotates_gathered(&self, p: &Params) -> bool {
         self.gathers_keys(p) && p.layout().parts(&p.activation("keys"), self.sequence[1]) == 1
     }

@@ -63,7 +63,7 @@ pub enum Quantization {
 pub const ROTATED_INPUTS: usize = 256;
 
 impl Quantization {
-    /// Whether weights and activations are rotated before they are quantized.
+    /// Returns whether weights and activations are rotated before they are quantized.
     pub fn is_rotated(self) -> bool {
         matches!(self, Quantization::Int8 { rotated: true, .. })
     }

@@ -149,7 +149,7 @@ impl Context {
         Some((placed.sharding, placement))
     }
 
-    /// Whether a tensor with this name and per-layer shape already has a recorded placement.
+    /// Returns whether a tensor with this name and per-layer shape already has a recorded placement.
     pub(super) fn is_recorded(&self, placement: &ValuePlacement) -> bool {
         let of_layer = |p: &ValuePlacement| p.ty.dims[usize::from(p.axes.first() == Some(&Axis::Layers))..].to_vec();
         let same = |p: &ValuePlacement| p.tensor == placement.tensor && of_layer(p) == of_layer(placement);

@@ -73,9 +73,9 @@ impl Params {
         self.numbered(name, Number::Fixed(number), self.is_streamed(number, count))
     }
 
-    /// Whether the large weights of a layer are in host memory. In an unrolled loop, these layers are spread evenly, so
-    /// that each copy overlaps with the computation of several layers. Otherwise they are the last ones, so that one
-    /// loop runs them.
+    /// Returns whether the large weights of a layer are in host memory. In an unrolled loop, these layers are spread
+    /// evenly, so that each copy overlaps with the computation of several layers. Otherwise they are the last ones, so
+    /// that one loop runs them.
     pub(super) fn is_streamed(&self, layer: usize, count: usize) -> bool {
         let Some(streaming) = self.streaming else { return false };
         let resident = if self.is_of(streaming.component) { streaming.resident.min(count) } else { 0 };

@@ -58,13 +58,13 @@ impl Axis {
         name.as_str().expect("an axis serializes as a string").into()
     }
 
-    /// Whether the axis may be padded to a divisible size. This holds for batch and sequence axes, whose padding does
-    /// not affect the results.
+    /// Returns whether the axis may be padded to a divisible size. This holds for batch and sequence axes, whose
+    /// padding does not affect the results.
     fn is_padded(self) -> bool {
         matches!(self, Axis::CfgBatch | Axis::Batch | Axis::Branch) || self.is_sequence()
     }
 
-    /// Whether the axis is a sequence of tokens.
+    /// Returns whether the axis is a sequence of tokens.
     fn is_sequence(self) -> bool {
         matches!(self, Axis::VideoSequence | Axis::AudioSequence | Axis::TextSequence)
     }
@@ -231,7 +231,7 @@ impl Layout {
         Layout { overrides: [std::slice::from_ref(&special), &self.overrides].concat(), ..self.clone() }
     }
 
-    /// Whether the mesh is a single device.
+    /// Returns whether the mesh is a single device.
     pub fn is_single(&self) -> bool {
         self.mesh.devices() == 1
     }
@@ -379,7 +379,7 @@ impl Layout {
     }
 }
 
-/// Whether `name` matches a pattern in which `*` matches any text.
+/// Returns whether `name` matches a pattern in which `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

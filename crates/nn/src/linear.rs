@@ -82,7 +82,7 @@ fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
     }
 }
 
-/// Whether the activations that are multiplied with a quantized weight keep the element type of the run.
+/// Returns whether the activations that are multiplied with a quantized weight keep the element type of the run.
 fn has_wide_activations(p: &Params, x: &Value) -> bool {
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
     match p.quantization {

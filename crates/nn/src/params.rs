@@ -114,7 +114,7 @@ impl Params {
         Params { rotation, ..self.clone() }
     }
 
-    /// Whether this prefix is in the parameter tree of a component.
+    /// Returns whether this prefix is in the parameter tree of a component.
     pub(super) fn is_of(&self, component: &str) -> bool {
         self.component == component
     }

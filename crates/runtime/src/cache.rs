@@ -42,7 +42,7 @@ impl CacheError {
         CacheError::File { path: path.into(), reason: reason.to_string() }
     }
 
-    /// Whether the error is that the plugin does not support serialization.
+    /// Returns whether the error is that the plugin does not support serialization.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, CacheError::Plugin(error) if error.is_unsupported())
     }

@@ -34,7 +34,7 @@ impl Devices {
         &self.own
     }
 
-    /// Whether some devices belong to other processes.
+    /// Returns whether some devices belong to other processes.
     pub(crate) fn have_peers(&self) -> bool {
         self.all.len() > self.own.len()
     }

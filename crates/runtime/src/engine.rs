@@ -166,12 +166,12 @@ impl Engine {
         &self.devices.own()[0]
     }
 
-    /// Whether this is one of several processes that check that they compile the same programs.
+    /// Returns whether this is one of several processes that check that they compile the same programs.
     pub fn is_grouped(&self) -> bool {
         self.group.is_some()
     }
 
-    /// Whether some devices belong to other processes.
+    /// Returns whether some devices belong to other processes.
     pub fn has_peers(&self) -> bool {
         self.devices.have_peers()
     }
@@ -199,7 +199,7 @@ impl Engine {
         (options, entry)
     }
 
-    /// Whether the compile cache has an entry for a program.
+    /// Returns whether the compile cache has an entry for a program.
     pub fn is_cached(&self, name: &str, program: &Program) -> bool {
         program.devices() <= self.devices().len() && self.entry(name, program).1.is_some_and(|e| e.path().exists())
     }

@@ -45,7 +45,7 @@ impl Toolchain {
         (self.spec().release?)(&self.version).ok()
     }
 
-    /// Whether compiling depends on the plugin's release, and this release is not tested.
+    /// Returns whether compiling depends on the plugin's release, and this release is not tested.
     pub fn is_untested(&self) -> bool {
         self.spec().release.is_some_and(|release| release(&self.version).is_err())
     }
@@ -70,9 +70,9 @@ impl std::fmt::Display for Toolchain {
 /// and back.
 const EXCESS_PRECISION: &str = "xla_allow_excess_precision";
 
-/// Whether a default option only affects speed, compile messages or tracing. If a plugin rejects such an option, the
-/// program is compiled without it. Compiling without it can change results no more than another plugin version does:
-/// the compiler may select kernels that add in a different order.
+/// Returns whether a default option only affects speed, compile messages or tracing. If a plugin rejects such an
+/// option, the program is compiled without it. Compiling without it can change results no more than another plugin
+/// version does: the compiler may select kernels that add in a different order.
 pub(super) fn is_speed_only(option: &str) -> bool {
     let mut needed = Platform::ALL.into_iter().flat_map(|platform| (spec(platform).result_flags)());
     option != EXCESS_PRECISION && needed.all(|(name, _)| name != option)

@@ -160,9 +160,9 @@ pub fn check_flags(choice: &Choice, options: &PlatformOptions) -> Result<(), Pla
     }
 }
 
-/// Whether this run is a rehearsal: a multi-process run on a `platform` that supports only one process, enabled by the
-/// environment. Each process does all of the work. The processes register, compare their programs, share a compile
-/// cache and exit together as on other platforms, but exchange no tensors.
+/// Returns whether this run is a rehearsal: a multi-process run on a `platform` that supports only one process, enabled
+/// by the environment. Each process does all of the work. The processes register, compare their programs, share a
+/// compile cache and exit together as on other platforms, but exchange no tensors.
 pub fn is_rehearsal(platform: &str) -> bool {
     spec_by_name(platform).has_one_process && std::env::var(REHEARSAL).is_ok_and(|value| value == "1")
 }

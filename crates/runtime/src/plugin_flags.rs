@@ -23,7 +23,7 @@ fn nonempty_variables() -> impl Iterator<Item = (&'static str, String)> {
         .filter_map(move |name| Some((name, value(name).filter(|text| !text.is_empty())?)))
 }
 
-/// Whether the environment sets any flags.
+/// Returns whether the environment sets any flags.
 pub(super) fn are_set() -> bool {
     nonempty_variables().next().is_some()
 }

@@ -180,8 +180,8 @@ impl OpenTarget {
         self.vms
     }
 
-    /// Whether the devices are present. If so, kernels are selected when a program is compiled, otherwise when it first
-    /// runs.
+    /// Returns whether the devices are present. If so, kernels are selected when a program is compiled, otherwise when
+    /// it first runs.
     pub fn is_present(&self) -> bool {
         matches!(self.compiler, Compiler::Client(_))
     }

@@ -276,7 +276,7 @@ impl Checkpoint {
         self.tensors.is_empty()
     }
 
-    /// Whether there is a tensor of this name; renamed tensors have their new names.
+    /// Returns whether there is a tensor of this name; renamed tensors have their new names.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -340,7 +340,7 @@ impl Checkpoint {
         self.get(name)
     }
 
-    /// Whether there is a tensor of this name whose values are floating point.
+    /// Returns whether there is a tensor of this name whose values are floating point.
     pub(crate) fn is_float(&self, name: &str) -> bool {
         self.tensors.get(name).is_some_and(|entry| entry.is_known && entry.view.dtype.is_float())
     }

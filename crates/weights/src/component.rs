@@ -48,7 +48,7 @@ impl Component {
         Component::Vocoder,
     ];
 
-    /// Whether a model can run without this component.
+    /// Returns whether a model can run without this component.
     pub const fn is_optional(self) -> bool {
         use Component::{DiffusionDecoder, DurationHead, LatentUpsampler, TemporalUpsampler};
         matches!(self, LatentUpsampler | TemporalUpsampler | DurationHead | DiffusionDecoder)

@@ -87,7 +87,7 @@ fn block(name: &str) -> Option<usize> {
 }
 
 impl Target {
-    /// Whether published files of the requested form quantize this weight.
+    /// Returns whether published files of the requested form quantize this weight.
     fn selects(&self, name: &str) -> bool {
         let Some(module) = name.strip_suffix(".weight") else { return false };
         if keys::gemma(module).strip_prefix(GEMMA).is_some_and(|rest| rest.starts_with("layers.")) {

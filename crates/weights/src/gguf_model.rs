@@ -33,12 +33,12 @@ const MODULES: [(&str, &str); 15] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Whether a GGUF file of this architecture may be LTX's transformer.
+/// Returns whether a GGUF file of this architecture may be LTX's transformer.
 pub(super) fn is_transformer(architecture: &str) -> bool {
     matches!(architecture, LTX | "")
 }
 
-/// Whether this architecture is Gemma 3 or 4.
+/// Returns whether this architecture is Gemma 3 or 4.
 pub(super) fn is_text_encoder(architecture: &str) -> bool {
     matches!(architecture, GEMMA_3 | GEMMA_4)
 }
@@ -48,7 +48,8 @@ pub(super) fn refused(file: &Checkpoint, architecture: &str, why: &str) -> Weigh
     WeightsError::Config { path: file.path().to_path_buf(), key: "general.architecture".into(), reason }
 }
 
-/// Whether a safetensors file contains a transformer of the published size, with or without connectors, and nothing else.
+/// Returns whether a safetensors file contains a transformer of the published size, with or without connectors, and
+/// nothing else.
 fn is_published_transformer(file: &Checkpoint) -> bool {
     let is = |name: &str, rows: usize| {
         let shape = ["", keys::TRANSFORMER].iter().find_map(|prefix| file.shape(&format!("{prefix}{name}")));

@@ -46,7 +46,7 @@ impl HubCache {
         }
     }
 
-    /// Whether a string has the form `org/name` or `org/name/path`.
+    /// Returns whether a string has the form `org/name` or `org/name/path`.
     pub fn is_name(name: &str) -> bool {
         let part = |p: &str| {
             !p.is_empty() && !p.starts_with('.') && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))

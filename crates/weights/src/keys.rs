@@ -198,12 +198,12 @@ pub(super) fn split_attention(mut head: Checkpoint) -> Result<Checkpoint, Weight
     Ok(head)
 }
 
-/// Whether the connectors' tensor with this diffusers name belongs to a text projection.
+/// Returns whether the connectors' tensor with this diffusers name belongs to a text projection.
 pub(super) fn is_projection_name(name: &str) -> bool {
     name.contains("text_proj_in.")
 }
 
-/// Whether a key of a file belongs to the connectors' text projections.
+/// Returns whether a key of a file belongs to the connectors' text projections.
 pub(super) fn is_projection(key: &str) -> bool {
     key.starts_with(PROJECTION)
 }

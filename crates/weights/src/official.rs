@@ -22,7 +22,7 @@ pub(super) const PROJECTION_FIRST: [(&str, bool); 4] = [
     ("caption_proj_input_norm", false),
 ];
 
-/// Whether captions are projected before the connectors (LTX-2.3) or in the transformer (LTX-2.0).
+/// Returns whether captions are projected before the connectors (LTX-2.3) or in the transformer (LTX-2.0).
 fn projects_first(t: Section) -> Result<bool, WeightsError> {
     let given: Vec<_> = PROJECTION_FIRST.iter().filter(|(k, _)| t.get(k).is_some()).collect();
     if given.is_empty() {

@@ -81,7 +81,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
     Ok(BlockList { layers, noise, changes })
 }
 
-/// Whether the video VAE has the diffusion decoder.
+/// Returns whether the video VAE has the diffusion decoder.
 pub(super) fn is_diffusion(s: Section) -> bool {
     s.get("_class_name").is_some_and(|class| *class == DIFFUSION)
 }

@@ -90,8 +90,8 @@ impl SingleFile {
         UPSAMPLER_MODULES.contains(&first).then(|| key.to_string())
     }
 
-    /// Whether the file contains a component's tensors. The scheduler, which has only a configuration, is in every
-    /// file.
+    /// Returns whether the file contains a component's tensors. The scheduler, which has only a configuration, is in
+    /// every file.
     pub(super) fn has(&self, component: Component) -> bool {
         component == Component::Scheduler || self.checkpoint.names().any(|key| self.name(component, key).is_some())
     }
@@ -109,7 +109,7 @@ impl SingleFile {
     }
 }
 
-/// Whether a tensor name occurs only in LoRA files.
+/// Returns whether a tensor name occurs only in LoRA files.
 fn is_lora_key(key: &str) -> bool {
     let ends = [".diff", ".diff_b"].iter().any(|end| key.ends_with(end));
     ends || [".lora_", ".lokr_", ".hada_", ".oft_"].iter().any(|part| key.contains(part))
@@ -119,13 +119,13 @@ fn is_lora_key(key: &str) -> bool {
 const UPSAMPLER_MODULES: [&str; 6] =
     ["initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsample_res_blocks", "final_conv"];
 
-/// Whether a folder contains a component's folder with its configuration.
+/// Returns whether a folder contains a component's folder with its configuration.
 fn has_folder(path: &Path, component: Component) -> bool {
     path.join(component.folder()).join(component.config_file()).is_file()
 }
 
-/// Whether a folder has the diffusers layout: a model index, or the transformer's folder. Folders of single files may
-/// also contain folders of a text encoder and its tokenizer.
+/// Returns whether a folder has the diffusers layout: a model index, or the transformer's folder. Folders of single
+/// files may also contain folders of a text encoder and its tokenizer.
 pub(super) fn is_diffusers(path: &Path) -> bool {
     path.join("model_index.json").is_file() || has_folder(path, Component::Transformer)
 }

@@ -311,8 +311,8 @@ impl ModelSource {
         packed.map_or_else(|| self.folder(Component::Tokenizer).map(TokenizerFiles::Folder), Ok)
     }
 
-    /// Whether the model has a component, its own or an override. In a folder, only the configuration file must exist
-    /// (for the tokenizer, `tokenizer.json`); weight files are not searched for.
+    /// Returns whether the model has a component, its own or an override. In a folder, only the configuration file must
+    /// exist (for the tokenizer, `tokenizer.json`); weight files are not searched for.
     pub fn has(&self, component: Component) -> bool {
         match self.place(component) {
             // A single file never contains the tokenizer, but the text encoder's location may.
@@ -548,8 +548,8 @@ impl ModelSource {
         Ok(encoder.into_iter().chain(connectors).chain(keyframes).collect())
     }
 
-    /// Whether the transformer's files lack the embedding of generated keyframes although its configuration requires
-    /// it, as in the first files of LTX-2.5. Files that cannot be opened are reported elsewhere.
+    /// Returns whether the transformer's files lack the embedding of generated keyframes although its configuration
+    /// requires it, as in the first files of LTX-2.5. Files that cannot be opened are reported elsewhere.
     pub fn lacks_keyframe_embedding(&self) -> bool {
         let asks = self.config(Component::Transformer).is_ok_and(|config| config[USE_KEYFRAMES] == true);
         asks && self.checkpoint(Component::Transformer).is_ok_and(|tensors| !tensors.contains(KEYFRAMES))

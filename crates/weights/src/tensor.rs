@@ -84,7 +84,7 @@ impl Tensor {
         each!(self, a => a.len())
     }
 
-    /// Whether the tensor has no elements.
+    /// Returns whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

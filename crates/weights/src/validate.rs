@@ -55,7 +55,7 @@ const INERT: [(Component, &[&str]); 5] = [
     (Component::Vocoder, &["mel_stft.stft_fn.inverse_basis"]),
 ];
 
-/// Whether a tensor of a component has no effect on results.
+/// Returns whether a tensor of a component has no effect on results.
 pub fn is_inert(component: Component, name: &str) -> bool {
     let starts = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, starts)| *starts);
     starts.into_iter().any(|start| name.starts_with(start))
@@ -114,7 +114,7 @@ impl ValidationReport {
         }
     }
 
-    /// Whether the checkpoint contains exactly the declared tensors.
+    /// Returns whether the checkpoint contains exactly the declared tensors.
     pub fn is_ok(&self) -> bool {
         self.missing.is_empty()
             && self.misshaped.is_empty()

@@ -470,7 +470,7 @@ impl FittedPlan {
         self.plan.limits.host
     }
 
-    /// Whether the host's memory holds all parameters that are streamed.
+    /// Returns whether the host's memory holds all parameters that are streamed.
     pub(crate) fn fits_host(&self) -> bool {
         self.plan.limits.host.is_none_or(|limit| self.plan.parameters().host <= limit)
     }

@@ -93,7 +93,7 @@ impl<'a> StreamSearch<'a> {
     }
 }
 
-/// Whether the memory decides which weights are streamed.
+/// Returns whether the memory decides which weights are streamed.
 fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
     config.runtime.stream == Stream::Auto && spec.streams_weights
 }

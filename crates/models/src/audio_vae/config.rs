@@ -122,7 +122,7 @@ impl AudioVaeConfig {
         self.base_channels * self.ch_mult[level]
     }
 
-    /// Whether each residual block of a level is followed by attention.
+    /// Returns whether each residual block of a level is followed by attention.
     pub fn attends(&self, level: usize) -> bool {
         let deepest = self.resolution >> (self.ch_mult.len() - 1);
         let here = deepest << (self.ch_mult.len() - 1 - level);

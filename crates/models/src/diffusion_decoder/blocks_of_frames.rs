@@ -35,8 +35,8 @@ pub(super) fn limit_spatial_sharding(
     (build, notes)
 }
 
-/// Whether the attention windows of all stages extend at most into the neighbouring shards if `size` latents are split
-/// over `parts` devices.
+/// Returns whether the attention windows of all stages extend at most into the neighbouring shards if `size` latents
+/// are split over `parts` devices.
 fn is_local(c: &DiffusionDecoderConfig, build: &Build, dim: usize, size: usize, parts: usize) -> bool {
     let latents = size.div_ceil(parts);
     let mut stages = c.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(c.kernel, [1; 3])]);

@@ -113,7 +113,7 @@ impl DiffusionDecoderConfig {
         Ok(c)
     }
 
-    /// Whether a single evaluation of the network yields the video.
+    /// Returns whether a single evaluation of the network yields the video.
     pub fn is_one_step(&self) -> bool {
         (self.steps, self.output) == (1, OutputType::Clean)
     }

@@ -52,8 +52,8 @@ pub(super) fn block(lowering: Lowering) -> [usize; 3] {
     }
 }
 
-/// Whether windows extend at most into the neighbouring shards if an axis has `own` cells per device. `even`: whether
-/// all devices have the same number of cells.
+/// Returns whether windows extend at most into the neighbouring shards if an axis has `own` cells per device. `even`:
+/// whether all devices have the same number of cells.
 pub(super) fn reaches_neighbors_only(own: usize, even: bool, window: usize, block: usize) -> bool {
     kernels::window_reach(block.min(own), even, window) <= own
 }

@@ -21,7 +21,7 @@ impl SizePadding {
         [0, 1, 2].map(|axis| self.0[axis][0] * ratios[axis])
     }
 
-    /// Whether rows or columns are padded.
+    /// Returns whether rows or columns are padded.
     pub(super) fn pads_frames(&self) -> bool {
         self.0[1..] != [[0; 2]; 2]
     }

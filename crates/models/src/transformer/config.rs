@@ -244,17 +244,17 @@ impl TransformerConfig {
         self.layer(self.audio_heads(), self.audio_gated_attn, [Axis::AudioSequence, Axis::VideoSequence])
     }
 
-    /// Whether the linear layers of the block with this index are quantized if 8-bit weights are requested.
+    /// Returns whether the linear layers of the block with this index are quantized if 8-bit weights are requested.
     pub fn quantizes(&self, block: usize) -> bool {
         quantized_blocks(self.num_layers).contains(&block)
     }
 
-    /// Whether the noise level modulates the text context, so that text keys and values change with every step.
+    /// Returns whether the noise level modulates the text context, so that text keys and values change with every step.
     pub(crate) fn has_prompt_adaln(&self) -> bool {
         self.prompt_modulation() && self.use_prompt_adaln_single
     }
 
-    /// Whether blocks scale and shift the text context before text attention.
+    /// Returns whether blocks scale and shift the text context before text attention.
     pub(crate) fn prompt_modulation(&self) -> bool {
         self.cross_attn_mod || self.audio_cross_attn_mod
     }

@@ -56,7 +56,7 @@ impl Perturbation {
         Av { audio: if self.alike() { video.clone() } else { mask(&flags.audio) }, video }
     }
 
-    /// Whether both streams perturb the same layers and can share masks.
+    /// Returns whether both streams perturb the same layers and can share masks.
     fn alike(&self) -> bool {
         self.layers.video == self.layers.audio
     }

@@ -87,7 +87,7 @@ impl VideoVaeConfig {
         Ok(c)
     }
 
-    /// Whether the VAE has a decoder; models with a diffusion decoder may not have one.
+    /// Returns whether the VAE has a decoder; models with a diffusion decoder may not have one.
     pub fn has_decoder(&self) -> bool {
         !self.decoder_block_out_channels.is_empty()
     }
@@ -338,7 +338,7 @@ const UP_FACTORS: &str =
     "factors that match decoder_block_out_channels and, for residual stages, divide the product of the stage's strides";
 
 impl UpStage {
-    /// Whether the stage converts `width` input channels to `self.channels` channels.
+    /// Returns whether the stage converts `width` input channels to `self.channels` channels.
     fn fits(&self, width: usize) -> bool {
         let inner = if self.widens { self.channels } else { width };
         let Some(u) = self.upsample else { return inner == self.channels };
@@ -403,7 +403,7 @@ const DOWN_CHANNELS: &str =
     "channel counts that are divisible by the product of the stage's strides and change only at space-to-depth stages";
 
 impl DownStage {
-    /// Whether the stage outputs `channels` channels.
+    /// Returns whether the stage outputs `channels` channels.
     fn fits(&self, channels: usize) -> bool {
         match self.downsample {
             None | Some(Downsample::Strided) => self.channels == channels,

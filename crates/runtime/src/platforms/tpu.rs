@@ -143,8 +143,8 @@ impl Libtpu {
         Self::TESTED.into_iter().find_map(|(release, build)| (build == self).then_some(release))
     }
 
-    /// Whether all-gathers can be fused into other operations on this device kind. Builds after June 2026 reject this
-    /// except on v5e.
+    /// Returns whether all-gathers can be fused into other operations on this device kind. Builds after June 2026
+    /// reject this except on v5e.
     fn fuses_gathers(self, kind: &str) -> bool {
         const LAST_ON_ALL: Libtpu = Libtpu::TESTED[3].1;
         self <= LAST_ON_ALL || matches!(kind, "TPU v5 lite" | "TPU v5e")

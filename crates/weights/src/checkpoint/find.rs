@@ -26,7 +26,7 @@ fn shard_of(name: &str) -> Option<ShardName> {
     Some((stem.to_string(), number.parse().ok()?, count.parse().ok().filter(|count| *count < 1000)?))
 }
 
-/// Whether a file name is that of one of several shards.
+/// Returns whether a file name is that of one of several shards.
 pub(crate) fn is_shard(name: &str) -> bool {
     shard_of(name).is_some_and(|(_, _, count)| count != 1)
 }

@@ -49,7 +49,7 @@ impl Checkpoint {
         Ok(TensorView { dtype: DType::F32, decoder: Some(decoder), ..view })
     }
 
-    /// Whether the file stores a tensor in fewer bits than its values have.
+    /// Returns whether the file stores a tensor in fewer bits than its values have.
     pub(crate) fn is_quantized(&self, name: &str) -> bool {
         let is_narrow = |view: &TensorView| view.decoder.is_some() || view.dtype == DType::F8E4M3FN;
         self.tensors.get(name).is_some_and(|entry| is_narrow(&entry.view))

@@ -132,7 +132,7 @@ impl Update {
         format!("has shape {:?}{}", views[0].shape(), others.collect::<String>())
     }
 
-    /// Whether the update is a LoRA, the only kind to which [`MergeOrder`] applies.
+    /// Returns whether the update is a LoRA, the only kind to which [`MergeOrder`] applies.
     pub(crate) fn is_lora(&self) -> bool {
         matches!(self.delta, Delta::LowRank { .. }) && self.magnitude.is_none()
     }

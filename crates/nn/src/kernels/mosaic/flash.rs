@@ -157,7 +157,7 @@ impl KernelWriter<'_> {
         }
     }
 
-    /// Whether the last block of keys extends beyond the last key.
+    /// Returns whether the last block of keys extends beyond the last key.
     fn has_partial_block(&self) -> bool {
         !self.shape.keys.is_multiple_of(self.blocks.keys)
     }

@@ -24,7 +24,7 @@ impl AttentionShape {
         self.dim.max(LANES)
     }
 
-    /// Whether arrays are `[batch, heads, tokens, dim]`, not `[batch, tokens, heads · dim]`.
+    /// Returns whether arrays are `[batch, heads, tokens, dim]`, not `[batch, tokens, heads · dim]`.
     pub(crate) fn is_heads_first(&self) -> bool {
         self.dim.is_multiple_of(LANES)
     }
