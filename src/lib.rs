@@ -35,7 +35,9 @@
 //! line, YAML keys, JSON fields and exit codes.
 
 pub use ltx2_base::threads;
-pub(crate) use ltx2_base::{catch_panic, destination, failpoint, file_lock, host, interrupts, temporaries, text_file};
+pub(crate) use ltx2_base::{
+    atomic_file, catch_panic, destination, failpoint, file_lock, host, interrupts, temporaries, text_file,
+};
 pub use ltx2_media as media;
 pub use ltx2_models as models;
 pub use ltx2_models::av;

@@ -42,35 +42,35 @@ text = json.dumps(header).encode()
 open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + data)
 END
 }
-# Folders of an LTX-2.5 model with random weights in bf16, and of the same with an int8-convrot transformer.
+# An LTX-2.5 model with random weights in bf16, and its transformer in int8-convrot.
 files() {
-    [ ! -d "$models/convrot" ] || return 0
-    "$ltx2" init --preset ltx2_5 --seed 1 "$models/bf16"
-    mkdir -p "$models/convrot/transformer"
-    "$ltx2" convert "$models/bf16/transformer" "$models/convrot/transformer/diffusion_pytorch_model.safetensors" --weights int8-convrot
-    cp "$models/bf16/transformer/config.json" "$models/convrot/transformer"
-    for part in "$models"/bf16/*; do ln -sn "$part" "$models/convrot" 2> /dev/null || true; done
+    [ ! -e "$models/convrot.safetensors" ] || return 0
+    "$ltx2" init --preset ltx2_5 --seed 1 "$models"
+    "$ltx2" convert "$models/transformer" "$models/convrot.safetensors" --weights int8-convrot
 }
 # Requests of three sizes to one server: the second needs more memory than the first.
 serve() {
     local id size
     "$ltx2" serve -v -c ltx2 --weights random --platform cuda --listen 127.0.0.1:8123 --state "$out/$1" --warm none "${@:2}" > "$out/$1.log" 2>&1 &
     server=$!
-    until curl -sf localhost:8123/ready > /dev/null; do kill -0 $server && sleep 1; done
+    until curl -sf localhost:8123/ready > /dev/null; do
+        kill -0 $server || return 0
+        sleep 1
+    done
     for size in 512x320 768x512 512x320; do
         id=$(curl -s localhost:8123/v1/videos -F prompt="a red circle bounces on blue" -F size=$size -F num_frames=121 -F seed=7 \
             -F 'ltx2={"sampler":{"steps":4}}' | grep -o 'video_[0-9a-z]*' | head -1)
         curl -sN "localhost:8123/v1/videos/$id/events" | tail -2
-        curl -s "localhost:8123/v1/videos/$id/content?variant=sidecar" | grep -o '"[a-z_]*sha256": *"[0-9a-f]*"'
+        curl -s "localhost:8123/v1/videos/$id/content?variant=sidecar" | grep -A2 '"sha256"' || true
     done
     kill $server
     wait $server || true
-    grep -i stream "$out/$1.log"
+    grep -i stream "$out/$1.log" || true
 }
 # Interrupts a run after its first checkpoint, and resumes it.
 resume() {
     generate "$@" --checkpoint-every 2 &
-    until [ -e "$out/$1.steps.safetensors" ]; do sleep 0.2; done
+    while kill -0 $! 2> /dev/null && [ ! -e "$out/$1.mp4.steps.safetensors" ]; do sleep 0.2; done
     pkill -TERM -f "$out/$1.mp4"
     wait $! || true
     generate "$@" --checkpoint-every 2 --resume
@@ -107,22 +107,28 @@ row whole-none 1 generate -c ltx2 --steps 8 --set runtime.memory_fraction=0.03
 # LTX-2.5 with its diffusion decoder on 24 GB.
 row ltx2_5-24 1 generate -c ltx2_5_distilled --set model.decoder=diffusion --set runtime.memory_fraction=0.159 \
     --set 'runtime.tiling={overlap: 160, frame_overlap: 40}'
-# Two passes, of which only the second has a LoRA; a run that is interrupted and resumed; a server.
-[[ "$wanted" != "  " && "$wanted" != *" lora-"* ]] || lora
-pass=(-c ltx2_two_stage --steps 4 --set "model.loras=[{path: $out/lora.safetensors, stages: [2]}]")
-row lora-off 1 generate "${pass[@]}" "${off[@]}"
-row lora-on 1 generate "${pass[@]}" "${on[@]}"
+# A run that is interrupted and resumed; a server.
 row resume 1 resume -c ltx2 --steps 8 "${on[@]}"
 row serve 1 serve --set runtime.memory_fraction=0.106
 # A model in files, also with a transformer in int8-convrot, which keeps its bytes.
-[[ "$wanted" != "  " && "$wanted" != *" file-"* ]] || files
+[[ "$wanted" =~ ^"  "$|" file-"|" lora-" ]] && files
 distilled=(-c ltx2_5_distilled --weights file)
 place=(--layout replicated --mesh data=1)
 PROGRAMS=refine
-row file-off 1 bench "${distilled[@]}" -m "$models/bf16" "${off[@]}"
-row file-on 1 bench "${distilled[@]}" -m "$models/bf16" "${on[@]}"
-row file-convrot-off 1 generate "${distilled[@]}" -m "$models/convrot" --set runtime.weights=int8-convrot "${off[@]}"
-row file-convrot-on 1 generate "${distilled[@]}" -m "$models/convrot" --set runtime.weights=int8-convrot "${on[@]}"
+row file-off 1 bench "${distilled[@]}" -m "$models" "${off[@]}"
+row file-on 1 bench "${distilled[@]}" -m "$models" "${on[@]}"
+convrot=("${distilled[@]}" -m "$models/convrot.safetensors" --set runtime.weights=int8-convrot)
+for part in text_encoder tokenizer connectors vae audio_vae vocoder upsampler; do
+    convrot+=(--set "model.$part=$models/${part/upsampler/latent_upsampler}")
+done
+row file-convrot-load 1 bench "${convrot[@]}" "${off[@]}"
+row file-convrot-off 1 generate "${convrot[@]}" "${off[@]}"
+row file-convrot-on 1 generate "${convrot[@]}" "${on[@]}"
+# Two passes, of which only the second has a LoRA.
+[[ "$wanted" != "  " && "$wanted" != *" lora-"* ]] || lora
+pass=("${distilled[@]}" -m "$models" --set "model.loras=[{path: $out/lora.safetensors, stages: [2]}]")
+row lora-off 1 generate "${pass[@]}" "${off[@]}"
+row lora-on 1 generate "${pass[@]}" "${on[@]}"
 PROGRAMS=denoise
 # Two GPUs, each of which streams its shard.
 for layout in tensor fsdp-ulysses; do

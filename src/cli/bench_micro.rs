@@ -84,7 +84,7 @@ pub(crate) fn run(
     let text = Chip::text_with(&data_sheet(path, sheet, device)?, &constants);
     let text = text.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
     print(&constants_text(&constants))?;
-    crate::media::write_file(path, text.as_bytes(), force)?;
+    crate::atomic_file::write_file(path, text.as_bytes(), force)?;
     tracing::info!("{} written", path.display());
     Ok(())
 }

@@ -7,7 +7,7 @@ use ndarray::{Array4, s};
 
 use super::comparison::{ComparedClip, Scores, number, read, rows};
 use super::{UsageError, check_json, check_output_file, compare_report, print_and_write_json};
-use crate::media;
+use crate::atomic_file;
 use crate::quality;
 
 /// Compares two results: videos, folders of PNG files, WAV files, or dumps.
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     check_bounds_apply(args, &scores).map_err(UsageError)?;
     if let Some(path) = &args.report {
         let page = compare_report::page(&scores, &a, &b).map_err(anyhow::Error::msg)?;
-        media::write_file(path, page.as_bytes(), args.force)?;
+        atomic_file::write_file(path, page.as_bytes(), args.force)?;
     }
     let figures = format!("{}\n", serde_json::to_string_pretty(&scores)?);
     print_and_write_json(args.json.as_deref(), args.force, &figures, &table(&scores))?;

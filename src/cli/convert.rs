@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use crate::atomic_file;
 use crate::interrupts;
-use crate::media;
 use crate::pipeline::plan::outputs::check_file_room;
 use crate::weights::Conversion;
 use crate::weights::quantize::QuantizedForm;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     check_file_room("OUTPUT", &args.output, conversion.bytes())?;
     interrupts::doing("before the file was complete; nothing was written");
     let (started, progress) = (Instant::now(), byte_progress("convert", conversion.bytes()));
-    media::write_file_with(&args.output, args.force, |file| {
+    atomic_file::write_file_with(&args.output, args.force, |file| {
         anyhow::Ok(conversion.write(file, &args.output, &progress)?)
     })?;
     let (gigabytes, seconds) = (conversion.bytes() as f64 / 1e9, started.elapsed().as_secs_f64());

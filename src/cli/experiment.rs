@@ -171,7 +171,7 @@ fn report(title: &str, groups: &[CaseGroup], folder: &Path) -> anyhow::Result<()
     let title = if title.is_empty() { "Experiment" } else { title };
     let write = |name: &str, text: String| {
         let path = folder.join(name);
-        crate::media::write_atomically(&path, text.as_bytes()).map(|()| path.display().to_string())
+        crate::atomic_file::write_atomically(&path, text.as_bytes()).map(|()| path.display().to_string())
     };
     let [short, long, _] = REPORTS;
     let short = write(short, markdown(title, &command_line(), groups) + &suggestions_markdown(groups))?;
@@ -237,7 +237,7 @@ fn run_search(args: &ExperimentArgs, mut options: TuneOptions) -> anyhow::Result
     if let Some(text) = best_layout(&result, &request) {
         let [.., best] = REPORTS;
         let best = args.output.join(best);
-        crate::media::write_atomically(&best, text.as_bytes())?;
+        crate::atomic_file::write_atomically(&best, text.as_bytes())?;
         tracing::info!("{} written", best.display());
     }
     let rows = result.rows();

@@ -243,7 +243,7 @@ pub(crate) fn check_output_file(flag: &str, path: Option<&Path>, endings: &[&str
         let written = format!("the output format is {}", first.to_uppercase());
         check_ending(path, &written, endings).map_err(|why| UsageError(format!("{flag}: {why}")))?;
     }
-    Ok(crate::media::check_writable(path)?)
+    Ok(crate::atomic_file::check_writable(path)?)
 }
 
 /// Writes results to stdout; ignores a broken pipe.
@@ -271,7 +271,7 @@ pub(crate) fn print_and_write_json(json: Option<&Path>, force: bool, figures: &s
     let Some(path) = json_file(json) else {
         return print(if json.is_some() { figures } else { text });
     };
-    let written = crate::media::write_file(path, figures.as_bytes(), force);
+    let written = crate::atomic_file::write_file(path, figures.as_bytes(), force);
     print(text)?;
     if written.is_err() {
         print(figures)?;

@@ -15,7 +15,7 @@ use zip::ZipArchive;
 use self::index::WheelIndex;
 use self::settings::PluginSettings;
 use super::{print, tell};
-use crate::media::sync_folder;
+use crate::atomic_file::sync_folder;
 use crate::pjrt::discover::{self, Platform};
 use crate::runtime::platforms::{Wheel, spec};
 use crate::runtime::sha256_file;

@@ -9,8 +9,8 @@ use super::compile::chip_of;
 use super::generate::prepare_run;
 use super::{UsageError, check_json, check_output_file, log, print_and_write_json};
 use crate::analysis::{Chip, Trace, TraceComparison, XSpace};
+use crate::atomic_file::write_file;
 use crate::config::load;
-use crate::media::write_file;
 use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
 

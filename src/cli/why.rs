@@ -106,7 +106,7 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<()> {
                 format!("for {}: {:.1} % less time per step.", args.target, best.gain() * 100.0),
             ];
             let text = comments.map(|c| format!("# {c}\n")).concat() + &best.layout;
-            crate::media::write_file(path, text.as_bytes(), args.force)?;
+            crate::atomic_file::write_file(path, text.as_bytes(), args.force)?;
             tracing::info!("{} written", path.display());
         }
         (Some(_), None) => tracing::info!("--write: nothing written, because no change is faster"),

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::synthetic::{Denoising, SyntheticInputs};
 use crate::analysis::{Module, Trace, TraceComparison, XSpace};
+use crate::atomic_file::write_atomically;
 use crate::config::{Config, Sidecar};
-use crate::media::write_atomically;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
 use crate::pipeline::plan::videos::{Job, RunVideos};

@@ -30,6 +30,9 @@ pub enum PipelineError {
     /// A video, image or audio file cannot be read or written.
     #[error(transparent)]
     Media(#[from] crate::media::MediaError),
+    /// A file cannot be written.
+    #[error(transparent)]
+    Write(#[from] crate::atomic_file::FileError),
     /// The platform (PJRT plugin) cannot be opened.
     #[error(transparent)]
     Platform(#[from] crate::runtime::platform::PlatformError),
@@ -81,7 +84,7 @@ pub enum PipelineError {
     Output {
         /// Config key or flag that requests the file.
         key: &'static str,
-        source: crate::media::MediaError,
+        source: crate::atomic_file::FileError,
     },
     /// The disk has less free space than the run needs.
     #[error("{0}")]
@@ -138,7 +141,7 @@ pub type Result<T> = std::result::Result<T, PipelineError>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::media::MediaError as Media;
+    use crate::atomic_file::FileError;
 
     #[test]
     fn one_line_skips_repeated_causes() {
@@ -148,7 +151,7 @@ mod tests {
         };
         let denied = || std::io::Error::other("permission denied");
         let read = crate::config::ConfigError::unreadable(std::path::Path::new("x.yml"), denied());
-        let file = Media::Io { action: "write", path: "out.mp4".into(), source: denied() };
+        let file = FileError { action: "write", path: "out.mp4".into(), source: denied() };
         let errors: [(PipelineError, &str); 5] = [
             (wrong(), "vae/config.json: dims = 2.0 is not supported, only 3"),
             (

@@ -3,7 +3,6 @@
 
 use super::phase::Phase;
 use crate::request::Request;
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use super::output::chain_writer::ChainWriter;
 use super::output::denoise_checkpoint::{Every, Saving};
 use super::output::recorded::warn_of_versions;
 use super::output::report::RunReport;
+use super::output::sidecar::{sidecar, sidecar_model};
 pub use super::output::writer::FinishedVideo;
 use super::output::writer::{
     self, Failures, UnwrittenVideo, VideoWriter, WriteOutcome, WrittenVideo, finish_steps, write_json,
@@ -282,15 +282,6 @@ fn pending_videos(
     together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
 }
 
-/// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and
-/// returns null.
-fn sidecar_model(config: &Config, runner: &Runner) -> Value {
-    runner.model.identity(config).unwrap_or_else(|error| {
-        tracing::warn!("the sidecar records no model fingerprint: {}", one_line(&error));
-        Value::Null
-    })
-}
-
 /// Generates the chained videos of a batch and writes each clip when it is finished. `started`: start time of the
 /// batch. `writes`: files that may be replaced; `None`: another process writes the files.
 fn chained(
@@ -334,23 +325,4 @@ fn chained(
     interrupts::doing("after the files were written");
     finish_steps(run.saving.as_ref(), &outcomes);
     Ok(outcomes)
-}
-
-/// Returns the sidecar of a video without the output hashes and the timings.
-pub(crate) fn sidecar(
-    config: &Config,
-    job: &Job,
-    model: &Value,
-    inputs: &Value,
-    runner: &Runner,
-    versions: &Value,
-) -> Value {
-    json!({
-        "config": config.effective(&job.prompt, job.seed),
-        "seed": job.seed,
-        "model": model,
-        "inputs": inputs,
-        "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
-        "versions": versions,
-    })
 }

@@ -11,7 +11,7 @@ pub enum TuneError {
     #[error("cannot access {}: {source}", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Write(#[from] crate::media::MediaError),
+    Write(#[from] crate::atomic_file::FileError),
     #[error("cannot access the stored optimized modules: {0}")]
     Modules(crate::runtime::cache::CacheError),
     #[error("{}: another process is using this folder; wait until it ends, or use another folder", .0.display())]

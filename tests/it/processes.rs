@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::support::{self, needs};
 use ltx2::config::Config;
-use ltx2::media::write_atomically;
 use ltx2::pipeline::PipelineError;
 use ltx2::pipeline::processes::together;
 use ltx2::pjrt::end_process;
 use ltx2::runtime::processes::store::StoreServer;
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
+use ltx2_base::atomic_file::write_atomically;
 
 /// Time after which a process counts as lost in these tests. Heartbeats are twenty times as frequent.
 const LOST: Duration = Duration::from_secs(4);

@@ -21,6 +21,7 @@ use ltx2::serve::job_config::JobConfig;
 use ltx2::serve::jobs::{Caller, JobTiming, Jobs, Submitted};
 use ltx2::serve::store::{FileStore, JobStore, Variant};
 use ltx2::serve::worker::{Status, Worker};
+use ltx2_base::atomic_file::{FileError, write_atomically};
 use ndarray::{Array2, Array4};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -107,7 +108,7 @@ impl ScriptedDevice {
         let keep = |step: usize| {
             if let Some(path) = &order.steps {
                 // The video continues even if its checkpoint cannot be written.
-                let _ = media::write_atomically(path, format!("{identity}\n{step}").as_bytes());
+                let _ = write_atomically(path, format!("{identity}\n{step}").as_bytes());
             }
         };
         let paused = word::<String>(&script, "pause");
@@ -249,7 +250,7 @@ impl GeneratedVideo for ScriptedVideo {
             }
             _ => {}
         }
-        let full = |error: media::MediaError| {
+        let full = |error: FileError| {
             if error.to_string().contains("(os error 24)") {
                 return Failure::out_of_files();
             }
@@ -265,13 +266,13 @@ impl GeneratedVideo for ScriptedVideo {
                 contents.resize(contents.len() + size, 7);
             }
             bytes += contents.len() as u64;
-            media::write_atomically(&folder.join(variant.file()), &contents).map_err(full)?;
+            write_atomically(&folder.join(variant.file()), &contents).map_err(full)?;
         }
         let (frames, samples) = (frames_of(&self.job), hex::encode(Sha256::digest(b"silence")));
         let sidecar = json!({"seed": self.job.config.summary().seed, "sha256": {"frames": frames, "samples": samples},
             "timings": {"total": 1.0}});
         let text = sidecar.to_string();
-        media::write_atomically(&folder.join(Variant::Sidecar.file()), text.as_bytes()).map_err(full)?;
+        write_atomically(&folder.join(Variant::Sidecar.file()), text.as_bytes()).map_err(full)?;
         Ok(VideoProperties {
             width: 32,
             height: 32,

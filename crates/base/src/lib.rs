@@ -1,8 +1,9 @@
 //! Helpers for processes and files that do not depend on models: interrupt signals, fail points, threads, temporary
-//! files and destinations.
+//! files, atomic writes and destinations.
 
 #![warn(missing_docs)]
 
+pub mod atomic_file;
 pub mod catch_panic;
 mod defaults;
 pub mod destination;

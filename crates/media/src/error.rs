@@ -3,19 +3,14 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
+use ltx2_base::atomic_file::FileError;
+
 /// Error of reading or writing media.
 #[derive(Debug, thiserror::Error)]
 pub enum MediaError {
     /// A file operation failed, or data could not be passed to ffmpeg.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What failed, worded to precede the path in the message, such as `read` or `create folder`.
-        action: &'static str,
-        /// File or folder that the operation concerns, or a description of a file without a name.
-        path: PathBuf,
-        /// Cause of the failure.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// [`Frames::from_video`](crate::Frames::from_video) rejected an array.
     #[error("video of shape {shape:?} is not [frames, 3, height, width] with every dimension at least 1")]
     VideoShape {
@@ -156,10 +151,10 @@ fn undecoded(why: &str, ffmpeg: Option<&str>) -> String {
 pub type Result<T> = std::result::Result<T, MediaError>;
 
 impl MediaError {
-    /// Returns a closure for `map_err` that creates a [`MediaError::Io`].
+    /// Returns a closure for `map_err` that creates a [`MediaError::File`].
     pub fn io(action: &'static str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.to_path_buf();
-        move |source| MediaError::Io { action, path, source }
+        let error = FileError::at(action, path);
+        move |source| MediaError::File(error(source))
     }
 }
 

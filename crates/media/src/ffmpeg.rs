@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 
 use tempfile::NamedTempFile;
 
-use super::atomic;
 use super::audio::Audio;
 use super::decode::as_file;
 use super::error::{MediaError, Result, no_encoder, tail};
@@ -19,6 +18,7 @@ use super::track_times::{FfmpegListing, video_start};
 use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
+use ltx2_base::atomic_file;
 use ltx2_base::catch_panic::panic_message;
 
 /// Returns the version line of the ffmpeg at `program`. The error says why ffmpeg cannot be started, or which of
@@ -59,7 +59,7 @@ pub(super) fn encode(
 }
 
 fn temporary_wav(path: &Path, audio: &Audio) -> Result<NamedTempFile> {
-    let mut file = atomic::temporary_next_to(path, ".wav")?;
+    let mut file = atomic_file::temporary_next_to(path, ".wav")?;
     file.write_all(&wav_bytes(audio, WavFormat::Float32)?).map_err(MediaError::io("write the sound of", path))?;
     Ok(file)
 }

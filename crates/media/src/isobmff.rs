@@ -82,7 +82,7 @@ pub(super) fn write(
     let chunks = interleave(tracks);
     let payload: u64 = tracks.iter().map(|t| t.samples.bytes(0..t.samples.len())).sum();
     // Offsets have a fixed width, so the size of `moov` does not depend on their values: encode it once to get the size.
-    let header = |start: u64| {
+    let header = |start: u64| -> Result<Vec<u8>> {
         let mut header = Vec::new();
         encode_header(&mut header, tracks, &chunks, timescale, start)
             .map_err(|e| MediaError::Container(e.to_string()))?;

@@ -8,7 +8,6 @@
 #![warn(missing_docs)]
 
 mod aac;
-mod atomic;
 mod audio;
 mod bt601;
 mod clip;
@@ -49,8 +48,6 @@ mod wav;
 mod yuv;
 
 pub use aac::AAC_RATES;
-pub use atomic::{check_writable, write_atomically};
-pub use atomic::{sync_folder, write_file, write_file_with};
 pub use audio::Audio;
 pub use clip::{Clip, ClipPart, covering_clip, probe_clip, read_clip, read_first_frames};
 pub use clip::{decode_upload, frame_memory_limit, has_sound};

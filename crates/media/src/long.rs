@@ -20,7 +20,8 @@ use super::samples::Samples;
 use super::sound_file::SoundFile;
 use super::stream::{EncodedVideo, VideoStream};
 use super::wav::WavFormat;
-use super::{aac, atomic, isobmff};
+use super::{aac, isobmff};
+use ltx2_base::atomic_file;
 use ltx2_base::catch_panic::panic_message;
 
 /// An MP4 that is being written. Encoded frames and audio samples are stored in unnamed temporary files in the output
@@ -217,7 +218,7 @@ impl LongMp4 {
                 let (channels, rate) = (sound.channels(), sound.rate());
                 let samples = Samples::on_disk(path)?;
                 let audio = aac::encode_blocks(sound.blocks(len), channels, rate, options.audio_bitrate, samples)?;
-                let target = atomic::temporary_next_to(path, ".part")?;
+                let target = atomic_file::temporary_next_to(path, ".part")?;
                 let mut out = BufWriter::new(target.as_file());
                 isobmff::write(&[video.track(), &audio], &mut out, MediaError::io("write", path))?;
                 out.flush().map_err(MediaError::io("write", path))?;
@@ -225,9 +226,9 @@ impl LongMp4 {
                 target
             }
             LongVideoState::Encoded(Encoded::Ffmpeg(video)) => {
-                let mut wav = atomic::temporary_next_to(path, ".wav")?;
+                let mut wav = atomic_file::temporary_next_to(path, ".wav")?;
                 sound.write_wav_into(wav.as_file_mut(), path, len, WavFormat::Float32)?;
-                let target = atomic::temporary_next_to(path, ".mp4")?;
+                let target = atomic_file::temporary_next_to(path, ".mp4")?;
                 ffmpeg::copy_with_sound(target.path(), path, video.path(), 0, wav.path(), options)?;
                 target
             }
@@ -235,12 +236,12 @@ impl LongMp4 {
                 return Err(MediaError::Container("no encoded frames are available".into()));
             }
         };
-        atomic::persist(target, path, replace)
+        Ok(atomic_file::persist(target, path, replace)?)
     }
 }
 
 fn by_ffmpeg(path: &Path, first: &Frames, rate: FrameRate, options: &Mp4Options) -> Result<LongVideoState> {
-    let target = atomic::temporary_next_to(path, ".mp4")?;
+    let target = atomic_file::temporary_next_to(path, ".mp4")?;
     let mut sink = FrameSink::start(target.path(), path, first, rate, None, options)?;
     let (pieces, arrivals) = sync_channel::<Frames>(1);
     let work = move || {

@@ -9,7 +9,8 @@ use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
 use super::stream::EncodedVideo;
-use super::{aac, atomic, ffmpeg, h264, isobmff};
+use super::{aac, ffmpeg, h264, isobmff};
+use ltx2_base::atomic_file;
 use ltx2_base::failpoint;
 
 /// Writes `frames` at `fps` frames per second and the optional `audio` as H.264 and AAC. Returns the encoder that was
@@ -54,11 +55,11 @@ pub fn write_encoded_mp4(
     }
     match &encoder {
         Encoder::Ffmpeg(_) => {
-            let target = atomic::temporary_next_to(path, ".mp4")?;
-            failpoint::within("encode", atomic::name(path), || {
+            let target = atomic_file::temporary_next_to(path, ".mp4")?;
+            failpoint::within("encode", atomic_file::name(path), || {
                 ffmpeg::encode(target.path(), path, frames, rate, audio.as_ref(), options)
             })?;
-            atomic::persist(target, path, options.replace)?;
+            atomic_file::persist(target, path, options.replace)?;
         }
         Encoder::Embedded => {
             let encode = || match encoded {
@@ -66,7 +67,7 @@ pub fn write_encoded_mp4(
                 None => h264::encode(frames, rate, options.crf).map(Some),
             };
             let (video, sound) = rayon::join(
-                || failpoint::within("encode", atomic::name(path), encode),
+                || failpoint::within("encode", atomic_file::name(path), encode),
                 || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
             );
             let (video, sound) = (video?, sound?);
@@ -74,7 +75,7 @@ pub fn write_encoded_mp4(
                 video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
             let mut bytes = Vec::new();
             isobmff::write(&tracks, &mut bytes, MediaError::io("write", path))?;
-            atomic::write_file(path, &bytes, options.replace)?;
+            atomic_file::write_file(path, &bytes, options.replace)?;
         }
     }
     Ok(encoder)
@@ -97,12 +98,12 @@ pub fn copy_video_with_audio(
         return Ok(false);
     }
     let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
-    let target = atomic::temporary_next_to(path, ".mp4")?;
+    let target = atomic_file::temporary_next_to(path, ".mp4")?;
     if let Err(error) = ffmpeg::copy_frames(target.path(), path, source, &audio, options) {
         tracing::warn!("re-encoding the frames, as the video stream cannot be copied: {error}");
         return Ok(false);
     }
-    atomic::persist(target, path, options.replace)?;
+    atomic_file::persist(target, path, options.replace)?;
     Ok(true)
 }
 

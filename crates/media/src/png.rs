@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use image::{ExtendedColorType, ImageEncoder, ImageReader, codecs::png::PngEncoder};
 use ndarray::Array4;
 
-use super::atomic::write_file;
 use super::error::{MediaError, Result};
 use super::frames::Frames;
 use super::image_facts::ImageMetadata;
+use ltx2_base::atomic_file::write_file;
 
 /// Writes each frame to `dir` as `frame_00000.png`, `frame_00001.png`, …, and replaces existing files. Returns the
 /// paths in order.
@@ -73,7 +73,7 @@ fn write_png_file(path: &Path, frames: &Frames, index: usize, replace: bool) -> 
     let rgb = frames.iter().nth(index).ok_or_else(|| {
         png(format!("frame {index} (counted from 0) does not exist: there are {} frames", frames.count()))
     })?;
-    write_file(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?, replace)
+    Ok(write_file(path, &png_bytes(rgb, frames.width(), frames.height()).map_err(png)?, replace)?)
 }
 
 /// Encodes one frame of row-major RGB bytes as a PNG file.

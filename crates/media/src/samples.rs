@@ -5,8 +5,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use super::atomic;
 use super::error::{MediaError, Result};
+use ltx2_base::atomic_file;
 
 /// Encoded samples, concatenated.
 pub(super) struct Samples {
@@ -92,7 +92,7 @@ impl Samples {
 /// # Errors
 /// Returns an error if the folder cannot be written to.
 pub(super) fn unnamed(path: &Path) -> Result<File> {
-    let folder = atomic::scratch_folder(path)?;
+    let folder = atomic_file::scratch_folder(path)?;
     std::fs::create_dir_all(&folder).map_err(MediaError::io("create folder", &folder))?;
     tempfile::tempfile_in(&folder).map_err(MediaError::io("create a temporary file in", &folder))
 }

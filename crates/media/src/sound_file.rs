@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 use sha2::{Digest, Sha256};
 
-use super::atomic;
 use super::audio::Audio;
 use super::error::{MediaError, Result};
 use super::samples::unnamed;
 use super::wav::{WavFormat, wav_header, wav_samples};
+use ltx2_base::atomic_file;
 
 /// Number of samples per channel that are in memory at a time.
 const BLOCK: usize = 1 << 16;
@@ -86,9 +86,9 @@ impl SoundFile {
 
     /// Writes `len` samples per channel to a WAV file, atomically. If `replace` is false, an existing file is an error.
     pub(super) fn write_wav(&self, path: &Path, len: usize, format: WavFormat, replace: bool) -> Result<()> {
-        let mut file = atomic::temporary_next_to(path, ".wav")?;
+        let mut file = atomic_file::temporary_next_to(path, ".wav")?;
         self.write_wav_into(file.as_file_mut(), path, len, format)?;
-        atomic::persist(file, path, replace)
+        Ok(atomic_file::persist(file, path, replace)?)
     }
 
     /// Writes `len` samples per channel as WAV into an open file.

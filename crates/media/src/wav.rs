@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::atomic::write_file;
 use super::audio::Audio;
 use super::error::{MediaError, Result};
+use ltx2_base::atomic_file::write_file;
 
 /// Sample format of a WAV file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub fn write_wav(path: &Path, audio: &Audio, format: WavFormat) -> Result<()> {
 
 /// Writes a WAV file like [`write_wav`]. If `replace` is false, an existing file is an error.
 pub fn write_wav_file(path: &Path, audio: &Audio, format: WavFormat, replace: bool) -> Result<()> {
-    write_file(path, &wav_bytes(audio, format)?, replace)
+    Ok(write_file(path, &wav_bytes(audio, format)?, replace)?)
 }
 
 /// Reads a WAV file of 16-, 24- or 32-bit integers (scaled to -1..1) or 32-bit floats.

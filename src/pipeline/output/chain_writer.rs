@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::partial_results::{self, NamedTensors};
 use super::report::RunReport;
-use super::writer::{Failures, FinishedVideo, WriteOutcome, WrittenVideo, keep_sidecar, place_of, write_sidecar};
+use super::sidecar::{keep_sidecar, write_sidecar};
+use super::writer::{Failures, FinishedVideo, WriteOutcome, WrittenVideo, place_of};
 use crate::config::Config;
 use crate::media::{
     Audio, Frames, LongHashes, LongMp4, Mp4Options, WavFormat, remove_png_frames, write_new_png_frames,

@@ -9,5 +9,6 @@ pub(in crate::pipeline) mod hashes;
 pub(in crate::pipeline) mod partial_results;
 pub(in crate::pipeline) mod recorded;
 pub(crate) mod report;
+pub(crate) mod sidecar;
 pub mod tensors;
 pub(crate) mod writer;

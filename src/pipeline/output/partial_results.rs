@@ -127,7 +127,7 @@ mod tests {
     fn temporary_kept_files_get_new_numbers() {
         let folder = tempfile::tempdir().expect("a folder");
         let video = folder.path().join("out.mp4");
-        let write = |path: &Path| Ok(crate::media::write_atomically(path, b"kept")?);
+        let write = |path: &Path| Ok(crate::atomic_file::write_atomically(path, b"kept")?);
         for _ in 0..2 {
             let kept = store(KeepPlace::NextToVideo, &video, ".safetensors", write).expect("written");
             assert_eq!(kept, folder.path().join("out.mp4.kept.safetensors"));

@@ -7,8 +7,8 @@ use ndarray::{Array, ArrayD, Dimension};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
+use crate::atomic_file;
 use crate::hlo::DType;
-use crate::media;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
@@ -46,7 +46,7 @@ pub(crate) fn write_with(
         .map(|((name, t), data)| Ok((name.as_str(), TensorView::new(dtype(t.dtype()), t.shape().to_vec(), data)?)))
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(fail)?;
-    Ok(media::write_file(path, &safetensors::serialize(views, about).map_err(fail)?, replace)?)
+    Ok(atomic_file::write_file(path, &safetensors::serialize(views, about).map_err(fail)?, replace)?)
 }
 
 fn dtype(dtype: DType) -> Dtype {

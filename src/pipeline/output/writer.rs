@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::denoise_checkpoint::Saving;
 use super::partial_results;
 use super::report::RunReport;
+use super::sidecar::{keep_sidecar, write_sidecar};
+use crate::atomic_file;
 use crate::catch_panic::{catch_panics, panic_message};
 use crate::config::Config;
 use crate::interrupts;
@@ -275,28 +277,6 @@ impl UnwrittenVideo {
     }
 }
 
-/// Writes a sidecar to `path`, after adding hashes and timings to it.
-pub(in crate::pipeline) fn write_sidecar(
-    mut sidecar: Value,
-    path: &Path,
-    video: &FinishedVideo,
-    figures: &Value,
-    replace: bool,
-) -> Result<()> {
-    sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
-    sidecar["timings"] = figures.clone();
-    write_json(path, &sidecar, replace)
-}
-
-/// Writes a sidecar next to the file in which the results were saved. Does nothing if `error` is not
-/// [`PipelineError::Kept`].
-pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &FinishedVideo, figures: &Value) {
-    if let PipelineError::Kept { kept, .. } = error {
-        let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
-        written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));
-    }
-}
-
 /// Returns the path of the folder for frames, or of the audio file, of the video `path`. For a single video, returns
 /// `asked`, the path that the user passed; for several videos, a path in the folder `asked` with the video's name.
 pub(in crate::pipeline) fn place_of(asked: &str, path: &Path, extension: &str, several: bool) -> PathBuf {
@@ -342,5 +322,5 @@ fn write_video(
 
 /// Writes a JSON file atomically. Unless `replace` is set, an existing file is an error.
 pub(in crate::pipeline) fn write_json(path: &Path, value: &Value, replace: bool) -> Result<()> {
-    Ok(media::write_file(path, format!("{value:#}\n").as_bytes(), replace)?)
+    Ok(atomic_file::write_file(path, format!("{value:#}\n").as_bytes(), replace)?)
 }

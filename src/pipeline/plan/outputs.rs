@@ -7,9 +7,10 @@ use std::path::{Component, Path, PathBuf};
 
 use super::overwrites::Replaceable;
 use super::videos::{Job, RunVideos, sidecar_path};
+use crate::atomic_file;
 use crate::config::Config;
 use crate::destination::{Destination, check_ending, folder, is_device};
-use crate::media::{self, png_frame_path, png_frames_in};
+use crate::media::{png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
 use crate::pipeline::output::recorded::{self, ExistingVideo};
@@ -266,7 +267,7 @@ pub(crate) fn unfinished(
 /// Warns if the compile cache cannot be written. This is no error, because its entries can still be read. Removes the
 /// files that it creates for this.
 pub(in crate::pipeline) fn check_cache(config: &Config) {
-    if let Some(Err(error)) = config.compile_cache().map(|folder| media::check_writable(&folder.join("entry"))) {
+    if let Some(Err(error)) = config.compile_cache().map(|folder| atomic_file::check_writable(&folder.join("entry"))) {
         tracing::warn!(
             "runtime.compile_cache: {error}; programs that are not in the cache are compiled for this run only"
         );
@@ -281,7 +282,7 @@ pub(in crate::pipeline) fn check_places(config: &Config, videos: &RunVideos) -> 
     let needed = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     needed.into_iter().try_for_each(|output| {
         let fail = |source| PipelineError::Output { key: output.key, source };
-        media::check_writable(&output.first_file()).map_err(fail)
+        atomic_file::check_writable(&output.first_file()).map_err(fail)
     })
 }
 

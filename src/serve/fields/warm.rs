@@ -63,7 +63,7 @@ impl Fields {
 
 /// Creates a file with `write` and returns its contents as base64.
 fn written(kind: &str, write: impl FnOnce(&Path) -> media::Result<()>) -> media::Result<String> {
-    let io = |source| media::MediaError::Io { action: "write", path: "a warm-up file".into(), source };
+    let io = |source| crate::atomic_file::FileError { action: "write", path: "a warm-up file".into(), source };
     let folder = tempfile::tempdir().map_err(io)?;
     let path = folder.path().join(format!("warm.{kind}"));
     write(&path)?;

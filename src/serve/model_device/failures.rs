@@ -84,7 +84,7 @@ fn of_given(error: &PipelineError, field: &str) -> String {
 /// Returns the media error that an error contains; `None` if it contains none.
 fn media_error(error: &PipelineError) -> Option<&media::MediaError> {
     match error {
-        PipelineError::Media(error) | PipelineError::Output { source: error, .. } => Some(error),
+        PipelineError::Media(error) => Some(error),
         PipelineError::Given { source, .. } | PipelineError::Kept { source, .. } => media_error(source),
         _ => None,
     }

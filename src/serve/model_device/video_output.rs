@@ -10,7 +10,8 @@ use super::super::error::Failure;
 use super::super::job::VideoProperties;
 use super::super::store;
 use super::{Config, PipelineError, failures, one_line, thumbnails};
-use crate::media::{self, WavFormat, write_atomically};
+use crate::atomic_file::{FileError, write_atomically};
+use crate::media::{self, WavFormat};
 use crate::pipeline::output::writer::{UnwrittenVideo, WrittenVideo};
 use crate::pipeline::plan::videos::RunVideos;
 
@@ -124,7 +125,8 @@ fn is_transient(error: &PipelineError) -> bool {
 
 fn is_full(error: &PipelineError) -> bool {
     match error {
-        PipelineError::Media(media::MediaError::Io { source, .. }) => store::is_full(source),
+        PipelineError::Write(FileError { source, .. })
+        | PipelineError::Media(media::MediaError::File(FileError { source, .. })) => store::is_full(source),
         // ffmpeg reports a full disk only in its text output.
         PipelineError::Media(media::MediaError::Ffmpeg { tail, .. }) => {
             ["No space left", "Disk quota exceeded", "File too large"].iter().any(|words| tail.contains(words))

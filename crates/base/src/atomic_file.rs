@@ -7,13 +7,35 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::error::{MediaError, Result};
-use ltx2_base::destination::{self, Destination};
-use ltx2_base::{failpoint, temporaries};
+use crate::destination::{self, Destination};
+use crate::{failpoint, temporaries};
+
+/// A failed file operation.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}: {source}", path.display())]
+pub struct FileError {
+    /// What failed, worded to precede the path in the message, such as `read` or `create folder`.
+    pub action: &'static str,
+    /// File or folder that the operation concerns, or a description of a file without a name.
+    pub path: PathBuf,
+    /// Cause of the failure.
+    pub source: std::io::Error,
+}
+
+/// Result of a file operation.
+pub type Result<T> = std::result::Result<T, FileError>;
+
+impl FileError {
+    /// Returns a closure for `map_err`.
+    pub fn at(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| FileError { action, path, source }
+    }
+}
 
 /// Returns the folder for an output's temporary files. This is the output's own folder, so that a rename stays within
 /// one file system. If the output is a device or a pipe, it is the system's temporary folder.
-pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
+pub fn scratch_folder(path: &Path) -> Result<PathBuf> {
     Ok(match destination_of(path)? {
         Destination::File(target) => destination::folder(&target),
         Destination::Stream(_) => std::env::temp_dir(),
@@ -21,10 +43,11 @@ pub(super) fn scratch_folder(path: &Path) -> Result<PathBuf> {
 }
 
 fn destination_of(path: &Path) -> Result<Destination> {
-    Destination::classify(path).map_err(MediaError::io("write", path))
+    Destination::classify(path).map_err(FileError::at("write", path))
 }
 
-pub(super) fn name(path: &Path) -> impl Display {
+/// Returns the last component of a path, for failpoints.
+pub fn name(path: &Path) -> impl Display {
     path.file_name().unwrap_or_default().display()
 }
 
@@ -32,7 +55,7 @@ pub(super) fn name(path: &Path) -> impl Display {
 /// The file is deleted unless it is passed to [`persist`].
 ///
 /// The temporary name ends with `suffix`, for programs that derive the format from the extension.
-pub(super) fn temporary_next_to(path: &Path, suffix: &str) -> Result<NamedTempFile> {
+pub fn temporary_next_to(path: &Path, suffix: &str) -> Result<NamedTempFile> {
     let folder = scratch_folder(path)?;
     let mut builder = tempfile::Builder::new();
     builder.prefix(".ltx2-").suffix(suffix);
@@ -43,12 +66,12 @@ pub(super) fn temporary_next_to(path: &Path, suffix: &str) -> Result<NamedTempFi
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     let create = || {
-        std::fs::create_dir_all(&folder).map_err(MediaError::io("create folder", &folder))?;
-        builder.tempfile_in(&folder).map_err(MediaError::io("create a temporary file in", &folder))
+        std::fs::create_dir_all(&folder).map_err(FileError::at("create folder", &folder))?;
+        builder.tempfile_in(&folder).map_err(FileError::at("create a temporary file in", &folder))
     };
     // A concurrent [`check_writable`] on the same folder may remove the folder between the two calls; retry once.
     let file = match create() {
-        Err(MediaError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
+        Err(FileError { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => create()?,
         created => created?,
     };
     temporaries::note(file.path());
@@ -89,7 +112,7 @@ struct SiblingTempFile<'a> {
 impl SiblingTempFile<'_> {
     fn file(&mut self) -> Result<&mut NamedTempFile> {
         let gone = || std::io::Error::other("the temporary file was already renamed");
-        self.file.as_mut().ok_or_else(|| MediaError::io("write", self.path)(gone()))
+        self.file.as_mut().ok_or_else(|| FileError::at("write", self.path)(gone()))
     }
 }
 
@@ -97,27 +120,27 @@ impl Calls for SiblingTempFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let path = self.path;
         let (first, rest) = bytes.split_at(bytes.len() / 2);
-        self.file()?.write_all(first).map_err(MediaError::io("write", path))?;
+        self.file()?.write_all(first).map_err(FileError::at("write", path))?;
         failpoint::reach("write", name(path));
-        self.file()?.write_all(rest).map_err(MediaError::io("write", path))
+        self.file()?.write_all(rest).map_err(FileError::at("write", path))
     }
 
     fn sync_file(&mut self) -> Result<()> {
         let path = self.path;
-        self.file()?.as_file().sync_all().map_err(MediaError::io("write", path))
+        self.file()?.as_file().sync_all().map_err(FileError::at("write", path))
     }
 
     fn rename(&mut self) -> Result<()> {
         failpoint::reach("rename", name(self.path));
-        failpoint::fail("rename", name(self.path)).map_err(MediaError::io("rename the finished file to", self.path))?;
+        failpoint::fail("rename", name(self.path)).map_err(FileError::at("rename the finished file to", self.path))?;
         let Some(file) = self.file.take() else { return Ok(()) };
         let named = if self.replace { file.persist(self.target) } else { persist_new(file, self.target) };
-        named.map(drop).map_err(|e| MediaError::io("rename the finished file to", self.path)(e.error))
+        named.map(drop).map_err(|e| FileError::at("rename the finished file to", self.path)(e.error))
     }
 
     fn sync_folder(&mut self) -> Result<()> {
         let folder = destination::folder(self.target);
-        sync_folder(&folder).map_err(MediaError::io("write", &folder))
+        sync_folder(&folder).map_err(FileError::at("write", &folder))
     }
 }
 
@@ -143,14 +166,14 @@ pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
 
 /// Renames the temporary file to `path`. If `replace` is false, an existing file is an error. If `path` is a device or
 /// a pipe, copies the bytes into it.
-pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
+pub fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result<()> {
     match destination_of(path)? {
         Destination::File(target) => {
             replace_by(&mut SiblingTempFile { file: Some(file), path, target: &target, replace }, &[])
         }
         Destination::Stream(stream) => {
             let copy = || std::io::copy(&mut file.reopen()?, &mut destination::open_stream(&stream)?);
-            copy().map(drop).map_err(MediaError::io("write", path))
+            copy().map(drop).map_err(FileError::at("write", path))
         }
     }
 }
@@ -163,12 +186,12 @@ pub(super) fn persist(file: NamedTempFile, path: &Path, replace: bool) -> Result
 pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() || path.file_name().is_none() {
         let source = std::io::ErrorKind::IsADirectory.into();
-        return Err(MediaError::Io { action: "write", path: path.into(), source });
+        return Err(FileError { action: "write", path: path.into(), source });
     }
     let target = match destination_of(path)? {
         Destination::File(target) => target,
         Destination::Stream(stream) => {
-            return destination::check_stream(&stream).map_err(MediaError::io("write", path));
+            return destination::check_stream(&stream).map_err(FileError::at("write", path));
         }
     };
     let folder = destination::folder(&target);
@@ -198,7 +221,7 @@ pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
         }
         Destination::Stream(stream) => {
             let write = || destination::open_stream(&stream)?.write_all(bytes);
-            write().map_err(MediaError::io("write", path))
+            write().map_err(FileError::at("write", path))
         }
     }
 }
@@ -207,13 +230,13 @@ pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
 ///
 /// # Errors
 /// Returns the error of `write`, or an error if the file cannot be written.
-pub fn write_file_with<E: From<MediaError>>(
+pub fn write_file_with<E: From<FileError>>(
     path: &Path,
     replace: bool,
     write: impl FnOnce(File) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let file = temporary_next_to(path, ".part")?;
-    write(file.reopen().map_err(MediaError::io("write", path))?)?;
+    write(file.reopen().map_err(FileError::at("write", path))?)?;
     Ok(persist(file, path, replace)?)
 }
 
@@ -227,7 +250,7 @@ mod tests {
         const ALONE: &str = "LTX2_TEST_ALONE";
         if std::env::var_os(ALONE).is_none() {
             let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-            test.args(["--exact", "atomic::tests::cleanup_removes_only_unfinished_files"]).env(ALONE, "1");
+            test.args(["--exact", "atomic_file::tests::cleanup_removes_only_unfinished_files"]).env(ALONE, "1");
             assert!(test.output().unwrap().status.success());
             return;
         }

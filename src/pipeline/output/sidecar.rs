@@ -1,0 +1,62 @@
+//! Sidecars: JSON files next to the videos that record how each was made.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::writer::{FinishedVideo, write_json};
+use crate::config::Config;
+use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::plan::videos::Job;
+use crate::pipeline::runner::Runner;
+
+/// Returns the sidecar of a video without the output hashes and the timings.
+pub(crate) fn sidecar(
+    config: &Config,
+    job: &Job,
+    model: &Value,
+    inputs: &Value,
+    runner: &Runner,
+    versions: &Value,
+) -> Value {
+    json!({
+        "config": config.effective(&job.prompt, job.seed),
+        "seed": job.seed,
+        "model": model,
+        "inputs": inputs,
+        "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
+        "versions": versions,
+    })
+}
+
+/// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and
+/// returns null.
+pub(in crate::pipeline) fn sidecar_model(config: &Config, runner: &Runner) -> Value {
+    runner.model.identity(config).unwrap_or_else(|error| {
+        tracing::warn!("the sidecar records no model fingerprint: {}", one_line(&error));
+        Value::Null
+    })
+}
+
+/// Writes a sidecar to `path`, after adding hashes and timings to it.
+pub(in crate::pipeline) fn write_sidecar(
+    mut sidecar: Value,
+    path: &Path,
+    video: &FinishedVideo,
+    figures: &Value,
+    replace: bool,
+) -> Result<()> {
+    sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
+    sidecar["timings"] = figures.clone();
+    write_json(path, &sidecar, replace)
+}
+
+/// Writes a sidecar next to the file in which the results were saved. Does nothing if `error` is not
+/// [`PipelineError::Kept`].
+pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &FinishedVideo, figures: &Value) {
+    if let PipelineError::Kept { kept, .. } = error {
+        let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
+        written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));
+    }
+}
