@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+
 use super::args::{ConfigArgs, ModelArgs, PlacementArgs};
 use super::compile_table::table;
 use super::generate::prepare_libtpu;
 use super::{UsageError, check_json, check_output_file, print, print_and_write_json, signals};
 use crate::analysis::Chip;
+use crate::atomic_file::check_writable;
 use crate::config::{Config, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
@@ -64,6 +67,9 @@ pub(crate) fn run(args: &CompileArgs) -> anyhow::Result<()> {
     let loaded = load(&given)?;
     loaded.check_effect()?;
     check_json(args.json.as_deref(), args.force)?;
+    if let Some(folder) = &args.save {
+        check_writable(&folder.join("entry")).context("--save")?;
+    }
     let config = &loaded.config;
     let target = target(&args.target, chip_of(config)?.as_ref())?;
     prepare_tpus(config, std::slice::from_ref(&args.target))?;

@@ -241,7 +241,7 @@ fn uncreatable_output_folder_is_reported_before_opening_model() {
     assert!(error.starts_with("error: output.save_audio: cannot write") && error.contains("directory"), "{error}");
 }
 
-/// Commands other than `generate` check their output files before they look for a model or a plugin.
+/// Commands other than `generate` check their output files and caches before they look for a model or a plugin.
 #[needs(nothing)]
 fn unwritable_report_file_is_reported_before_opening_model() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -249,11 +249,14 @@ fn unwritable_report_file_is_reported_before_opening_model() {
     fs::write(&taken, "a file").expect("written");
     let file = taken.join("figures").display().to_string();
     let profile = folder.path().join("profile").display().to_string();
-    let commands: [&[&str]; 6] = [
+    let cache = format!("runtime.compile_cache={file}");
+    let commands: [&[&str]; 8] = [
         &["run", "transformer", "--model", "no/such", "--inputs", "no.safetensors", "-o", &file],
         &["bench", "-c", "nano_2_0", "--model", "no/such", "--json", &file],
         &["bench", "--micro", "--platform", "nowhere.so", "--json", &file],
         &["compile", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
+        &["compile", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--save", &file],
+        &["warm", "-c", "nano_2_0", "--model", "no/such", "--set", &cache],
         &["why", "-c", "ltx2", "--target", "tpu:v6e:2x4", "--json", &file],
         &["profile", "-c", "nano_2_0", "--model", "no/such", "-o", &profile, "--json", &file],
     ];

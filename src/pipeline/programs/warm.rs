@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::build::ProgramKind;
 use super::executor::Executor;
+use crate::atomic_file::check_writable;
 use crate::config::{Config, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
@@ -43,6 +44,8 @@ pub fn warm(config: &Config, group: Option<&Arc<Group>>) -> Result<Vec<WarmedPro
         let message = "runtime.compile_cache is off: set it to a folder for the compiled programs";
         return Err(PipelineError::Usage(message.into()));
     };
+    check_writable(&folder.join("entry"))
+        .map_err(|source| PipelineError::Output { key: "runtime.compile_cache", source })?;
     let mut plan = RunPlan::of_programs(config, None)?;
     let SessionDevices { engine, build, .. } = SessionDevices::open(&mut plan, group, setup::engine_options(config))?;
     let programs = &plan.programs;
