@@ -184,5 +184,6 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: we own the buffer and do not use it again.
         unsafe { self.client.plugin.destroy(abi::BufferDestroyArgs { buffer: self.raw.0, ..Struct::new() }) };
+        self.client.free_released();
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::abi::{self, Struct, host_buffer_semantics as semantics};
 use super::attributes::{self, AttributeValue, Attributes, list, text};
 use super::buffer::Buffer;
-use super::client_handle::ClientHandle;
+use super::client_handle::{ClientHandle, Released};
 use super::compile_log;
 use super::device::Device;
 use super::error::Result;
@@ -134,7 +134,8 @@ impl Client {
         }
         // SAFETY: the options outlive the call; the callbacks and their user data are never freed.
         let args = unsafe { plugin.call(args)? };
-        let inner = Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client) });
+        let inner =
+            Arc::new(ClientHandle { plugin: plugin.clone(), raw: Raw(args.client), released: Released::default() });
         Ok(Client { said: Arc::new(ClientProperties::by(&inner)?), inner })
     }
 

@@ -2,15 +2,15 @@
 //! buffers in pinned host memory.
 
 use std::ffi::c_void;
+use std::mem::{ManuallyDrop, take};
 use std::ops::{Deref, DerefMut};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::abi::{self, Struct};
 use super::buffer::Buffer;
 use super::buffer_type::BufferType;
 use super::client::{Client, to_i64};
-use super::client_handle::ClientHandle;
+use super::client_handle::{ClientHandle, Released};
 use super::device::Device;
 use super::error::Result;
 use super::host::HostBuffer;
@@ -25,31 +25,74 @@ const ALIGNMENT: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Staging {
     client: Arc<ClientHandle>,
-    memory: Vec<u8>,
+    memory: HostMemory,
+    is_mapped: bool,
+}
+
+/// Aligned host memory, which is leaked unless it is freed explicitly: a device may still access mapped memory.
+#[derive(Debug, Default)]
+pub(super) struct HostMemory {
+    bytes: ManuallyDrop<Vec<u8>>,
     start: usize,
     size: usize,
-    is_mapped: bool,
+}
+
+impl HostMemory {
+    fn new(size: usize) -> Self {
+        let bytes = vec![0; size + ALIGNMENT];
+        let start = bytes.as_ptr().align_offset(ALIGNMENT);
+        HostMemory { bytes: ManuallyDrop::new(bytes), start, size }
+    }
+
+    pub(super) fn data(&self) -> *mut c_void {
+        pointer(&self[..])
+    }
+
+    pub(super) fn free(self) {
+        drop(ManuallyDrop::into_inner(self.bytes));
+    }
+}
+
+impl Deref for HostMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.size]
+    }
+}
+
+impl DerefMut for HostMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.size]
+    }
+}
+
+/// A buffer's memory, and where its deletion puts the memory.
+struct ViewMemory {
+    memory: HostMemory,
+    released: Released,
 }
 
 impl Client {
     /// Allocates `size` bytes and maps them for this client's devices if the plugin supports it.
     pub fn staging(&self, size: usize) -> Staging {
-        let mut memory = vec![0; size + ALIGNMENT];
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
-        let own = &mut memory[start..][..size];
-        let data = pointer(&*own);
+        // Free the memory of deleted buffers first, so that it can be reused.
+        self.inner().free_released();
+        let mut memory = HostMemory::new(size);
+        let data = memory.data();
         // SAFETY: the range is part of the allocation; the advice does not change its contents.
         unsafe { libc::madvise(data, size, libc::MADV_HUGEPAGE) };
         // The kernel allocates huge pages when they are written; mapping would allocate normal ones, ten times slower.
-        own.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
         let args = abi::ClientDmaMapArgs { client: self.inner().raw.0, data, size, ..Struct::new() };
-        // SAFETY: the memory does not move until `Staging` is dropped, which unmaps it first.
+        // SAFETY: the memory does not move, and is freed only after it is unmapped.
         let is_mapped = unsafe { self.plugin().call(args) }.is_ok();
-        Staging { client: self.inner().clone(), memory, start, size, is_mapped }
+        Staging { client: self.inner().clone(), memory, is_mapped }
     }
 
     /// Creates a row-major buffer of `device` backed by mapped host memory, without a copy. `memory`: PJRT memory kind,
-    /// such as `pinned_host`. The memory is freed when the buffer is deleted.
+    /// such as `pinned_host`. After the plugin has deleted the buffer, the memory is unmapped and freed when a buffer is
+    /// dropped, memory is allocated, or the client is dropped.
     ///
     /// # Errors
     /// Returns an error if the memory is not mapped, its size is not that of the array, or the plugin has no such
@@ -58,7 +101,7 @@ impl Client {
         &self,
         device: &Device,
         memory: &str,
-        staging: Staging,
+        mut staging: Staging,
         ty: BufferType,
         dims: &[usize],
     ) -> Result<Buffer> {
@@ -69,8 +112,12 @@ impl Client {
             return Err(self.plugin().refuse::<View>("the memory is not mapped"));
         }
         let (dims, memory) = (to_i64(dims), device.memory_of_kind(Some(memory))?);
-        let data = pointer(&staging[..]);
-        let owner = Box::into_raw(Box::new(staging));
+        // The view does not hold the client: the client's drop frees the memory of deleted views, so it must not wait for
+        // them.
+        staging.is_mapped = false;
+        let view = ViewMemory { memory: take(&mut staging.memory), released: self.inner().released.clone() };
+        let data = view.memory.data();
+        let view = Box::into_raw(Box::new(view));
         let args = View {
             client: self.inner().raw.0,
             device_buffer_ptr: data,
@@ -79,7 +126,7 @@ impl Client {
             element_type: ty.to_c(),
             device: device.raw(),
             on_delete_callback: Some(release),
-            on_delete_callback_arg: owner.cast(),
+            on_delete_callback_arg: view.cast(),
             memory,
             ..Struct::new()
         };
@@ -89,7 +136,7 @@ impl Client {
                 Ok(args) => Ok(Buffer::from_raw(self.inner(), args.buffer)),
                 Err(error) => {
                     // SAFETY: the plugin created no buffer, so it does not call `release`.
-                    drop(Box::from_raw(owner));
+                    self.inner().unmap(Box::from_raw(view).memory);
                     Err(error)
                 }
             }
@@ -97,19 +144,12 @@ impl Client {
     }
 }
 
-/// Frees the memory of a view. The plugin calls it when no program reads the buffer any more. The memory is unmapped on
-/// another thread, because a plugin must not be called, or its client destroyed, from its own callbacks.
-unsafe extern "C" fn release(_: *mut c_void, owner: *mut c_void) {
-    static RELEASED: OnceLock<Sender<Box<Staging>>> = OnceLock::new();
+/// Puts the memory of a view among the released memory of the client, which a later call unmaps. The plugin calls this
+/// function when no program reads the buffer any more.
+unsafe extern "C" fn release(_: *mut c_void, view: *mut c_void) {
     // SAFETY: `view` passed this pointer, and the plugin calls this function once.
-    let staging = unsafe { Box::from_raw(owner.cast::<Staging>()) };
-    let released = RELEASED.get_or_init(|| {
-        let (sender, all) = channel::<Box<Staging>>();
-        // Without the thread, the channel has no receiver, and the memory is freed below.
-        let _ = std::thread::Builder::new().name("unmap".into()).spawn(move || all.into_iter().for_each(drop));
-        sender
-    });
-    drop(released.send(staging));
+    let ViewMemory { memory, released } = *unsafe { Box::from_raw(view.cast::<ViewMemory>()) };
+    released.add(memory);
 }
 
 impl Staging {
@@ -123,27 +163,22 @@ impl Deref for Staging {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory[self.start..][..self.size]
+        &self.memory
     }
 }
 
 impl DerefMut for Staging {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..self.size]
+        &mut self.memory
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.is_mapped {
-            let data = pointer(&self.memory[self.start..]);
-            let args = abi::ClientDmaUnmapArgs { client: self.client.raw.0, data, ..Struct::new() };
-            // SAFETY: `staging` mapped the memory, and nothing reads it: an upload from borrowed memory waits until the
-            // transfer is complete, and a view is deleted first.
-            if unsafe { self.client.plugin.call(args) }.is_err() {
-                // Leak the memory if unmapping fails, because the driver may still use it.
-                std::mem::forget(std::mem::take(&mut self.memory));
-            }
+        let memory = take(&mut self.memory);
+        match self.is_mapped {
+            true => self.client.unmap(memory),
+            false => memory.free(),
         }
     }
 }
