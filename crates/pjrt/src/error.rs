@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, PjrtError>;
 
 /// An error of this crate. The message is one line and contains the path of the plugin file, unless no plugin or no
 /// hardware was found.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum PjrtError {
     /// The plugin file cannot be loaded, or is not a compatible plugin.
     #[error("{}: cannot load the plugin: {reason}", plugin.display())]
@@ -135,7 +135,7 @@ impl PjrtError {
 
     /// Returns whether the device or the host ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
-        self.code() == Some(Code(error_code::RESOURCE_EXHAUSTED))
+        self.code() == Some(Code::RESOURCE_EXHAUSTED)
     }
 
     /// Returns whether pinned host memory ran out. PJRT has the same error code for both kinds of memory, so this depends
@@ -155,6 +155,11 @@ impl PjrtError {
 pub struct Code(pub u32);
 
 impl Code {
+    /// The cause is not known.
+    pub const UNKNOWN: Code = Code(error_code::UNKNOWN);
+    /// The device or the host ran out of memory.
+    pub const RESOURCE_EXHAUSTED: Code = Code(error_code::RESOURCE_EXHAUSTED);
+
     /// Returns the name without its C prefix: `INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` …
     pub fn name(self) -> &'static str {
         macro_rules! name_among {

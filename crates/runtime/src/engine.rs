@@ -1,7 +1,7 @@
 //! Compiles programs, uploads their inputs and executes them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -22,7 +22,9 @@ use super::timeline::{SpanKind, Timeline};
 use super::watch::{ExecutionTimes, Queue, WaitDescription};
 use super::watchdog::DeviceWatchdog;
 use ltx2_base::failpoint;
-use ltx2_pjrt::{Client, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, Staging};
+use ltx2_pjrt::{
+    Client, Code, CompileOptions, Device, DeviceLayout, ExecuteOptions, LoadedExecutable, PjrtError, Staging,
+};
 use ltx2_stablehlo::{Argument, DeviceMesh, Program, Sharding, Type};
 use ltx2_weights::tensor::Tensor;
 
@@ -252,16 +254,21 @@ impl Engine {
                 let start = Instant::now();
                 let compile = |o: &CompileOptions| self.client.compile(&program.text, o);
                 let compiled = || self.refused.compile(&self.toolchain, &options, &self.options, compile);
-                let loaded = loop {
-                    let compiled = failpoint::within("compile", name, compiled);
-                    match compiled.map_err(|e| e.during(MemoryPhase::Compile, name))? {
-                        Some(loaded) => break loaded,
+                let compiled = loop {
+                    match failpoint::within("compile", name, compiled) {
+                        Ok(Some(loaded)) => break Ok(loaded),
                         // Retry from the start, because the program may be cached under the remaining options. In a
                         // group, all processes have agreed to compile, so only the options change.
-                        None if self.group.is_none() => return Ok(None),
-                        None => entry = self.entry(name, program).1,
+                        Ok(None) if self.group.is_none() => return Ok(None),
+                        Ok(None) => entry = self.entry(name, program).1,
+                        Err(error) => break Err(error),
                     }
                 };
+                let agreed = match self.peers_of(program) {
+                    Some(group) => agreed(group, self.client.plugin().path(), compiled),
+                    None => compiled,
+                };
+                let loaded = agreed.map_err(|e| e.during(MemoryPhase::Compile, name))?;
                 let took = start.elapsed();
                 self.timeline.add(SpanKind::Compile, name, start, None);
                 // Only the first process writes to a shared cache directory.
@@ -344,11 +351,16 @@ impl Engine {
         Ok(executable)
     }
 
+    /// Returns the group whose processes compile a program together. `None`: each process compiles it independently,
+    /// because it is alone or the program runs on one device.
+    fn peers_of(&self, program: &Program) -> Option<&Group> {
+        self.group.as_deref().filter(|_| program.devices() > 1)
+    }
+
     /// Checks that all processes compile the same program, and returns whether all have it cached. Compilers of several
     /// processes may cooperate, so either all compile or none does.
     fn all_cached(&self, name: &str, program: &Program, cached: bool) -> Result<bool, RuntimeError> {
-        // Each process compiles single-device programs independently.
-        let Some(group) = self.group.as_ref().filter(|_| program.devices() > 1) else { return Ok(cached) };
+        let Some(group) = self.peers_of(program) else { return Ok(cached) };
         // Compares the requested options: processes may learn of rejected options at different times.
         let ids: Vec<i32> = self.devices.of_program(program.devices()).iter().map(Device::id).collect();
         let options = compile_options(&self.toolchain, program, &ids, &self.options);
@@ -483,6 +495,26 @@ impl Engine {
     }
 }
 
+/// Returns the result of compiling a program, or the error of the first process that could not compile it: if only some
+/// processes failed, they would go on to compile different programs. `plugin`: path of the plugin, for the error.
+fn agreed<T>(group: &Group, plugin: &Path, own: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+    let code = |error: &RuntimeError| match error {
+        RuntimeError::Plugin(source) => source.code(),
+        _ => None,
+    };
+    let text = own.as_ref().err().map_or(String::new(), |e| format!("{} {e}", code(e).unwrap_or(Code::UNKNOWN).0));
+    let texts = group.all_gather(&text)?;
+    match texts.iter().position(|text| !text.is_empty()) {
+        Some(first) if first != group.id() => {
+            let (code, message) = texts[first].split_once(' ').unwrap_or_default();
+            let code = Code(code.parse().unwrap_or(Code::UNKNOWN.0));
+            let message = format!("{}: {message}", group.name(first));
+            Err(PjrtError::Call { plugin: plugin.into(), call: "PJRT_Client_Compile", code, message }.into())
+        }
+        _ => own,
+    }
+}
+
 /// Logs that a program was not cached: a warning, or a debug message if the plugin does not support serialization.
 fn warn_uncached(name: &str, error: &CacheError) {
     match error.is_unsupported() {
@@ -497,4 +529,58 @@ pub(super) fn device_layout(argument: &Argument) -> Result<Option<DeviceLayout>,
     // The parser's error quotes the layout text.
     let fail = |e| RuntimeError::Parameter(format!("invalid memory layout of argument '{}': {e}", argument.name));
     text.parse().map(Some).map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::processes::{Launch, Timeouts};
+
+    /// Joins two processes of a group, as threads.
+    fn pair<T: Send>(run: impl Fn(&Group) -> T + Sync) -> [T; 2] {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+        let member = |id| {
+            let launch = Launch { id, count: 2, coordinator: format!("127.0.0.1:{port}"), how: "test".into() };
+            let timeouts = Timeouts { start: Duration::from_secs(60), lost: Duration::from_secs(60) };
+            let group = Group::join(&launch, timeouts, Box::new(|_| ())).expect("joins");
+            let result = run(&group);
+            group.finish();
+            result
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| member(1));
+            [member(0), other.join().expect("ends")]
+        })
+    }
+
+    #[test]
+    fn processes_agree_on_failed_compilations() {
+        let results = pair(|group| {
+            let call = "PJRT_Client_Compile";
+            let error = |code, message: &str| {
+                Err(PjrtError::Call { plugin: "p.so".into(), call, code, message: message.into() }.into())
+            };
+            let exhausted = match group.id() {
+                0 => Ok(7),
+                _ => error(Code::RESOURCE_EXHAUSTED, "no room"),
+            };
+            let first = match group.id() {
+                0 => error(Code::UNKNOWN, "rejected"),
+                _ => error(Code::RESOURCE_EXHAUSTED, "no room"),
+            };
+            [exhausted, first, Ok(7)].map(|own| {
+                let agreed = agreed(group, Path::new("p.so"), own).map_err(|e| e.during(MemoryPhase::Compile, "x"));
+                let is_out_of_memory = matches!(agreed, Err(RuntimeError::OutOfMemory { is_host: false, .. }));
+                (is_out_of_memory, agreed.map_err(|error| error.to_string()))
+            })
+        });
+        for [exhausted, first, both] in results {
+            assert!(exhausted.0 && exhausted.1.as_ref().is_err_and(|e| e.contains("no room")), "{exhausted:?}");
+            assert!(!first.0 && first.1.as_ref().is_err_and(|e| e.contains("rejected")), "{first:?}");
+            assert_eq!(both, (false, Ok(7)));
+        }
+    }
 }

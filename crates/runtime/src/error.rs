@@ -142,6 +142,11 @@ impl fmt::Display for MemoryPhase {
 }
 
 impl RuntimeError {
+    /// Returns whether device memory ran out.
+    pub fn is_out_of_device_memory(&self) -> bool {
+        matches!(self, RuntimeError::OutOfMemory { is_host: false, .. })
+    }
+
     /// Adds the phase and the name of the program or component to an out-of-memory error. Returns other errors
     /// unchanged.
     #[must_use]
