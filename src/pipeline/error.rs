@@ -103,6 +103,11 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
+    /// Returns whether device memory ran out.
+    pub(crate) fn is_out_of_device_memory(&self) -> bool {
+        matches!(self, PipelineError::Runtime(error) if error.is_out_of_device_memory())
+    }
+
     /// Returns the original failure; for [`PipelineError::Kept`], the error that it wraps.
     pub(crate) fn cause(&self) -> &PipelineError {
         match self {

@@ -131,13 +131,16 @@ impl Runner {
         self.call(program, &network, Inputs::default(), [(input.into(), tensor)])
     }
 
-    /// Applies a memory plan to all following runs.
+    /// Applies a memory plan to all following runs. If other weights are streamed than before, logs the choice and frees
+    /// the parameters that the plan's programs read from another memory.
     pub(crate) fn follow(&mut self, planned: FittedPlan) {
-        self.executor.keep(planned.keep, planned.host_limit(), planned.fits_host());
         if self.build.streaming != planned.streaming {
+            tracing::info!("{}", planned.choice);
             self.build.streaming = planned.streaming;
             self.forget_loops();
+            self.executor.drop_misplaced(&planned.places);
         }
+        self.executor.keep(planned.keep, planned.host_limit(), planned.fits_host());
         if !self.executor.keeps_all() {
             self.tables.clear();
         }

@@ -1,6 +1,6 @@
 //! Model parameters on the devices, which are loaded from files or initialized there with random numbers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::iter::Sum;
 use std::ops::AddAssign;
 use std::time::Instant;
@@ -108,9 +108,14 @@ impl LoadedParameters {
             .retain(|name, loaded| wanted.get(name.as_str()).is_none_or(|memory| *memory == loaded.tensor.memory()));
     }
 
-    /// Removes the parameters whose names `keep` rejects.
-    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.tensors.retain(|name, _| keep(name));
+    /// Removes the parameters of the components in `wanted`, except those that `wanted` has in the same memory. `wanted`:
+    /// component and memory of each parameter, by name.
+    pub fn retain_placed(&mut self, wanted: &HashMap<String, (&'static str, MemorySpace)>) {
+        let components: HashSet<&str> = wanted.values().map(|(component, _)| *component).collect();
+        self.tensors.retain(|name, loaded| match wanted.get(name) {
+            Some((_, memory)) => *memory == loaded.tensor.memory(),
+            None => !components.contains(loaded.component),
+        });
     }
 
     /// Removes and returns all parameters of a component.

@@ -13,14 +13,14 @@ use super::layouts::needed;
 use super::residency::{Keep, work};
 use super::resolved::ResolvedConfig;
 use super::run_plan::RunPlan;
-use super::stream::StreamSearch;
+use super::stream::{Misfit, StreamSearch};
 use crate::config::{Chain, Config, NumFrames, Residency, Stream, Tiling, WeightType, shipped_layouts};
 use crate::host;
 use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
-use crate::pipeline::programs::executor::Executor;
+use crate::pipeline::programs::executor::{Executor, MemoryOutcome, ParameterPlaces};
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
 
@@ -97,6 +97,10 @@ pub(crate) struct FittedPlan {
     pub(crate) keep: Keep,
     /// Which weights are streamed from host memory. `None`: none.
     pub(crate) streaming: Option<Streaming>,
+    /// Description of the choice of streamed weights, for the log.
+    pub(crate) choice: Rc<str>,
+    /// Parameters that the programs read; empty if no plan can choose other memories for them.
+    pub(crate) places: Rc<ParameterPlaces>,
 }
 
 /// Returns the bytes of a program's arguments and results per device, without parameters.
@@ -203,13 +207,63 @@ impl BuiltRun {
         executor.load_ahead(self.networks.iter().map(|(_, network)| network.clone()), has_room);
     }
 
-    /// Compiles the programs and records how much memory each needs.
-    fn compile(&mut self, executor: &mut Executor) -> Result<()> {
-        executor.compile_all(self.networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
-        for (need, (program, network)) in self.memory.needs.iter_mut().zip(&self.networks) {
-            need.work = work(network, &*executor.compile(program.name(), network)?);
+    /// Compiles the programs and records how much memory each needs. Does not compile them again if earlier compilations
+    /// show that they do not fit.
+    fn compile(&mut self, executor: &mut Executor, loads: bool, group: Option<&Arc<Group>>) -> Result<()> {
+        let known = self.recall(executor)?;
+        if known && self.memory.keep(self.memory.config.runtime.residency).is_none() {
+            return Ok(());
+        }
+        if loads {
+            self.load_ahead(executor);
+        }
+        let compiled = self.compile_all(executor);
+        if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, is_host: false, source, .. })) = &compiled
+            && let Some((_, network)) = self.networks.iter().find(|(kind, _)| kind.name() == name)
+        {
+            executor.remember(network.program.hash(), MemoryOutcome::OutOfMemory(source.clone()));
+        }
+        let works = agreed(group, compiled?)?;
+        for (need, ((_, network), work)) in self.memory.needs.iter_mut().zip(self.networks.iter().zip(works)) {
+            need.work = work;
+            executor.remember(network.program.hash(), MemoryOutcome::Compiled(work));
         }
         Ok(())
+    }
+
+    /// Compiles the programs and returns how much memory each needs besides its parameters.
+    fn compile_all(&self, executor: &mut Executor) -> Result<Vec<Option<usize>>> {
+        executor.compile_all(self.networks.iter().map(|(kind, network)| (kind.name(), &**network)))?;
+        let each = self.networks.iter();
+        each.map(|(kind, network)| Ok(work(network, &*executor.compile(kind.name(), network)?))).collect()
+    }
+
+    /// Records how much memory the programs need that were compiled before. Returns whether this is known of all.
+    ///
+    /// # Errors
+    /// Returns the error of a compilation that ran out of memory.
+    fn recall(&mut self, executor: &Executor) -> Result<bool> {
+        let mut known = true;
+        for (need, (kind, network)) in self.memory.needs.iter_mut().zip(&self.networks) {
+            match executor.outcome(&network.program.hash()) {
+                Some(MemoryOutcome::Compiled(work)) => need.work = *work,
+                Some(MemoryOutcome::OutOfMemory(source)) => {
+                    return Err(RuntimeError::from(source.clone()).during(MemoryPhase::Compile, kind.name()).into());
+                }
+                None => known = false,
+            }
+        }
+        Ok(known)
+    }
+
+    /// Returns component and memory of each parameter.
+    pub(super) fn places(&self) -> ParameterPlaces {
+        let all = self.networks.iter().flat_map(|(_, network)| network.params.iter().map(move |p| (network, p)));
+        all.map(|(network, p)| {
+            let argument = network.program.argument(&p.name).map(|i| &network.program.arguments[i]);
+            (p.name.clone(), (p.component, argument.map(|a| a.memory).unwrap_or_default()))
+        })
+        .collect()
     }
 
     fn hashes(&self) -> impl Iterator<Item = String> {
@@ -220,6 +274,17 @@ impl BuiltRun {
     pub(super) fn network(&self, kind: ProgramKind) -> Option<&Network> {
         self.networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| &**network)
     }
+}
+
+/// Returns for each program the largest need of all processes, so that all make the same decisions. `None`: unknown.
+fn agreed(group: Option<&Arc<Group>>, own: Vec<Option<usize>>) -> Result<Vec<Option<usize>>> {
+    let Some(group) = group else { return Ok(own) };
+    let invalid = |e: serde_json::Error| PipelineError::Bug(format!("memory needs of another process: {e}"));
+    let all = group.all_gather(&serde_json::to_string(&own).map_err(invalid)?)?;
+    let all = all.iter().map(|text| serde_json::from_str::<Vec<Option<usize>>>(text));
+    let all = all.collect::<std::result::Result<Vec<_>, _>>().map_err(invalid)?;
+    let largest = |i: usize| all.iter().map(|each| each.get(i).copied().flatten()).max().flatten();
+    Ok((0..own.len()).map(largest).collect())
 }
 
 impl MemoryPlan {
@@ -242,7 +307,7 @@ impl MemoryPlan {
 
     /// Returns the bytes that the run needs if all parameters stay on the devices.
     fn all(&self) -> usize {
-        self.parameters().device + self.needs.iter().filter_map(|n| n.work).max().unwrap_or(0)
+        self.parameters().device + self.needs.iter().map(Need::work_bytes).max().unwrap_or(0)
     }
 
     /// Returns the memory of the parameters that a program reads.
@@ -410,8 +475,8 @@ pub(super) fn gib(bytes: usize) -> f64 {
 }
 
 /// Plans the memory of a run: decides which parameters stay on the devices and, with `runtime.stream: auto`, which are
-/// streamed from host memory. Compiles every program and starts to load the parameters. `build`: options of the last
-/// plan, whose choice of streamed weights is kept if the run fits with it.
+/// streamed from host memory, whatever an earlier plan decided. Compiles every program and starts to load the parameters.
+/// `build`: options of the last plan.
 ///
 /// # Errors
 /// Returns an error if a program cannot be compiled, or if the run does not fit in memory. In the second case, the
@@ -424,11 +489,11 @@ pub(crate) fn plan(
 ) -> Result<FittedPlan> {
     let limits = Limits::new(&plan.config, executor.engine(), executor.footprint(), build, group)?;
     let (residency, before) = (plan.config.runtime.residency, build.streaming);
-    let mut built = BuiltRun::new(plan, executor, build.clone(), limits)?;
     let mut search = StreamSearch::new(plan, executor);
+    let mut built = BuiltRun::new(plan, executor, search.first(build), limits)?;
     // Do not compile programs whose parameters, arguments and results alone do not fit.
     if built.memory.keep(residency).is_none() {
-        match (search.next(&built, executor)?, search.all_streamed()) {
+        match (search.next(&built, Misfit::Parameters, executor)?, search.all_streamed()) {
             (Some(next), _) => built = next,
             (None, Some(least)) => {
                 return Err(PipelineError::TooLarge(least.memory.shortage(executor, &least.build)));
@@ -437,13 +502,16 @@ pub(crate) fn plan(
         }
     }
     loop {
-        built.load_ahead(executor);
-        let compiled = built.compile(executor);
-        let is_too_large = match &compiled {
-            Ok(()) => built.memory.keep(residency).is_none(),
-            Err(error) => matches!(error, PipelineError::Runtime(RuntimeError::OutOfMemory { is_host: false, .. })),
+        // Parameters in other memories take the room of those to load, and are needed if this choice does not fit.
+        let loads = built.build.streaming == before || executor.footprint() == Footprint::default();
+        let compiled = built.compile(executor, loads, group);
+        let misfit = match &compiled {
+            Ok(()) => built.memory.keep(residency).is_none().then_some(Misfit::Compiled),
+            Err(error) => error.is_out_of_device_memory().then_some(Misfit::OutOfMemory),
         };
-        if is_too_large && let Some(next) = search.next(&built, executor)? {
+        if let Some(misfit) = misfit
+            && let Some(next) = search.next(&built, misfit, executor)?
+        {
             executor.discard(built.hashes().filter(|hash| next.hashes().all(|other| other != *hash)).collect());
             built = next;
             continue;
@@ -455,12 +523,8 @@ pub(crate) fn plan(
         let Some(keep) = memory.keep(residency) else {
             return Err(PipelineError::TooLarge(memory.shortage(executor, build)));
         };
-        search.log(&built, executor);
-        if built.build.streaming != before {
-            // With another number of resident blocks, loops over layers have other parameters.
-            executor.drop_unread(built.networks.iter().map(|(_, network)| &**network));
-        }
-        return Ok(FittedPlan { keep, streaming: build.streaming, plan: Rc::new(built.memory) });
+        let (choice, places) = (search.describe(&built, executor).into(), Rc::new(search.places(&built)));
+        return Ok(FittedPlan { keep, streaming: build.streaming, choice, places, plan: Rc::new(built.memory) });
     }
 }
 

@@ -14,7 +14,7 @@ use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::Result;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
-use crate::pipeline::programs::executor::Executor;
+use crate::pipeline::programs::executor::{Executor, ParameterPlaces};
 use crate::runtime::platforms::PlatformSpec;
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, platforms};
@@ -32,45 +32,110 @@ const PREFETCHED_LAYERS: usize = 3;
 /// `denoise` of LTX-2.0 at 768x512x121, the compiler reports 2.0 without a GPU and 3.7 on an H200.
 const TEMPORARIES: f64 = 3.0;
 
+/// Maximum number of choices that a search compiles. A transformer takes minutes to compile.
+const MAX_COMPILES: usize = 3;
+
+/// Why a choice does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pipeline) enum Misfit {
+    /// It was not compiled: parameters, arguments and results alone do not fit.
+    Parameters,
+    /// The compiled programs need too much memory.
+    Compiled,
+    /// A program could not be compiled, so its needs are unknown.
+    OutOfMemory,
+}
+
+/// Bounds the choices of a search, so that it compiles at most [`MAX_COMPILES`].
+#[derive(Default)]
+pub(in crate::pipeline) struct SearchBound {
+    compiled: usize,
+}
+
+impl SearchBound {
+    /// Returns the largest number of resident blocks to try next. `None`: no other choice is left. `tried`: resident
+    /// blocks of the choice that does not fit; `None`: no weights are streamed.
+    pub(in crate::pipeline) fn next(
+        &mut self,
+        config: &Config,
+        blocks: usize,
+        tried: Option<usize>,
+        misfit: Misfit,
+    ) -> Option<usize> {
+        self.compiled += usize::from(misfit != Misfit::Parameters);
+        if tried == Some(0) || tried.is_some() && config.runtime.resident_blocks.is_some() {
+            return None;
+        }
+        Some(match misfit {
+            // The last attempt needs the least memory.
+            _ if self.compiled + 1 >= MAX_COMPILES => 0,
+            Misfit::OutOfMemory => tried.unwrap_or(blocks) / 2,
+            Misfit::Parameters | Misfit::Compiled => tried.map_or(blocks, |tried| tried - 1),
+        })
+    }
+}
+
 /// Search for the largest number of resident blocks with which a run fits in memory. Uses the compiler's figures of the
 /// programs that are already compiled.
 pub(super) struct StreamSearch<'a> {
     plan: &'a RunPlan,
     is_auto: bool,
+    bound: SearchBound,
     /// The run with all layers streamed. `None`: not built yet.
     all_streamed: Option<BuiltRun>,
     /// Bytes that each compiled program needs besides its parameters and prefetched weights.
     temporaries: BTreeMap<ProgramKind, usize>,
-    /// Why the last tried choice does not fit. `None`: none was tried.
+    /// Why the run without streamed weights does not fit. `None`: not known to be too large.
     why: Option<String>,
 }
 
 impl<'a> StreamSearch<'a> {
     pub(super) fn new(plan: &'a RunPlan, executor: &Executor) -> Self {
-        let is_auto = is_auto(&plan.config, &executor.engine().spec());
-        StreamSearch { plan, is_auto, all_streamed: None, temporaries: BTreeMap::new(), why: None }
+        StreamSearch {
+            plan,
+            is_auto: is_auto(&plan.config, &executor.engine().spec()),
+            bound: SearchBound::default(),
+            all_streamed: None,
+            temporaries: BTreeMap::new(),
+            why: None,
+        }
+    }
+
+    /// Returns the options of the first choice. With `runtime.stream: auto`, this is the one without streamed weights,
+    /// whatever an earlier request needed.
+    pub(super) fn first(&self, build: &Build) -> Build {
+        Build { streaming: build.streaming.filter(|_| !self.is_auto), ..build.clone() }
     }
 
     /// Builds the run again with fewer weights in device memory than `tried`, which does not fit. `None`: it cannot fit,
     /// or the configuration does not allow other choices.
-    pub(super) fn next(&mut self, tried: &BuiltRun, executor: &mut Executor) -> Result<Option<BuiltRun>> {
+    pub(super) fn next(
+        &mut self,
+        tried: &BuiltRun,
+        misfit: Misfit,
+        executor: &mut Executor,
+    ) -> Result<Option<BuiltRun>> {
         if !self.is_auto {
             return Ok(None);
         }
         let RunPlan { config, programs, .. } = self.plan;
-        let before = tried.build.streaming.map(|streaming| streaming.resident);
         for need in &tried.memory.needs {
             let Some(work) = need.work else { continue };
             self.temporaries.insert(need.program, work.saturating_sub(prefetched_bytes(programs, &tried.memory, need)));
         }
-        self.why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
+        if self.why.is_none() {
+            self.why = tried.memory.largest().map(|(need, bytes)| tried.memory.describe(need, bytes));
+        }
         let build = |resident: usize| Build { streaming: Some(setup::streamed(resident)), ..tried.build.clone() };
         let all_streamed = match self.all_streamed.take() {
             Some(built) => built,
             None => BuiltRun::new(self.plan, executor, build(0), tried.memory.limits)?,
         };
+        let resident = tried.build.streaming.map(|streaming| streaming.resident);
+        let most = self.bound.next(config, programs.layers(), resident, misfit);
         let network = |kind| all_streamed.network(kind);
-        let resident = choose(config, programs, &all_streamed.memory, network, &self.temporaries, before);
+        let resident =
+            most.and_then(|most| choose(config, programs, &all_streamed.memory, network, &self.temporaries, most));
         if resident == Some(0) {
             return Ok(Some(all_streamed));
         }
@@ -83,29 +148,45 @@ impl<'a> StreamSearch<'a> {
         self.all_streamed.as_ref()
     }
 
-    /// Logs the decision to stream weights, if it was made after programs were compiled.
-    pub(super) fn log(&self, built: &BuiltRun, executor: &Executor) {
-        let (Some(why), Some(streaming)) = (&self.why, built.build.streaming) else { return };
+    /// Returns component and memory of each parameter that the run reads; empty if no request can move parameters to
+    /// another memory.
+    pub(super) fn places(&self, built: &BuiltRun) -> ParameterPlaces {
+        if self.is_auto { built.places() } else { ParameterPlaces::new() }
+    }
+
+    /// Describes the choice for the log.
+    pub(super) fn describe(&self, built: &BuiltRun, executor: &Executor) -> String {
         let RunPlan { config, programs, .. } = self.plan;
         let network = |kind| built.network(kind);
-        let step = predict(config, programs, network, &built.build, &executor.engine().toolchain().kind);
-        log(programs, &built.memory, streaming.resident, why, step);
+        let why = self.why.as_deref().unwrap_or_default();
+        let resident = built.build.streaming.map(|streaming| streaming.resident);
+        let step = || predict(config, programs, network, &built.build, &executor.engine().toolchain().kind);
+        describe(programs, &built.memory, resident, why, step)
     }
 }
 
 /// Returns whether the memory decides which weights are streamed.
-fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
+pub(super) fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
     config.runtime.stream == Stream::Auto && spec.streams_weights
 }
 
-fn log(programs: &Programs, memory: &MemoryPlan, resident: usize, why: &str, step: Option<f64>) {
-    let step = step.map_or(String::new(), |ms| format!("; predicted step: at least {ms:.0} ms"));
-    tracing::info!(
+/// Describes a choice for the log. `resident`: number of resident transformer blocks; `None`: no weights are streamed.
+/// `why`: the program that does not fit without streaming. `step`: returns the predicted time of a step.
+fn describe(
+    programs: &Programs,
+    memory: &MemoryPlan,
+    resident: Option<usize>,
+    why: &str,
+    step: impl FnOnce() -> Option<f64>,
+) -> String {
+    let Some(resident) = resident else { return "runtime.stream: auto: all weights stay in device memory".into() };
+    let step = step().map_or(String::new(), |ms| format!("; predicted step: at least {ms:.0} ms"));
+    format!(
         "runtime.stream: auto: streaming weights from host memory ({:.2} GiB per device), because {why}; {resident} of {} \
          transformer blocks stay in device memory{step}",
         memory.host_gib(),
         programs.layers(),
-    );
+    )
 }
 
 /// All programs of a run.
@@ -148,9 +229,18 @@ impl Decision {
         }
         let build = Build { streaming: Some(setup::streamed(0)), ..build.clone() };
         let (memory, networks) = built(config, programs, &build, limits)?;
-        let resident = choose(config, programs, &memory, |kind| find(&networks, kind), &BTreeMap::new(), None);
+        let network = |kind| find(&networks, kind);
+        let resident = choose(config, programs, &memory, network, &BTreeMap::new(), programs.layers());
         let choice = resident.map_or(StreamChoice::Nothing, StreamChoice::Streamed);
         Ok(Decision { choice, why, streamed: Some((memory, networks)) })
+    }
+
+    /// Returns which weights are streamed. `None`: none.
+    pub(in crate::pipeline) fn streaming(&self) -> Option<Streaming> {
+        match self.choice {
+            StreamChoice::Streamed(resident) => Some(setup::streamed(resident)),
+            StreamChoice::Resident | StreamChoice::Nothing => None,
+        }
     }
 }
 
@@ -180,32 +270,33 @@ pub(in crate::pipeline) fn initial(
     }
     let limits = Limits::new(config, engine, Footprint::default(), build, group)?;
     let decision = Decision::new(config, programs, build, limits)?;
-    let (StreamChoice::Streamed(resident), Some((memory, networks))) = (decision.choice, decision.streamed) else {
+    let streaming = decision.streaming();
+    let (Some(Streaming { resident, .. }), Some((memory, networks))) = (streaming, decision.streamed) else {
         return Ok(None);
     };
-    let step = predict(config, programs, |kind| find(&networks, kind), build, &engine.toolchain().kind);
-    log(programs, &memory, resident, &decision.why, step);
-    Ok(Some(setup::streamed(resident)))
+    let network = |kind| find(&networks, kind);
+    let step = || predict(config, programs, network, build, &engine.toolchain().kind);
+    tracing::info!("{}", describe(programs, &memory, Some(resident), &decision.why, step));
+    Ok(streaming)
 }
 
-/// Returns the number of transformer blocks that should stay in device memory, less than `before`. `None`: no choice
-/// fits. `all_streamed`: the memory of the run with all layers streamed, whose programs `network` returns. `temporaries`:
-/// bytes that compiled programs need besides their parameters and prefetched weights.
+/// Returns the number of transformer blocks that should stay in device memory, at most `most`. `None`: no choice fits.
+/// `runtime.resident_blocks` is chosen regardless of `most`. `all_streamed`: the memory of the run with all layers
+/// streamed, whose programs `network` returns. `temporaries`: bytes that compiled programs need besides their parameters
+/// and prefetched weights.
 pub(in crate::pipeline) fn choose<'n>(
     config: &Config,
     programs: &Programs,
     all_streamed: &MemoryPlan,
     network: impl Fn(ProgramKind) -> Option<&'n Network>,
     temporaries: &BTreeMap<ProgramKind, usize>,
-    before: Option<usize>,
+    most: usize,
 ) -> Option<usize> {
     let (blocks, residency) = (programs.layers(), config.runtime.residency);
-    let choices = match config.runtime.resident_blocks {
+    let choices: Vec<usize> = match config.runtime.resident_blocks {
         Some(resident) => vec![resident.min(blocks)],
-        None => (0..=PARTS).rev().map(|part| blocks * part / PARTS).collect(),
+        None => (0..=PARTS).rev().map(|part| blocks * part / PARTS).filter(|resident| *resident <= most).collect(),
     };
-    let choices: Vec<usize> =
-        choices.into_iter().filter(|resident| before.is_none_or(|before| *resident < before)).collect();
     // Estimates the memory of the run with `resident` transformer blocks in device memory.
     let keep = |resident: usize| {
         let mut memory = all_streamed.clone();
@@ -299,7 +390,7 @@ mod tests {
     use super::*;
 
     /// Returns the number of resident blocks that is chosen for the LTX-2.0 preset with `gib` GiB of device memory.
-    fn chosen(gib: f64, set: &[&str], temporaries: &[(ProgramKind, f64)], before: Option<usize>) -> Option<usize> {
+    fn chosen(gib: f64, set: &[&str], temporaries: &[(ProgramKind, f64)], most: usize) -> Option<usize> {
         let bytes = |gib: f64| (gib * f64::from(1 << 30)) as usize;
         let config = Config::load("ltx2", set.iter().copied()).expect("loads");
         let programs = Programs::from_config(&config, None).expect("programs");
@@ -312,21 +403,46 @@ mod tests {
         let memory = MemoryPlan::for_programs(&config, each, limits);
         let network = |kind| find(&networks, kind);
         let temporaries = temporaries.iter().map(|(kind, gib)| (*kind, bytes(*gib))).collect();
-        choose(&config, &programs, &memory, network, &temporaries, before)
+        choose(&config, &programs, &memory, network, &temporaries, most)
     }
 
     #[test]
     fn as_many_blocks_stay_as_fit_together_with_all_other_weights() {
         // The transformer takes 35.2 GiB, and its program about 3 GiB more.
-        assert_eq!(chosen(80.0, &[], &[], None), Some(48));
-        let few = chosen(20.0, &[], &[], None).expect("fits");
+        assert_eq!(chosen(80.0, &[], &[], 48), Some(48));
+        let few = chosen(20.0, &[], &[], 48).expect("fits");
         assert!((12..=24).contains(&few), "{few}");
-        assert_eq!(chosen(1.0, &[], &[], None), None);
-        assert_eq!(chosen(20.0, &["runtime.resident_blocks=7"], &[], None), Some(7));
+        assert_eq!(chosen(1.0, &[], &[], 48), None);
+        assert_eq!(chosen(20.0, &["runtime.resident_blocks=7"], &[], 0), Some(7));
         // A compiled program needs more than estimated.
-        let more = chosen(20.0, &[], &[(ProgramKind::Denoise, 12.0)], Some(few)).expect("fits");
+        let more = chosen(20.0, &[], &[(ProgramKind::Denoise, 12.0)], few - 1).expect("fits");
         assert!(more < few, "{more} of {few}");
-        assert_eq!(chosen(20.0, &[], &[], Some(0)), None);
+        // Estimates do not allow more than the bound.
+        assert_eq!(chosen(80.0, &[], &[], 24), Some(24));
+    }
+
+    /// Returns the bounds of a search in which no choice fits. The first of `misfits` is that of the run without
+    /// streamed weights.
+    fn bounds(set: &[&str], misfits: &[Misfit]) -> Vec<usize> {
+        let config = Config::load("ltx2", set.iter().copied()).expect("loads");
+        let (mut bound, mut tried, mut all) = (SearchBound::default(), None, Vec::new());
+        for misfit in misfits {
+            let Some(most) = bound.next(&config, 48, tried, *misfit) else { break };
+            all.push(most);
+            tried = Some(most);
+        }
+        all
+    }
+
+    #[test]
+    fn search_compiles_at_most_three_choices() {
+        use Misfit::{Compiled, OutOfMemory, Parameters};
+        assert_eq!(bounds(&[], &[OutOfMemory; 9]), [24, 0]);
+        assert_eq!(bounds(&[], &[Compiled; 9]), [48, 0]);
+        // The run without streamed weights was not compiled.
+        assert_eq!(bounds(&[], &[&[Parameters][..], &[OutOfMemory; 9]].concat()), [48, 24, 0]);
+        assert_eq!(bounds(&[], &[&[Parameters][..], &[Compiled; 9]].concat()), [48, 47, 0]);
+        assert_eq!(bounds(&["runtime.resident_blocks=7"], &[OutOfMemory; 9]), [24]);
     }
 
     #[test]
@@ -343,7 +459,7 @@ mod tests {
             whole.starts_with("memory: denoise needs about 3") && whole.ends_with(" GiB of 139.70 GiB per device"),
             "{whole}"
         );
-        let few = chosen(15.0, &[], &[], None).expect("fits");
+        let few = chosen(15.0, &[], &[], 48).expect("fits");
         let streamed = describe(&["runtime.memory_limit=15"]);
         assert!(
             streamed.contains(&format!("; runtime.stream: auto keeps {few} of 48 transformer blocks")),

@@ -5,7 +5,7 @@ use crate::pipeline::plan::layouts::{RankingDevices, needed};
 use crate::pipeline::plan::memory::{Limits, io};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::setup;
-use crate::pipeline::plan::stream::{Decision, StreamChoice, choose, find};
+use crate::pipeline::plan::stream::{Decision, Misfit, SearchBound, StreamChoice, choose, find};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -256,18 +256,14 @@ struct BuiltModule {
 impl CompileJob<'_> {
     /// Compiles the program as a run does: with `runtime.stream: auto`, streams weights if the run does not fit otherwise.
     fn compilation(&self, programs: &Programs) -> Result<Compilation> {
-        let streams = spec(self.machine.target.platform()).streams_weights;
-        if self.config.runtime.stream != Stream::Auto || !streams {
-            return self.attempt(programs);
-        }
-        let limits = Limits::of_capacity(self.config, self.machine.capacity);
-        let Decision { choice, streamed, .. } =
-            Decision::new(self.config, programs, &self.build(self.config)?, limits)?;
-        let (Some((memory, networks)), StreamChoice::Streamed(mut resident)) = (streamed, choice) else {
+        let decision = self.decision(programs)?;
+        let Some(Decision { choice: StreamChoice::Streamed(mut resident), streamed: Some((memory, networks)), .. }) =
+            decision
+        else {
             return self.attempt(programs);
         };
         let network = |kind| find(&networks, kind);
-        let mut temporaries = BTreeMap::new();
+        let (mut temporaries, mut bound) = (BTreeMap::new(), SearchBound::default());
         loop {
             let job = CompileJob { streaming: Some(setup::streamed(resident)), ..*self };
             let mut done = job.attempt(programs)?;
@@ -279,16 +275,29 @@ impl CompileJob<'_> {
                 ));
                 return Ok(done);
             }
+            let is_compiled = done.layers == programs.layers();
             // Counts prefetched weights twice, so that the next choice needs less.
-            if done.layers == programs.layers() {
+            if is_compiled {
                 let own = network(self.options.kind).map_or(0, io);
                 temporaries.insert(self.options.kind, own + usize::try_from(done.memory.temporaries).unwrap_or(0));
             }
-            match choose(self.config, programs, &memory, network, &temporaries, Some(resident)) {
+            let misfit = if is_compiled { Misfit::Compiled } else { Misfit::OutOfMemory };
+            let most = bound.next(self.config, programs.layers(), Some(resident), misfit);
+            match most.and_then(|most| choose(self.config, programs, &memory, network, &temporaries, most)) {
                 Some(fewer) => resident = fewer,
                 None => return Ok(done),
             }
         }
+    }
+
+    /// Decides which weights the run streams. `None`: `runtime.stream` is not `auto`, or the platform cannot stream
+    /// weights.
+    fn decision(&self, programs: &Programs) -> Result<Option<Decision>> {
+        if self.config.runtime.stream != Stream::Auto || !spec(self.machine.target.platform()).streams_weights {
+            return Ok(None);
+        }
+        let limits = Limits::of_capacity(self.config, self.machine.capacity);
+        Decision::new(self.config, programs, &self.build(self.config)?, limits).map(Some)
     }
 
     /// Returns the bytes that the program may use on each device.

@@ -7,17 +7,33 @@ use std::time::{Duration, Instant};
 
 use super::background_load::{BackgroundLoad, LoadProgress, OnLoad};
 use super::files::Files;
-use crate::hlo::Program;
+use crate::hlo::{MemorySpace, Program};
 use crate::models::Network;
 use crate::nn::{Build, Param};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::loras::{self, Loras};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::residency::{Keep, work};
+use crate::pjrt::PjrtError;
 use crate::runtime::{CompiledProgram, Engine, Footprint, LoadedParameters, Outputs, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::threads;
 use crate::weights::{Component, MergeOrder, ScaledLora, lora};
+
+/// Component and memory of each parameter that the programs of a run read, by name.
+pub(crate) type ParameterPlaces = HashMap<String, (&'static str, MemorySpace)>;
+
+/// What the compilation of a program showed about its memory.
+#[derive(Clone, Debug)]
+pub(crate) enum MemoryOutcome {
+    /// Bytes that the program needs besides its parameters. `None`: the plugin does not report them.
+    Compiled(Option<usize>),
+    /// The compiler ran out of device memory.
+    OutOfMemory(PjrtError),
+}
+
+/// Maximum number of programs whose [`MemoryOutcome`] is kept, so that a server does not grow with every new size.
+const MAX_OUTCOMES: usize = 4096;
 
 /// An engine with its compiled programs and loaded parameters.
 pub struct Executor {
@@ -43,6 +59,8 @@ pub struct Executor {
     used: BTreeSet<String>,
     /// Hashes of the programs that the compiler rejected because of their attention kernel.
     refused: HashSet<String>,
+    /// Outcomes of compilations, also of dropped programs, by program hash.
+    outcomes: HashMap<String, MemoryOutcome>,
     /// Time spent waiting for parameters.
     pub(crate) load_time: Duration,
     /// Time spent waiting for compiled programs, several of which may be compiled in parallel.
@@ -105,6 +123,7 @@ impl Executor {
             programs: HashMap::new(),
             used: BTreeSet::new(),
             refused: HashSet::new(),
+            outcomes: HashMap::new(),
             load_time: Duration::ZERO,
             compile_time: Duration::ZERO,
             made: Vec::new(),
@@ -124,11 +143,24 @@ impl Executor {
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All && fits_host));
     }
 
-    /// Frees the parameters that no program of `networks` reads.
-    pub(crate) fn drop_unread<'n>(&mut self, networks: impl Iterator<Item = &'n Network>) {
-        let read: HashSet<&str> = networks.flat_map(|network| network.params.iter().map(|p| &*p.name)).collect();
+    /// Frees the parameters of the components in `wanted`, except those that `wanted` has in the same memory. `wanted`:
+    /// component and memory of each parameter that the programs of a run read, by name.
+    pub(crate) fn drop_misplaced(&mut self, wanted: &ParameterPlaces) {
         let all = std::iter::once(&mut self.parameters).chain(self.parked.values_mut());
-        all.for_each(|parameters| parameters.retain(|name| read.contains(name)));
+        all.for_each(|parameters| parameters.retain_placed(wanted));
+    }
+
+    /// Records the outcome of a program's compilation.
+    pub(crate) fn remember(&mut self, hash: String, outcome: MemoryOutcome) {
+        if self.outcomes.len() >= MAX_OUTCOMES {
+            self.outcomes.clear();
+        }
+        self.outcomes.insert(hash, outcome);
+    }
+
+    /// Returns the outcome of a program's compilation. `None`: the program was not compiled.
+    pub(crate) fn outcome(&self, hash: &str) -> Option<&MemoryOutcome> {
+        self.outcomes.get(hash)
     }
 
     /// Sets the progress callback of loads.
@@ -343,6 +375,10 @@ impl Executor {
             return write(&build);
         }
         let Err(error) = self.compile(name, &network) else { return Ok(network) };
+        // The memory plan compiles the program again, and chooses another one.
+        if error.is_out_of_device_memory() {
+            return Ok(network);
+        }
         let plain = write(&build)?;
         if plain.program.hash() == hash || self.compile(name, &plain).is_err() {
             return Err(error);
@@ -427,19 +463,11 @@ impl Executor {
 
     /// Evicts parameters that `network` does not read, until all take at most `room` bytes of a memory.
     fn evict(&mut self, network: &Network, memory: &str, room: usize, bytes_of: fn(Footprint) -> usize) {
-        if bytes_of(self.footprint()) <= room {
-            return;
-        }
+        // Weights of other passes are evicted first.
+        while bytes_of(self.footprint()) > room && self.parked.pop_last().is_some() {}
         let own = |component: &str| network.params.iter().any(|p| p.component == component);
         let held = self.parameters.footprints().into_iter().map(|(component, of)| (component, bytes_of(of)));
-        let mut others: Vec<_> = held.filter(|(component, bytes)| !own(component) && *bytes > 0).collect();
-        // Weights of other passes are evicted first, then the largest components.
-        others.sort_by_key(|(_, bytes)| *bytes);
-        while bytes_of(self.footprint()) > room {
-            if self.parked.pop_last().is_some() {
-                continue;
-            }
-            let Some((component, bytes)) = others.pop() else { return };
+        for (component, bytes) in evicted(held.collect(), own, room) {
             self.parameters.take_component(component);
             tracing::debug!("{component} is evicted from {memory}: {} MiB", bytes >> 20);
         }
@@ -504,8 +532,42 @@ impl Executor {
     }
 }
 
+/// Returns the components to evict, the largest first, until all take at most `room` bytes of a memory. `held`: bytes of
+/// each component in this memory. `is_read`: whether the next program reads a component, so that it stays.
+fn evicted(
+    mut held: Vec<(&'static str, usize)>,
+    is_read: impl Fn(&str) -> bool,
+    room: usize,
+) -> Vec<(&'static str, usize)> {
+    let mut left: usize = held.iter().map(|(_, bytes)| bytes).sum();
+    held.retain(|(component, bytes)| !is_read(component) && *bytes > 0);
+    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let needed = held.iter().take_while(|(_, bytes)| {
+        let is_over = left > room;
+        left -= if is_over { *bytes } else { 0 };
+        is_over
+    });
+    needed.copied().collect()
+}
+
 pub(in crate::pipeline) fn warn_kernel_rejected(program: &str, error: &PipelineError) {
     let said = error.to_string();
     let line = said.lines().next().unwrap_or_default();
     tracing::warn!("{program}: libtpu rejected the attention kernel; falling back to XLA operations: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_memory_evicts_its_largest_components() {
+        let is_read = |component: &str| component == "vae";
+        let on_device = vec![("text_encoder", 5), ("transformer", 50), ("vae", 60)];
+        assert_eq!(evicted(on_device.clone(), is_read, 115), []);
+        assert_eq!(evicted(on_device.clone(), is_read, 114), [("transformer", 50)]);
+        assert_eq!(evicted(on_device, is_read, 0), [("transformer", 50), ("text_encoder", 5)]);
+        let in_host = vec![("text_encoder", 60), ("transformer", 40), ("vae", 0)];
+        assert_eq!(evicted(in_host, is_read, 50), [("text_encoder", 60)]);
+    }
 }

@@ -204,7 +204,7 @@ impl ModelDevice {
         }
         give(&plan.config, &mut plan.requests)?;
         check_input_files(&plan.requests)?;
-        if !self.shapes.is_planned(&shape, &plan.config, rows, &self.session.runner) {
+        if !self.shapes.is_planned(&shape, &plan.config, rows) {
             tell(JobPhase::Compiling)?;
         }
         // Read these files before the device runs, so that an error wastes no computation.

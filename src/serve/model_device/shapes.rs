@@ -37,9 +37,8 @@ fn plan_key(config: &Config, rows: usize) -> String {
 
 impl PreparedShapes {
     /// Returns whether there is a memory plan for a configuration of the shape.
-    pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize, runner: &Runner) -> bool {
-        let planned = self.0.get(shape).and_then(|known| known.plans.get(&plan_key(config, rows)));
-        planned.is_some_and(|planned| planned.streaming == runner.build.streaming)
+    pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize) -> bool {
+        self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(config, rows)))
     }
 
     /// Makes the runner use the memory plan for a configuration of the shape. If there is no plan yet, compiles the
@@ -54,8 +53,6 @@ impl PreparedShapes {
     ) -> Result<(), PipelineError> {
         let key = plan_key(&plan.config, rows);
         let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
-        // Since that plan, another shape may have moved weights to host memory.
-        let known = known.filter(|planned| planned.streaming == runner.build.streaming);
         let planned = match known {
             Some(planned) => planned.clone(),
             None => {
