@@ -73,11 +73,11 @@ fn compare_source(
         return Ok(None);
     }
     let own_point = point(source);
-    let Ok((mut own, _)) = estimator.estimate(&own_point) else { return Ok(None) };
+    let Ok((own, _)) = estimator.estimate(&own_point) else { return Ok(None) };
     // Without a memory limit every layout fits. Skip the check then: it builds all programs of the run, which takes
     // longer than estimating the denoising loops.
-    let fits = |e: &Estimate, at: &Point| estimator.devices.capacity.is_none() || estimator.fits(e, at);
-    own.fits = fits(&own, &own_point);
+    let fits = |e: &Estimate, at: &Point| estimator.limits.device.is_none() || estimator.fits(e, at);
+    let own = if fits(&own, &own_point) { own } else { estimator.in_memory(own, &own_point) };
     let MissingRuleReport { candidates, nearest } = lack(source, mesh)?;
     let mut additions = Vec::new();
     for lacking in candidates {

@@ -10,7 +10,9 @@ use crate::hlo;
 use crate::models::Network;
 use crate::nn::{Build, Lowering, Quantization};
 use crate::pipeline::error::Result;
+use crate::pipeline::plan::memory::Limits;
 use crate::pipeline::plan::setup;
+use crate::pipeline::plan::stream::{self, Decision, StreamChoice};
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::stages::batch::videos_at_once;
 use crate::runtime::{Toolchain, device_bytes};
@@ -52,15 +54,23 @@ pub(crate) struct Estimate {
     pub(crate) parameters: Vec<i64>,
     /// Bytes of arguments and results per device, without parameters, for the loop that needs the most.
     pub(crate) values: i64,
-    /// Whether each loop fits in memory together with all parameters of the run.
+    /// Whether each loop fits in memory together with all parameters of the run, or as the run loads or streams them.
     pub(super) fits: bool,
+    /// Number of resident transformer blocks if `runtime.stream: auto` streams weights; `cost` then includes their copies.
+    /// `None`: no weights are streamed.
+    pub(super) resident: Option<usize>,
 }
+
+/// An estimate and the programs of the loops, or why the layout cannot be used.
+type EstimateResult = std::result::Result<(Estimate, Vec<Network>), String>;
 
 /// Estimates layouts for the denoising loops of a configuration.
 pub(crate) struct Estimator<'a> {
     pub(super) devices: RankingDevices<'a>,
     /// Number of videos to generate.
     pub(super) videos: usize,
+    config: Config,
+    pub(super) limits: Limits,
     programs: Programs,
     /// Options for building programs, except for the layout.
     build: Build,
@@ -93,19 +103,24 @@ impl<'a> Estimator<'a> {
             None => all,
         };
         let loops = asked.into_iter().map(|(kind, steps)| LoopSpec { kind, steps }).collect();
-        Ok(Estimator { devices, videos: config.request.num_videos, programs, build, loops })
+        let limits = Limits::of_capacity(config, devices.capacity);
+        Ok(Estimator { devices, videos: config.request.num_videos, config: alone, limits, programs, build, loops })
     }
 
     /// Estimates a layout on a mesh; also returns the programs of the loops. The error says why the layout cannot be
     /// used.
-    pub(crate) fn estimate(&self, point: &Point) -> std::result::Result<(Estimate, Vec<Network>), String> {
+    pub(crate) fn estimate(&self, point: &Point) -> EstimateResult {
         let build = self.build_on(point)?;
         let at_once = videos_at_once(&build.layout);
         let runs = self.videos.div_ceil(at_once);
+        self.estimate_with(point, &build, runs)
+    }
+
+    fn estimate_with(&self, point: &Point, build: &Build, runs: usize) -> EstimateResult {
         let (mut cost, mut flops, mut least, mut values, mut parameters) = (0.0, 0.0, 0.0, 0, Vec::new());
         let mut networks = Vec::new();
         for l in &self.loops {
-            let network = self.programs.network(l.kind, &build).map_err(|e| e.to_string())?;
+            let network = self.programs.network(l.kind, build).map_err(|e| e.to_string())?;
             let own: usize = network.params.iter().map(|p| device_bytes(&network.program, p)).sum();
             values = values.max(needed(&network) - own as i64);
             parameters.push(own as i64);
@@ -113,7 +128,7 @@ impl<'a> Estimator<'a> {
             let chip = self.devices.chip;
             let bound = bound(&network, &build.layout, chip, build.quantization, blocks);
             let evaluations = (l.steps * runs) as f64;
-            let time = |chip| step_ms(&network, &build, chip, blocks);
+            let time = |chip| step_ms(&network, build, chip, blocks);
             cost += evaluations * chip.map_or_else(|| received(&network.program), time);
             flops += evaluations * network.program.work.flops();
             least += evaluations * bound.cost();
@@ -121,7 +136,10 @@ impl<'a> Estimator<'a> {
         }
         let layout = point.named.clone().unwrap_or_else(|| point.label.clone());
         let mesh = point.mesh.clone();
-        Ok((Estimate { layout, mesh, cost, flops, runs, bound: least, parameters, values, fits: true }, networks))
+        let resident = build.streaming.map(|streaming| streaming.resident);
+        let estimate =
+            Estimate { layout, mesh, cost, flops, runs, bound: least, parameters, values, fits: true, resident };
+        Ok((estimate, networks))
     }
 
     fn build_on(&self, point: &Point) -> std::result::Result<Build, String> {
@@ -139,26 +157,85 @@ impl<'a> Estimator<'a> {
     /// Returns whether the loops fit in memory together with all parameters of the run.
     pub(super) fn fits(&self, estimate: &Estimate, point: &Point) -> bool {
         let needed = self.parameters(point).map(|bytes| bytes + estimate.values);
-        needed.is_ok_and(|bytes| self.devices.capacity.is_none_or(|capacity| bytes <= capacity))
+        needed.is_ok_and(|bytes| self.has_room(bytes))
+    }
+
+    /// Returns whether a device has so many bytes.
+    fn has_room(&self, bytes: i64) -> bool {
+        self.limits.device.is_none_or(|limit| bytes <= limit as i64)
+    }
+
+    /// Returns the estimate of a layout with which not all parameters fit in memory together: as `runtime.stream: auto`
+    /// streams weights or, with `in_turn`, as the run loads components again for each video. `None`: neither fits. Slow,
+    /// like [`Estimator::parameters`].
+    fn reduced(&self, estimate: &Estimate, point: &Point, in_turn: bool) -> Option<Estimate> {
+        let build = self.build_on(point).ok()?;
+        match Decision::new(&self.config, &self.programs, &build, self.limits).ok()?.choice {
+            StreamChoice::Resident => in_turn.then(|| estimate.clone()),
+            StreamChoice::Streamed(resident) => {
+                let build = Build { streaming: Some(setup::streamed(resident)), ..build };
+                Some(self.estimate_with(point, &build, estimate.runs).ok()?.0)
+            }
+            StreamChoice::Nothing => None,
+        }
+    }
+
+    /// Whether layouts are ranked with streamed weights.
+    fn streams(&self) -> bool {
+        // Bytes that other devices send are not comparable with bytes that the host sends.
+        self.devices.chip.is_some() && stream::is_auto(&self.config, &self.devices.toolchain.spec())
+    }
+
+    /// Returns the estimate of a layout with which not all parameters fit in memory together, as the run uses memory.
+    pub(super) fn in_memory(&self, estimate: Estimate, point: &Point) -> Estimate {
+        let reduced = if self.streams() { self.reduced(&estimate, point, true) } else { None };
+        reduced.unwrap_or(Estimate { fits: false, ..estimate })
+    }
+
+    /// Returns the fastest of the layouts with which not all parameters fit in memory together: among those that could be
+    /// faster than `limit`, the cost of the fastest layout with which they do. `order`: indices into `all` by cost.
+    fn fastest_reduced(&self, all: &[(Estimate, Point)], order: &[usize], limit: Option<f64>) -> Option<Estimate> {
+        if !self.streams() {
+            return None;
+        }
+        let mut best: Option<Estimate> = None;
+        for (estimate, point) in order.iter().map(|n| &all[*n]) {
+            // Copies from host memory only add to the cost.
+            let least = best.as_ref().map(|best| best.cost).into_iter().chain(limit).fold(f64::INFINITY, f64::min);
+            if estimate.cost >= least {
+                break;
+            }
+            let reduced = self.reduced(estimate, point, limit.is_none());
+            best = reduced.filter(|reduced| reduced.cost < least).or(best);
+        }
+        best
     }
 
     /// Returns the fastest layout that fits in memory, and the next fastest that differs in mesh, cost or size. Among
-    /// layouts whose costs differ by less than [`EQUAL`], the first in `all` counts as fastest. If no layout fits,
-    /// returns the one that needs the fewest bytes. `all` must be ordered by increasing number of rules.
+    /// layouts whose costs differ by less than [`EQUAL`], the first in `all` counts as fastest, and one with which all
+    /// parameters fit together counts as faster than one with streamed weights. If no layout fits, returns the one that
+    /// needs the fewest bytes. `all` must be ordered by increasing number of rules.
     pub(super) fn fastest(&self, all: Vec<(Estimate, Point)>) -> Option<(Estimate, Option<Estimate>)> {
         let mut bytes: Vec<Option<Option<i64>>> = vec![None; all.len()];
         let mut fits = |n: usize| {
             let (estimate, point) = &all[n];
             let needed = *bytes[n].get_or_insert_with(|| Some(self.parameters(point).ok()? + estimate.values));
-            needed.is_some_and(|bytes| self.devices.capacity.is_none_or(|capacity| bytes <= capacity))
+            needed.is_some_and(|bytes| self.has_room(bytes))
         };
         let mut order: Vec<usize> = (0..all.len()).collect();
         order.sort_by(|a, b| all[*a].0.cost.total_cmp(&all[*b].0.cost));
         let Some(fastest) = order.iter().copied().find(|n| fits(*n)) else {
+            if let Some(reduced) = self.fastest_reduced(&all, &order, None) {
+                return Some((reduced, None));
+            }
             let (n, _) =
                 bytes.iter().enumerate().filter_map(|(n, b)| Some((n, b.flatten()?))).min_by_key(|(_, b)| *b)?;
             return Some((Estimate { fits: false, ..all[n].0.clone() }, None));
         };
+        let limit = all[fastest].0.cost * (1.0 - EQUAL);
+        if let Some(reduced) = self.fastest_reduced(&all, &order, Some(limit)) {
+            return Some((reduced, Some(all[fastest].0.clone())));
+        }
         let equal = |n: &usize| all[*n].0.cost <= all[fastest].0.cost * (1.0 + EQUAL);
         let first = (0..all.len()).filter(equal).find(|n| fits(*n))?;
         let of = |n: usize| (&all[n].0.mesh, all[n].0.cost, all[n].0.values);

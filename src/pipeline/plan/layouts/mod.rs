@@ -148,7 +148,11 @@ pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
 impl Ranking {
     /// Formats an estimate, e.g. `cfg (cfg=2), 310.5 ms a step`.
     fn said(&self, e: &Estimate) -> String {
-        let fits = if e.fits { "" } else { ", does not fit" };
+        let fits = match (e.fits, e.resident) {
+            (false, _) => ", does not fit",
+            (true, Some(_)) => ", with weights streamed from host memory",
+            (true, None) => "",
+        };
         format!("{} ({}), {}{fits}", e.layout, mesh_name(&e.mesh), self.figure(e))
     }
 
@@ -372,6 +376,30 @@ mod tests {
         let (small, large) = (first((whole + apart) / 2), first(whole));
         assert_eq!((small.layout.as_str(), small.fits), ("tensor-encoder", true));
         assert!(large.layout != "tensor-encoder" && large.fits, "{large:?}");
+    }
+
+    /// On two GPUs, the transformer takes 35.2 GiB with the fastest layout, `cfg`, and half of it if weights are sharded.
+    #[test]
+    fn layouts_that_do_not_fit_are_ranked_with_streamed_weights() {
+        let first = |gib: i64, set: &[&str]| {
+            let (config, toolchain, chip, count) = ranked(set, "cuda", "NVIDIA H200", 2);
+            let devices = RankingDevices { toolchain: &toolchain, count, capacity: Some(gib << 30), chip };
+            ranking(&config, devices).unwrap().first
+        };
+        let whole = first(139, &[]);
+        assert_eq!((whole.layout.as_str(), whole.resident), ("cfg", None));
+        // The copies of the streamed weights take less time than the step.
+        let large = first(30, &[]);
+        assert_eq!((large.layout.as_str(), large.fits), ("cfg", true));
+        assert!(large.resident.is_some_and(|resident| resident > 0) && large.cost < 1.01 * whole.cost, "{large:?}");
+        // With `cfg`, the copies of all weights would take longer than the step with another layout.
+        let small = first(10, &[]);
+        assert!(small.layout != "cfg" && small.fits && small.cost > whole.cost, "{small:?}");
+        // The limit of the configuration counts.
+        assert_eq!(first(139, &["runtime.memory_limit=10"]), small);
+        // Without streaming, the layout that needs the fewest bytes is chosen.
+        let off = first(10, &["runtime.stream=off"]);
+        assert!(!off.fits && off.resident.is_none(), "{off:?}");
     }
 
     #[test]
