@@ -445,6 +445,22 @@ mod tests {
         assert_eq!(bounds(&["runtime.resident_blocks=7"], &[OutOfMemory; 9]), [24]);
     }
 
+    /// Programs of measurements are identified by their text.
+    #[test]
+    fn program_depends_on_the_choice_of_streamed_weights() {
+        let hash = |gib: usize| {
+            let config = Config::load("ltx2", std::iter::empty::<&str>()).expect("loads");
+            let programs = Programs::from_config(&config, None).expect("programs");
+            let build = setup::build(&config, 1, "cuda", "NVIDIA H200").expect("a build");
+            let limits = Limits { device: Some(gib << 30), host: None };
+            let streaming = Decision::new(&config, &programs, &build, limits).expect("a decision").streaming();
+            let network = programs.network(ProgramKind::Denoise, &Build { streaming, ..build }).expect("builds");
+            (streaming.is_some(), network.program.hash())
+        };
+        let [(whole, one), (few, other)] = [hash(139), hash(20)];
+        assert!(!whole && few && one != other);
+    }
+
     #[test]
     fn fit_is_described_without_devices() {
         let target: crate::runtime::Target = "cuda:h200:1x1x1".parse().expect("a target");

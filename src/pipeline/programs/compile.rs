@@ -209,7 +209,8 @@ pub fn analyse(config: &Config, options: &ProgramCompileOptions, machine: &OpenT
 }
 
 /// Returns the key under which the module store holds a configuration's program: hashes of everything that the
-/// optimized module depends on.
+/// optimized module depends on. With `runtime.stream: auto`, the program streams the weights that a benchmark of the
+/// configuration streams.
 pub(crate) fn key(
     config: &Config,
     options: &ProgramCompileOptions,
@@ -218,8 +219,9 @@ pub(crate) fn key(
 ) -> Result<CompileKey> {
     let RunPlan { config, programs, .. } = &planned(config, options.layers, machine)?;
     let job = CompileJob { config, options, machine, compiles: false, refused: false, streaming: None };
-    let network = job.network(programs)?;
-    job.key(&network, modules)
+    let decision = job.decision(programs)?;
+    let job = CompileJob { streaming: decision.and_then(|decision| decision.streaming()), ..job };
+    job.key(&job.network(programs)?, modules)
 }
 
 /// Plans the programs of a configuration for a target's devices.
