@@ -46,6 +46,7 @@ mod resume;
 mod search;
 mod seeds;
 mod sounds;
+mod streaming;
 mod tiling;
 mod time_line;
 mod tune;

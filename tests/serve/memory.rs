@@ -6,6 +6,8 @@ use serde_json::json;
 
 use crate::served::Served;
 use crate::site::Client;
+use crate::support::drawn::with_large_blocks;
+use crate::support::standin::{Fault, Load, RESOURCE_EXHAUSTED, Standin};
 use crate::support::{self, needs};
 
 /// Size and alignment, in bytes, of the address range that glibc reserves for a thread arena.
@@ -93,4 +95,55 @@ fn server_memory_stays_constant_over_many_videos() {
         after / 1e6
     );
     assert!(grown < 2.0, "{before} bytes after {} videos, {after} after {many}", VIDEOS[0]);
+}
+
+/// The weights that one request streams stay in device memory for another. Neither an earlier plan nor an earlier failure
+/// is compiled again.
+#[needs(cpu)]
+fn streamed_weights_are_chosen_for_each_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (model, compiled) = (folder.path().join("model"), folder.path().join("compiled"));
+    std::fs::create_dir(&model).expect("a folder");
+    let model = format!("model.path={}", with_large_blocks(&model));
+    let start = |name: &str, standin: &Standin, limit: &str| {
+        let more = [&*model, "runtime.attention=plain", "request.max_sequence_length=1024", limit];
+        let more: Vec<&str> = more.into_iter().flat_map(|value| ["--set", value]).collect();
+        Served::start_on(support::tiny(), &folder.path().join(name), &more, |serve| {
+            standin.give(serve).env("LTX2_COMPILE_CACHE", folder.path().join("cache"))
+        })
+    };
+    let request = |served: &Served, cfg: usize, seed: usize| {
+        let guidance = json!({"video": {"cfg": cfg}, "audio": {"cfg": cfg}});
+        let body = json!({"prompt": "a red circle", "size": "64x96", "num_frames": 9, "seed": seed, "steps": 1, "ltx2": {"guidance": guidance}});
+        served.wait(&served.create(&body))
+    };
+    let count = || std::fs::read_to_string(&compiled).map_or(0, |text| text.lines().count());
+    let standin = || Standin::new().load(Load::Cuda).log(&compiled);
+    // Programs need 0.057 GiB without and 0.073 GiB with classifier-free guidance, of which 0.016 GiB can be streamed.
+    let served =
+        start("sizes", &standin().at("PJRT_Client_Compile", 0, &Fault::Delay(0)), "runtime.memory_limit=0.066");
+    let mut known = 0;
+    for (seed, (cfg, choice)) in
+        [(4, "streaming weights"), (1, "all weights stay"), (4, "streaming weights"), (1, "all weights stay")]
+            .into_iter()
+            .enumerate()
+    {
+        assert_eq!(request(&served, cfg, seed)["status"], "completed");
+        if seed > 0 {
+            served.says(&format!("runtime.stream: auto: {choice}"));
+        }
+        assert!(seed < 2 || count() == known, "request {seed} compiles");
+        known = count();
+    }
+    drop(served);
+
+    std::fs::remove_file(&compiled).expect("removed");
+    let fault = Fault::Fail(RESOURCE_EXHAUSTED, "out of memory while trying to allocate 1 GiB");
+    std::fs::remove_dir_all(folder.path().join("cache")).expect("removed");
+    // The server's first compilation, before it is ready, succeeds. Each rule counts the calls that earlier rules let pass.
+    let full = (0..3).fold(standin(), |standin, _| standin.at("PJRT_Client_Compile/denoise", 2, &fault));
+    let served = start("full", &full, "runtime.memory_limit=1");
+    let errors = [1, 2].map(|seed| request(&served, 1, seed)["error"].clone());
+    assert!(errors[0].to_string().contains("denoise"), "{errors:?}");
+    assert_eq!((&errors[0], count()), (&errors[1], 3));
 }

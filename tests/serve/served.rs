@@ -72,7 +72,7 @@ impl Served {
     }
 
     /// Waits for a log line that contains `words` and returns the line.
-    fn says(&self, words: &str) -> String {
+    pub fn says(&self, words: &str) -> String {
         let mut said = Vec::new();
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
             if line.contains(words) {

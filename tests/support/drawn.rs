@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ltx2::Config;
 use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{DiffusionDecoderConfig, program};
 use ltx2::models::pixels::Pixels;
 use ltx2::models::upsampler::{self, UpsamplerConfig};
+use ltx2::nn::Param;
+use ltx2::pipeline::programs::build::Programs;
 use ltx2::sampling::TorchRng;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -24,7 +27,7 @@ fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
     let digest = Sha256::digest(format!("{model}/{name}"));
     let seed = digest[..7].iter().rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte));
     let [mean, std] = match (shape, name.rsplit('.').next().expect("a name")) {
-        (_, "scale_shift_table") => [0.0, 0.4],
+        (_, table) if table.ends_with("scale_shift_table") => [0.0, 0.4],
         (_, "bias") => [0.0, 0.15],
         ([_], "weight") => [1.0, 0.25],
         ([_, width], "weight") => [0.0, 1.0 / (*width as f32).sqrt()],
@@ -42,13 +45,19 @@ fn drawn(model: &str, name: &str, shape: &[usize]) -> Vec<u8> {
 pub fn write_component(model: &Path, part: &str, network: &Network, more: &[(&str, &[f32])], folder: &Path) {
     let name = model.file_name().expect("a name").to_string_lossy();
     let config = fs::read_to_string(model.join(part).join("config.json")).expect("a file");
-    write_random_component(&folder.join(part), &config, &name, network, more);
+    write_random_component(&folder.join(part), &config, &name, &network.params, more);
 }
 
-/// Writes a component into a folder: its configuration, the weights that a program reads (seeded by `name`), and the
-/// vectors `more`.
-fn write_random_component(folder: &Path, config: &str, name: &str, network: &Network, more: &[(&str, &[f32])]) {
-    let declared = network.params.iter().flat_map(|p| p.source.tensors());
+/// Writes a component into a folder: its configuration, the weights that parameters are read from (seeded by `name`), and
+/// the vectors `more`.
+fn write_random_component<'a>(
+    folder: &Path,
+    config: &str,
+    name: &str,
+    params: impl IntoIterator<Item = &'a Param>,
+    more: &[(&str, &[f32])],
+) {
+    let declared = params.into_iter().flat_map(|p| p.source.tensors());
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> =
         declared.map(|(key, shape)| (key.to_string(), (shape.to_vec(), drawn(name, key, shape)))).collect();
     for (key, values) in more {
@@ -68,7 +77,32 @@ fn write_random_component(folder: &Path, config: &str, name: &str, network: &Net
 pub fn write_upsampler(folder: &Path, config: &serde_json::Value, name: &str) {
     let c = UpsamplerConfig::from_json(config).expect("valid");
     let network = upsampler::program(&c, [1, 2, 2, 2], &plain(DType::F32)).expect("builds");
-    write_random_component(folder, &config.to_string(), name, &network, &[]);
+    write_random_component(folder, &config.to_string(), name, &network.params, &[]);
+}
+
+/// Creates a model folder like that of `tests/fixtures/tiny.yml`, with eight transformer blocks whose feed-forward weights
+/// are large enough to be streamed. Returns its path.
+pub fn with_large_blocks(folder: &Path) -> String {
+    let model = "tests/fixtures/models/tiny_a";
+    link_parts(model, folder);
+    let transformer = folder.join("transformer");
+    fs::remove_file(&transformer).expect("a link");
+    fs::create_dir(&transformer).expect("a folder");
+    let text = fs::read_to_string(format!("{model}/transformer/config.json")).expect("a file");
+    let mut sizes: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (key, value) in [("num_layers", 8), ("attention_head_dim", 128), ("cross_attention_dim", 256)] {
+        sizes[key] = value.into();
+    }
+    fs::write(transformer.join("config.json"), sizes.to_string()).expect("written");
+    let path = folder.to_str().expect("a path").to_string();
+    let config = Config::load("tests/fixtures/tiny.yml", [format!("model.path={path}")]).expect("loads");
+    let programs = Programs::from_config(&config, None).expect("programs");
+    let networks: Vec<_> =
+        programs.kinds().map(|kind| programs.network(kind, &plain(DType::F32)).expect("builds")).collect();
+    let params = networks.iter().flat_map(|network| &network.params).filter(|p| p.component == "transformer");
+    fs::remove_dir_all(&transformer).expect("removed");
+    write_random_component(&transformer, &sizes.to_string(), "tiny_a", params, &[]);
+    path
 }
 
 /// Creates a model folder like [`WHOLE_2_5`] with a diffusion decoder in addition to the convolutional one, and with

@@ -4,7 +4,8 @@
  *   LTX2_STANDIN_PLUGIN   file of the real plugin
  *   LTX2_STANDIN_PLAN     rules separated by ';': FUNCTION[/PROGRAM]@N=ACTION
  *                           FUNCTION  of the C interface, e.g. PJRT_Buffer_ToHostBuffer
- *                           PROGRAM   with PJRT_LoadedExecutable_Execute: counts only calls of the program with this name
+ *                           PROGRAM   with PJRT_LoadedExecutable_Execute and PJRT_Client_Compile: counts only calls for the
+ *                                     program with this name
  *                           N         number of the call, from 1, or * for every call
  *                           ACTION    fail:CODE:MESSAGE   returns an error with this code
  *                                     delay:MS            forwards the call after this many milliseconds
@@ -14,8 +15,10 @@
  *   LTX2_STANDIN_LOG      file to which each action appends a line when it is taken
  *   LTX2_STANDIN_CALLS    file that gets a line per function when the process ends: its name and number of calls
  *   LTX2_STANDIN_LOAD     fault while loading: abort, hang, major (table of the next major version), old (table of minor
- *                         version 80), tpu (TPU plugin whose initialization never ends), or other (client with the
- *                         platform name `other`)
+ *                         version 80), tpu (TPU plugin whose initialization never ends), other (client with the platform
+ *                         name `other`), or cuda (platform name `cuda`; host memory can be mapped, and destroying the
+ *                         client aborts the process if memory is still mapped; programs report that they need no memory,
+ *                         because the CPU plugin counts arguments in host memory as arguments on the device)
  *
  * With -DNO_ENTRY it exports nothing, like a library that is not a plugin.
  *
@@ -153,6 +156,14 @@ static int read_plan(void) {
     return 1;
 }
 
+/* Returns whether a program to be compiled has this name: the first symbol of its text. */
+static int compiles(void *args, const char *name) {
+    void *program = FIELD(void *, args, AT_ClientCompileArgs_program);
+    const char *text = FIELD(const char *, program, AT_Program_code), *symbol = strchr(text, '@');
+    size_t size = strlen(name);
+    return symbol && !strncmp(symbol + 1, name, size) && strchr(" {(", symbol[1 + size]);
+}
+
 /* Returns whether a loaded executable has this name. */
 static int is_program(void *loaded, const char *name) {
     char get[AT_LoadedExecutableGetExecutableArgs_SIZE] = {0}, named[AT_ExecutableNameArgs_SIZE] = {0};
@@ -178,7 +189,9 @@ static int is_program(void *loaded, const char *name) {
 static struct Rule *due(int slot, void *args) {
     for (struct Rule *rule = rules; rule; rule = rule->next) {
         if (rule->slot != slot) continue;
-        if (rule->program && !is_program(FIELD(void *, args, AT_LoadedExecutableExecuteArgs_executable), rule->program))
+        if (rule->program && slot == SLOT_client_compile && !compiles(args, rule->program)) continue;
+        if (rule->program && slot != SLOT_client_compile &&
+            !is_program(FIELD(void *, args, AT_LoadedExecutableExecuteArgs_executable), rule->program))
             continue;
         long call = atomic_fetch_add(&rule->calls, 1) + 1;
         if (rule->nth && rule->nth != call) continue;
@@ -232,8 +245,12 @@ static int own_event(int slot, void *args) {
     return 1;
 }
 
-/* Whether the client's platform name is replaced by `other`. */
-static int is_other;
+/* Name that replaces the client's platform name, if any. */
+static const char *platform;
+
+/* Number of mapped ranges of host memory, if the stand-in maps memory. */
+static int maps;
+static atomic_long mapped;
 
 static void *call(int slot, void *args) {
     atomic_fetch_add(&calls[slot], 1);
@@ -250,11 +267,21 @@ static void *call(int slot, void *args) {
         if (own) return FIELD(int, args, AT_ErrorGetCodeArgs_code) = own->code, NULL;
     }
     if (own_event(slot, args)) return NULL;
-    void *error = real[slot](args);
-    if (!error && is_other && slot == SLOT_client_platform_name) {
-        FIELD(const char *, args, AT_ClientPlatformNameArgs_platform_name) = "other";
-        FIELD(size_t, args, AT_ClientPlatformNameArgs_platform_name_size) = 5;
+    if (maps && slot == SLOT_client_dma_map) return atomic_fetch_add(&mapped, 1), NULL;
+    if (maps && slot == SLOT_client_dma_unmap) return atomic_fetch_sub(&mapped, 1), NULL;
+    if (slot == SLOT_client_destroy && atomic_load(&mapped)) {
+        fprintf(stderr, "stand-in: the client is destroyed while memory is mapped\n");
+        abort();
     }
+    void *error = real[slot](args);
+    if (!error && platform && slot == SLOT_client_platform_name) {
+        FIELD(const char *, args, AT_ClientPlatformNameArgs_platform_name) = platform;
+        FIELD(size_t, args, AT_ClientPlatformNameArgs_platform_name_size) = strlen(platform);
+    }
+    if (!error && maps && slot == SLOT_executable_get_compiled_memory_stats)
+        memset((char *)args + AT_ExecutableGetCompiledMemoryStatsArgs_generated_code_size_in_bytes, 0,
+               AT_ExecutableGetCompiledMemoryStatsArgs_SIZE -
+                   AT_ExecutableGetCompiledMemoryStatsArgs_generated_code_size_in_bytes);
     int at = event_of(slot);
     if (!error && at && rule && rule->action == DROP) FIELD(void *, args, at) = add(0, NULL, FIELD(void *, args, at));
     return error;
@@ -305,7 +332,8 @@ const void *GetPjrtApi(void) {
         return NULL;
     }
     if (!read_plan()) return NULL;
-    is_other = load && !strcmp(load, "other");
+    maps = load && !strcmp(load, "cuda");
+    platform = maps || (load && !strcmp(load, "other")) ? load : NULL;
     size_t size = FIELD(size_t, theirs, 0);
     char *table = malloc(size);
     memcpy(table, theirs, size);

@@ -48,6 +48,8 @@ pub enum Load {
     Tpu,
     /// The client's platform is named `other`.
     Other,
+    /// The client's platform is named `cuda`, and host memory can be mapped, so that weights can be streamed.
+    Cuda,
     /// The library has no entry point.
     NoEntry,
 }
@@ -67,7 +69,7 @@ impl Standin {
         Standin::default()
     }
 
-    /// Adds a fault at the `nth` call (from 1) of a function of the C interface.
+    /// Adds a fault at the `nth` call (from 1; 0: every call) of a function of the C interface.
     pub fn at(mut self, function: &str, nth: usize, fault: &Fault) -> Self {
         let known = slots().iter().any(|(name, _)| name.split('/').next() == function.split('/').next());
         assert!(known, "{function} is no function that the crate calls");
@@ -85,6 +87,11 @@ impl Standin {
     /// Adds a fault at the `nth` execution (from 1) of a program.
     pub fn execution(self, program: &str, nth: usize, fault: &Fault) -> Self {
         self.at(&format!("PJRT_LoadedExecutable_Execute/{program}"), nth, fault)
+    }
+
+    /// Adds a fault at every compilation of a program.
+    pub fn compilation(self, program: &str, fault: &Fault) -> Self {
+        self.at(&format!("PJRT_Client_Compile/{program}"), 0, fault)
     }
 
     /// Sets a fault while loading the plugin.
@@ -121,6 +128,7 @@ impl Standin {
             Some(Load::Old) => "old",
             Some(Load::Tpu) => "tpu",
             Some(Load::Other) => "other",
+            Some(Load::Cuda) => "cuda",
             Some(Load::NoEntry) | None => "",
         };
         command.env("LTX2_STANDIN_LOAD", load);
@@ -171,11 +179,10 @@ fn adopt(entry: &Path, folder: &Path) {
     file.persist(path).expect("renamed");
 }
 
-/// Links the stand-ins' cache entries into a new folder, except those of one program.
-pub fn link_programs_except(program: &str, folder: &Path) {
+/// Links the entries of a compile cache into a new folder, except those of one program.
+pub fn link_programs_except(program: &str, cache: &Path, folder: &Path) {
     fs::create_dir(folder).expect("a folder");
-    let entries: Vec<PathBuf> =
-        fs::read_dir(programs()).expect("programs").map(|e| e.expect("an entry").path()).collect();
+    let entries: Vec<PathBuf> = fs::read_dir(cache).expect("programs").map(|e| e.expect("an entry").path()).collect();
     let compiled = |entry: &&PathBuf| entry.extension().is_some_and(|end| end == "pjrt");
     let (left_out, linked): (Vec<_>, Vec<_>) =
         entries.iter().filter(compiled).partition(|entry| super::header(entry)["name"] == program);
