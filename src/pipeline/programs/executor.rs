@@ -433,11 +433,19 @@ impl Executor {
             engine.compile(name, &network.program)
         });
         self.compile_time += start.elapsed();
+        let mut result = Ok(());
         for (compiled, (_, network)) in compiled.into_iter().zip(missing) {
-            self.add(compiled?);
-            network.notes.iter().for_each(|note| tracing::warn!("{note}"));
+            match compiled {
+                Ok(compiled) => {
+                    let hash = self.add(compiled).hash().to_string();
+                    self.used.insert(hash);
+                    network.notes.iter().for_each(|note| tracing::warn!("{note}"));
+                }
+                // Keep the programs that were compiled, because the next attempt may use them, too.
+                Err(error) => result = result.and(Err(error.into())),
+            }
         }
-        Ok(())
+        result
     }
 
     fn add(&mut self, compiled: CompiledProgram) -> Rc<CompiledProgram> {
