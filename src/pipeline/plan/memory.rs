@@ -221,7 +221,8 @@ impl BuiltRun {
         if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, is_host: false, source, .. })) = &compiled
             && let Some((_, network)) = self.networks.iter().find(|(kind, _)| kind.name() == name)
         {
-            executor.remember(network.program.hash(), MemoryOutcome::OutOfMemory(source.clone()));
+            let (source, usable) = (source.clone(), self.memory.limits.device);
+            executor.remember(network.program.hash(), MemoryOutcome::OutOfMemory { source, usable });
         }
         let works = agreed(group, compiled?)?;
         for (need, ((_, network), work)) in self.memory.needs.iter_mut().zip(self.networks.iter().zip(works)) {
@@ -243,14 +244,14 @@ impl BuiltRun {
     /// # Errors
     /// Returns the error of a compilation that ran out of memory.
     fn recall(&mut self, executor: &Executor) -> Result<bool> {
-        let mut known = true;
+        let (mut known, limit) = (true, self.memory.limits.device);
         for (need, (kind, network)) in self.memory.needs.iter_mut().zip(&self.networks) {
             match executor.outcome(&network.program.hash()) {
                 Some(MemoryOutcome::Compiled(work)) => need.work = *work,
-                Some(MemoryOutcome::OutOfMemory(source)) => {
+                Some(MemoryOutcome::OutOfMemory { source, usable }) if !has_grown(limit, *usable) => {
                     return Err(RuntimeError::from(source.clone()).during(MemoryPhase::Compile, kind.name()).into());
                 }
-                None => known = false,
+                Some(MemoryOutcome::OutOfMemory { .. }) | None => known = false,
             }
         }
         Ok(known)
@@ -274,6 +275,11 @@ impl BuiltRun {
     pub(super) fn network(&self, kind: ProgramKind) -> Option<&Network> {
         self.networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| &**network)
     }
+}
+
+/// Returns whether so much more memory is usable than before that a failed compilation may succeed.
+fn has_grown(now: Option<usize>, before: Option<usize>) -> bool {
+    now.zip(before).is_some_and(|(now, before)| now as f64 * (1.0 - SPARE) > before as f64)
 }
 
 /// Returns for each program the largest need of all processes, so that all make the same decisions. `None`: unknown.
@@ -716,6 +722,12 @@ mod tests {
         let network = Network { program, params, placements: Vec::new(), notes: Vec::new() };
         let need = Need::for_program(ProgramKind::TextEncoder, &network);
         assert_eq!(need.components.into_iter().collect::<Vec<_>>(), ["connectors", "text_encoder"]);
+    }
+
+    #[test]
+    fn failed_compilations_are_repeated_with_more_memory() {
+        assert_eq!([99, 100, 103, 104].map(|now| has_grown(Some(now), Some(100))), [false, false, false, true]);
+        assert!(!has_grown(Some(100), None) && !has_grown(None, Some(100)));
     }
 
     #[test]

@@ -28,8 +28,8 @@ pub(crate) type ParameterPlaces = HashMap<String, (&'static str, MemorySpace)>;
 pub(crate) enum MemoryOutcome {
     /// Bytes that the program needs besides its parameters. `None`: the plugin does not report them.
     Compiled(Option<usize>),
-    /// The compiler ran out of device memory.
-    OutOfMemory(PjrtError),
+    /// The compiler ran out of device memory, of which `usable` bytes were usable. `None`: unknown.
+    OutOfMemory { source: PjrtError, usable: Option<usize> },
 }
 
 /// Maximum number of programs whose [`MemoryOutcome`] is kept, so that a server does not grow with every new size.
