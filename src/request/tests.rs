@@ -50,7 +50,7 @@ fn keyframe_embedding_is_added_to_the_first_latent_frame() {
         let shapes = Shapes::from_request(&sizes, &request).expect("legal sizes");
         let shape = request.denoise_shape(&sizes, &shapes, 1);
         let network = denoise(&sizes.transformer, &shape, &Build::new(DType::F32)).expect("builds");
-        let mask = network.program.argument("keyframes.video").map(|at| network.program.arguments[at].ty.dims.clone());
+        let mask = network.program.argument("keyframes.video").map(|a| a.ty.dims.clone());
         assert_eq!(mask, marked.then(|| vec![1, shapes.tokens.video]), "{set}");
         let reads = network.params.iter().any(|p| p.name.ends_with("keyframes_abs_pos_embedding"));
         assert_eq!(reads, marked, "{set}");
@@ -121,7 +121,7 @@ fn reference_videos_are_tokens_of_first_pass_only() {
         let shapes = Shapes::from_request(&marks, request).expect("legal sizes");
         let shape = request.denoise_shape(&marks, &shapes, 1);
         let network = denoise(&marks.transformer, &shape, &Build::new(DType::F32)).expect("builds");
-        network.program.argument("self_mask.video").map(|at| network.program.arguments[at].ty.dims.clone())
+        network.program.argument("self_mask.video").map(|a| a.ty.dims.clone())
     };
     assert_eq!(mask(&one), Some(vec![1, 34, 34]));
     let two = two.expect("two passes");

@@ -172,7 +172,7 @@ fn only_attention_strengths_below_one_add_a_mask() {
             assert_eq!(shapes.appended > 0, references, "{}", case.name);
             let shape = request.denoise_shape(sizes, &shapes, 1);
             let network = denoise(&c, &shape, &plain(DType::F32)).expect("builds");
-            let mask = network.program.argument("self_mask.video").map(|at| &network.program.arguments[at].ty.dims);
+            let mask = network.program.argument("self_mask.video").map(|a| &a.ty.dims);
             let n = shapes.tokens.video;
             assert_eq!(mask, case.name.ends_with("half").then(|| vec![1, n, n]).as_ref(), "{}", case.name);
         }

@@ -28,7 +28,9 @@ pub fn replace_cudnn_calls(program: &Program, scale: f64) -> (Program, usize) {
     }
     let end = lines.iter().rposition(|l| l.starts_with('}')).expect("the module's end");
     lines.splice(end..end, functions.into_values().map(|(_, text)| text));
-    (Program { text: lines.join("\n"), ..program.clone() }, calls)
+    let mut replaced = program.clone();
+    replaced.text = lines.join("\n");
+    (replaced, calls)
 }
 
 /// Parses the types in a parenthesized list of a signature.

@@ -154,7 +154,7 @@ impl<'a> Upload<'a> {
         upload: usize,
         jobs: &mut Vec<LoadJob>,
     ) -> Result<Self, RuntimeError> {
-        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+        let argument = program.argument(&param.name);
         let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
         let layout = argument.map(device_layout).transpose()?.flatten();
         let memory = argument.map(|a| a.memory).unwrap_or_default();

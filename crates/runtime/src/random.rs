@@ -121,7 +121,7 @@ fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
 
 /// Describes a parameter as a result with the sharding and layout that `program` expects.
 fn result(program: &Program, param: &Param) -> ProgramOutput {
-    let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+    let argument = program.argument(&param.name);
     ProgramOutput {
         sharding: argument.and_then(|a| a.sharding.clone()),
         memory_layout: argument.and_then(|a| a.memory_layout.clone()),

@@ -175,7 +175,7 @@ pub struct Footprint {
 impl Footprint {
     /// Returns the memory that a shard of a parameter takes, which is an argument of `program`.
     pub fn of_param(program: &Program, param: &Param) -> Self {
-        let argument = program.argument(&param.name).map(|i| &program.arguments[i]);
+        let argument = program.argument(&param.name);
         let shards = shards(&param.ty, &program.mesh, argument.and_then(|a| a.sharding.as_ref()));
         let bytes = shards.first().map_or(0, |p| p.size.iter().product::<usize>() * param.ty.dtype.size());
         Footprint::in_memory(argument_memory(program, param), bytes)
@@ -207,7 +207,7 @@ impl Sum for Footprint {
 
 /// Returns the memory of a parameter, which is an argument of `program`.
 pub(super) fn argument_memory(program: &Program, param: &Param) -> MemorySpace {
-    program.argument(&param.name).map(|i| program.arguments[i].memory).unwrap_or_default()
+    program.argument(&param.name).map(|a| a.memory).unwrap_or_default()
 }
 
 /// Returns the bytes of a parameter's shard in the memory of one device: 0 if it is in host memory. The parameter is an

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 
@@ -387,6 +388,7 @@ impl Builder {
         Ok(Program {
             text,
             arguments: s.arguments.values().cloned().collect(),
+            argument_indices: Arc::new(s.arguments.keys().cloned().zip(0..).collect()),
             results: outputs,
             mesh,
             dot_flops: s.dot_flops,

@@ -1,5 +1,8 @@
 //! Finished programs, and the arguments and results of their `main` function.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 
 use super::sharding::{DeviceMesh, Sharding};
@@ -99,6 +102,8 @@ pub struct Program {
     pub text: String,
     /// Arguments of `main`, in order.
     pub arguments: Vec<Argument>,
+    /// Index of each argument, by name.
+    pub(super) argument_indices: Arc<HashMap<String, usize>>,
     /// Results of `main`, in order.
     pub results: Vec<ProgramOutput>,
     /// Mesh over which the program is partitioned; it has no axes if the program runs on one device.
@@ -123,9 +128,9 @@ impl Program {
         self.mesh.devices()
     }
 
-    /// Returns the index of the argument with this name; `None` if there is no such argument.
-    pub fn argument(&self, name: &str) -> Option<usize> {
-        self.arguments.iter().position(|a| a.name == name)
+    /// Returns the argument with this name; `None` if there is no such argument.
+    pub fn argument(&self, name: &str) -> Option<&Argument> {
+        self.argument_indices.get(name).map(|&i| &self.arguments[i])
     }
 }
 

@@ -78,7 +78,7 @@ fn identical_blocks_become_loops_and_tap_lowering_uses_2d_convolutions() {
 #[test]
 fn timestep_conditioned_decoder_takes_temb() {
     let d = decoder(&file(json!({"timestep_conditioning": true})), [2, 1, 2, 2], Conv3dLowering::Direct);
-    assert_eq!(d.program.arguments[d.program.argument("temb").expect("declared")].ty.dims, [2]);
+    assert_eq!(d.program.argument("temb").expect("declared").ty.dims, [2]);
     let names = tensors(&d);
     for name in [
         "decoder.timestep_scale_multiplier",
