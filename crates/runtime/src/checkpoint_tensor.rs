@@ -38,12 +38,6 @@ impl StoredTensor {
         quantized
     }
 
-    /// Returns the dequantization scale of each row of a float matrix in the quantized form `form`. If the checkpoint
-    /// stores the matrix in the element type of `form`, returns the stored scales.
-    pub(super) fn scales_in(&self, form: QuantizedForm) -> Vec<f32> {
-        if self.dtype == form.dtype() { self.row_scales() } else { self.quantized(form).scales }
-    }
-
     /// Converts a tensor of 8-bit floats to f32, multiplying each row by its scale.
     pub(super) fn widened(&self) -> Result<Tensor, TensorError> {
         let mut wide = Tensor::from_bytes(self.dtype, &self.shape, self.bytes.bytes())?.to_f32();
@@ -64,12 +58,12 @@ pub struct FileTensor {
     pub read: ReadPiece,
 }
 
-/// A weight that is stored in the checkpoint as rotated 8-bit integers (int8-convrot).
-pub struct RotatedTensor {
-    /// The integers.
+/// A weight `[out, in]` that the checkpoint stores in a quantized form.
+pub struct QuantizedTensor {
+    /// The 8-bit codes.
     pub codes: FileTensor,
-    /// Reads the dequantization scale of each row. The error is one line with file and tensor name, also if a scale is
-    /// not finite.
+    /// Reads the dequantization scale of each row, without reading the codes. The error is one line with file and tensor
+    /// name, also if a scale is not finite.
     pub scales: Box<dyn Fn() -> Result<Vec<f32>, String>>,
 }
 
@@ -86,12 +80,17 @@ pub trait ParameterSource: Sync {
     /// Returns one line with file and tensor name if the tensor cannot be found or read.
     fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> Result<Option<FileTensor>, String>;
 
-    /// Returns the stored codes and scales of an int8-convrot weight; `None` if the weight is stored in another form, or
-    /// if its values must be computed.
+    /// Returns the stored codes and scales of a weight in the form `form`; `None` if the weight must be quantized to this
+    /// form, or if its values must be computed.
     ///
     /// # Errors
     /// Returns one line with file and tensor name if the tensor cannot be found.
-    fn rotated(&self, component: &'static str, key: &str) -> Result<Option<RotatedTensor>, String>;
+    fn quantized(
+        &self,
+        component: &'static str,
+        key: &str,
+        form: QuantizedForm,
+    ) -> Result<Option<QuantizedTensor>, String>;
 
     /// Reads one tensor of a component by its checkpoint name and checks it for NaN and infinity.
     ///
@@ -124,7 +123,7 @@ mod tests {
     fn tensors_stored_in_8_bits_keep_their_scales() {
         for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
             let t = stored_tensor(given);
-            assert_eq!(t.scales_in(QuantizedForm::Fp8), want);
+            assert_eq!(t.row_scales(), want);
             let wide = t.widened().expect("f8").to_f32();
             assert_eq!(wide.as_slice().expect("dense"), [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);
         }

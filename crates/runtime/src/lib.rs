@@ -34,7 +34,7 @@ mod watch;
 pub mod watchdog;
 
 pub use checkpoint_tensor::ParameterSource;
-pub use checkpoint_tensor::{FileTensor, RotatedTensor, StoredTensor};
+pub use checkpoint_tensor::{FileTensor, QuantizedTensor, StoredTensor};
 pub use checksummed_file::sha256_file;
 pub use compile::{EngineOptions, compile_options};
 pub use engine::{Engine, ProgramStatistics};

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::checkpoint_tensor::{FileTensor, ParameterSource, ReadPiece};
+use super::checkpoint_tensor::{FileTensor, ParameterSource, QuantizedTensor, ReadPiece};
 use super::engine::{Engine, device_layout};
 use super::error::RuntimeError;
 use super::sharded_tensor::{Shard, ShardedTensor, buffer_type, cut_into, offset, shards, strides};
@@ -87,18 +87,34 @@ struct Conversions<'a> {
 impl Conversions<'_> {
     /// Returns whether `param` holds scales, and the scales of its weight `key` are cached or stored in the file.
     fn has_scales(&self, param: &Param, key: usize) -> bool {
-        let Source::Scales { keys, rotated, .. } = &param.source else { return false };
-        let is_stored = || self.source.rotated(param.component, &keys[key]).is_ok_and(|weight| weight.is_some());
-        lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || (*rotated && is_stored())
+        let Source::Scales { keys, .. } = &param.source else { return false };
+        let is_stored = || stored(self.source, param, &keys[key]).is_ok_and(|weight| weight.is_some());
+        lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || is_stored()
     }
 
     /// Returns whether `param` holds scales, and those of its weight `key` require quantizing the weight.
     fn computes_scales(&self, param: &Param, key: usize) -> bool {
-        let Source::Scales { keys, of, .. } = &param.source else { return false };
-        let stored = self.source.in_file(param.component, &keys[key], *of);
-        let is_stored = stored.is_ok_and(|weight| weight.is_some_and(|weight| weight.dtype == *of));
-        !is_stored && !self.has_scales(param, key)
+        matches!(param.source, Source::Scales { .. }) && !self.has_scales(param, key)
     }
+}
+
+/// Returns the form to which a parameter's weights are quantized; `None` if they are not.
+fn form(param: &Param) -> Option<QuantizedForm> {
+    let (dtype, rotated) = match &param.source {
+        Source::Scales { of, rotated, .. } => (*of, *rotated),
+        source => (param.ty.dtype, matches!(source, Source::Rotated { .. })),
+    };
+    QuantizedForm::ALL
+        .into_iter()
+        .find(|form| form.dtype() == dtype && (*form == QuantizedForm::Int8Convrot) == rotated)
+}
+
+/// Returns the stored codes and scales of the weight `key` if the source stores it in the form and with the shape that
+/// `param` requires.
+fn stored(source: &dyn ParameterSource, param: &Param, key: &str) -> Result<Option<QuantizedTensor>, RuntimeError> {
+    let Some(form) = form(param) else { return Ok(None) };
+    let found = source.quantized(param.component, key, form).map_err(RuntimeError::Parameter)?;
+    Ok(found.filter(|weight| weight.codes.shape == param.source.shape()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -189,10 +205,7 @@ impl<'a> Upload<'a> {
                 for (key, name) in keys.iter().enumerate() {
                     let stored = match &param.source {
                         Source::Stack { shape, .. } if !dims.is_empty() => in_file(name, shape)?,
-                        Source::Rotated { shape, .. } => {
-                            let found = source.rotated(param.component, name).map_err(RuntimeError::Parameter)?;
-                            found.map(|weight| weight.codes).filter(|codes| codes.shape == shape)
-                        }
+                        Source::Rotated { .. } => stored(source, param, name)?.map(|weight| weight.codes),
                         _ => None,
                     };
                     match stored {
@@ -620,8 +633,8 @@ fn strided(engine: &Engine, upload: &Upload, source: &Conversions) -> Result<Vec
     each.collect()
 }
 
-/// Returns a stored tensor's bytes, converted to the parameter's element type. If both the parameter and the stored
-/// weight are int8-convrot, returns the stored codes or scales unchanged.
+/// Returns a stored tensor's bytes, converted to the parameter's element type. If the parameter and the stored weight
+/// have the same quantized form, returns the stored codes or scales unchanged.
 fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<SharedBytes, RuntimeError> {
     let (source, name) = (conversions.source, (param.component, key.to_string()));
     if let Source::Scales { .. } = param.source
@@ -629,9 +642,7 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
     {
         return Ok(bytemuck::cast_slice(&scales).to_vec().into());
     }
-    let rotated = matches!(param.source, Source::Rotated { .. } | Source::Scales { rotated: true, .. });
-    let own = if rotated { source.rotated(param.component, key).map_err(RuntimeError::Parameter)? } else { None };
-    if let Some(weight) = own.filter(|weight| weight.codes.shape == param.source.shape()) {
+    if let Some(weight) = stored(source, param, key)? {
         if matches!(param.source, Source::Scales { .. }) {
             let scales = (weight.scales)().map_err(RuntimeError::Parameter)?;
             return Ok(bytemuck::cast_slice(&scales).to_vec().into());
@@ -650,20 +661,15 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
     if !stored.dtype.is_float() {
         return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
     }
-    let form = |dtype| match dtype {
-        DType::I8 if rotated => QuantizedForm::Int8Convrot,
-        DType::I8 => QuantizedForm::Int8,
-        _ => QuantizedForm::Fp8,
-    };
-    Ok(match (&param.source, stored.dtype, param.ty.dtype) {
-        (Source::Scales { of, .. }, ..) => bytemuck::cast_slice(&stored.scales_in(form(*of))).to_vec().into(),
-        (_, file, wanted) if file == wanted => stored.bytes,
-        (_, _, narrow @ (DType::F8E4M3FN | DType::I8)) => {
-            let Quantized { codes, scales } = stored.quantized(form(narrow));
+    Ok(match (&param.source, form(param), stored.dtype, param.ty.dtype) {
+        (Source::Scales { .. }, Some(form), ..) => bytemuck::cast_slice(&stored.quantized(form).scales).to_vec().into(),
+        (_, _, file, wanted) if file == wanted => stored.bytes,
+        (_, Some(form), ..) => {
+            let Quantized { codes, scales } = stored.quantized(form);
             lock(&conversions.scales).insert(name, scales);
             codes.into()
         }
-        (_, file, wanted) => {
+        (_, None, file, wanted) => {
             let wide = match file {
                 DType::F8E4M3FN => stored.widened()?,
                 _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,

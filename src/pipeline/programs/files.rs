@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::hlo::DType;
 use crate::pjrt::SharedBytes;
-use crate::runtime::{FileTensor, ParameterSource, RotatedTensor, StoredTensor};
-use crate::weights::{Component, MergeOrder, ModelSource, ScaledLora, TensorView};
+use crate::runtime::{FileTensor, ParameterSource, QuantizedTensor, StoredTensor};
+use crate::weights::quantize::QuantizedForm;
+use crate::weights::{Checkpoint, Component, MergeOrder, ModelSource, ScaledLora, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
 /// Source of parameters: a model's files, and the LoRAs that are merged into their tensors.
@@ -20,6 +21,18 @@ type FileResult<T> = std::result::Result<T, String>;
 
 fn part(component: &str) -> FileResult<Component> {
     Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a component of a model"))
+}
+
+/// Function that reads the scale of each row of a quantized weight.
+type ReadScales = Box<dyn Fn() -> FileResult<Vec<f32>>>;
+
+/// Returns a tensor that is read piece by piece and checked for NaN and infinity.
+fn file_tensor(view: TensorView) -> FileTensor {
+    let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+    let read = move |offset: usize, into: &mut [u8]| {
+        view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())
+    };
+    FileTensor { dtype, shape, read: Box::new(read) }
 }
 
 impl Files {
@@ -41,26 +54,43 @@ impl ParameterSource for Files {
         if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
         }
-        let view = self.view(component, key)?.converted(dtype);
-        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
-        let read = move |offset: usize, into: &mut [u8]| {
-            view.read_at(offset, into).and_then(|()| check_finite(&view, offset, into)).map_err(|e| e.to_string())
-        };
-        Ok(Some(FileTensor { dtype, shape, read: Box::new(read) }))
+        let is_narrow = dtype == DType::F8E4M3FN;
+        let view = |files: Checkpoint| if is_narrow { files.get_float(key) } else { files.dequantized(key) };
+        let view = self.source.checkpoint(component).and_then(view).map_err(|e| e.to_string())?;
+        Ok(Some(file_tensor(view.converted(dtype))))
     }
 
-    fn rotated(&self, component: &'static str, key: &str) -> FileResult<Option<RotatedTensor>> {
+    fn quantized(
+        &self,
+        component: &'static str,
+        key: &str,
+        form: QuantizedForm,
+    ) -> FileResult<Option<QuantizedTensor>> {
         let component = part(component)?;
         if !lora::updates(&self.loras, component, key).is_empty() {
             return Ok(None);
         }
         let view = self.view(component, key)?;
-        Ok(view.rotated_codes().map(|codes| {
-            let (dtype, shape) = (codes.dtype(), codes.shape().to_vec());
-            let read = move |offset: usize, into: &mut [u8]| codes.read_at(offset, into).map_err(|e| e.to_string());
-            let scales = move || view.rotated_scales().map(Option::unwrap_or_default).map_err(|e| e.to_string());
-            RotatedTensor { codes: FileTensor { dtype, shape, read: Box::new(read) }, scales: Box::new(scales) }
-        }))
+        let (codes, scales): (_, ReadScales) = match (form, view.rotated_codes()) {
+            (QuantizedForm::Fp8, _) if view.dtype() == DType::F8E4M3FN => {
+                let (files, key) = (self.clone(), key.to_string());
+                let rows = view.shape().first().copied().unwrap_or(1);
+                let scales = move || {
+                    Ok(match files.scales(component, &key)?.as_deref() {
+                        None => vec![1.0; rows],
+                        Some([one]) => vec![*one; rows],
+                        Some(each) => each.to_vec(),
+                    })
+                };
+                (view, Box::new(scales))
+            }
+            (QuantizedForm::Int8Convrot, Some(codes)) => {
+                let scales = move || view.rotated_scales().map(Option::unwrap_or_default).map_err(|e| e.to_string());
+                (codes, Box::new(scales))
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(QuantizedTensor { codes: file_tensor(codes), scales }))
     }
 
     fn tensor(&self, component: &'static str, key: &str) -> FileResult<StoredTensor> {

@@ -36,7 +36,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Returns an error if the tensor is missing or not floating point, or if its scales have an unsupported shape.
-    pub(crate) fn dequantized(&self, name: &str) -> Result<TensorView, WeightsError> {
+    pub fn dequantized(&self, name: &str) -> Result<TensorView, WeightsError> {
         let view = self.get_float(name)?;
         if view.dtype != DType::F8E4M3FN {
             return Ok(view);
