@@ -136,6 +136,9 @@ fn weights_that_are_quantized_at_load_are_read_once() {
     let (layers, source) = (64, CountingSource::default());
     let engine = Engine::new(cpu(1), quick());
     load(layers, QuantizedForm::Int8Convrot, &engine, &source);
+    // Each of at most 16 threads converts one weight, which takes at most 12 bytes per value.
+    let peak = engine.peak_load_memory();
+    assert!(peak > 0 && peak <= 16 * 12 * 256 * 256, "{peak}");
     let reads = source.wholes.into_inner();
     // At most 16 threads read.
     assert!((layers..layers + 16).contains(&reads), "{reads} reads of {layers} weights");
@@ -150,4 +153,7 @@ fn stored_codes_are_read_once_and_their_scales_without_them() {
         let read = (source.wholes.into_inner(), source.codes.load(Ordering::Relaxed));
         assert_eq!(read, (0, 4 * 256 * 256), "{form:?}");
     }
+    // Staging memory of at most 16 threads.
+    let peak = engine.peak_load_memory();
+    assert!(peak > 0 && peak <= 16 << 25, "{peak}");
 }

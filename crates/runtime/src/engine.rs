@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -61,6 +61,8 @@ pub struct Engine {
     /// Host staging memory. It is reused between loads, because freeing it makes the driver wait for all work on the
     /// devices.
     staging: Arc<Mutex<Vec<Staging>>>,
+    /// Largest host memory of a load's buffers so far, in bytes.
+    load_memory: Arc<AtomicUsize>,
     /// Executables of [`Engine::compile_once`], by program hash.
     compiled: Arc<Mutex<HashMap<String, Arc<CompiledProgram>>>>,
     watchdog: DeviceWatchdog,
@@ -84,7 +86,7 @@ impl Engine {
                 .ok()
         });
         let (devices, cache) = (Arc::new(Devices::from_client(&client)), cache.map(Arc::new));
-        let (statistics, launches, compiled, timeline, saves, staging, queue) = Default::default();
+        let (statistics, launches, compiled, timeline, saves, staging, load_memory, queue) = Default::default();
         let watchdog = options.watchdog.clone().with_group(group.as_ref());
         Engine {
             client,
@@ -99,6 +101,7 @@ impl Engine {
             timeline,
             saves,
             staging,
+            load_memory,
             compiled,
             watchdog,
             queue,
@@ -122,7 +125,10 @@ impl Engine {
         match all.iter().position(|staging| staging.len() >= size) {
             Some(place) => all.swap_remove(place),
             None => {
+                // A larger one replaces a smaller one, so that there are no more than threads that load.
+                let smaller = all.pop();
                 drop(all);
+                drop(smaller);
                 self.client.staging(size)
             }
         }
@@ -131,6 +137,19 @@ impl Engine {
     /// Keeps staging memory for reuse by the next load.
     pub(super) fn keep_staging(&self, staging: Staging) {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
+    }
+
+    /// Records the host memory that a finished load took: the staging memory and `conversions` bytes.
+    pub(super) fn record_load_memory(&self, conversions: usize) {
+        let all = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let staging: usize = all.iter().map(|staging| staging.len()).sum();
+        self.load_memory.fetch_max(staging + conversions, Ordering::Relaxed);
+    }
+
+    /// Returns the largest host memory that the buffers of a load have taken, in bytes: staging memory and tensors that
+    /// were converted.
+    pub fn peak_load_memory(&self) -> usize {
+        self.load_memory.load(Ordering::Relaxed)
     }
 
     /// Returns the PJRT client.

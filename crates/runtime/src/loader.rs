@@ -31,7 +31,12 @@ const SMALL: usize = 1 << 20;
 /// Maximum number of reader threads; more are not faster.
 const READERS: usize = 16;
 /// Host memory, in bytes, for the tensors that are being converted; a larger tensor is converted alone.
-const CONVERSIONS: usize = 1 << 30;
+const CONVERSIONS: usize = 768 << 20;
+/// Maximum host memory, in bytes, of the buffers of a load. A tensor whose conversion needs more than [`CONVERSIONS`]
+/// adds the difference.
+const BUFFERS: usize = 2_000_000_000;
+// With several devices, each reader needs two pieces of staging memory.
+const _: () = assert!(2 * READERS * PIECE + CONVERSIONS <= BUFFERS);
 
 /// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `on_progress` with the byte
 /// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
@@ -73,6 +78,7 @@ pub(super) fn load(
         }
         Ok(())
     })?;
+    engine.record_load_memory(budget.peak());
     uploads.into_iter().map(Upload::finish).collect()
 }
 

@@ -64,7 +64,10 @@ impl LoadedParameters {
         let bytes: u64 = missing.iter().map(|param| param.bytes() as u64).sum();
         let gigabytes = bytes as f64 / 1e9;
         let rate = gigabytes / since.elapsed().as_secs_f64();
-        tracing::debug!("loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s");
+        let buffers = engine.peak_load_memory() >> 20;
+        tracing::debug!(
+            "loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s, at most {buffers} MiB of host buffers"
+        );
         engine.timeline().add(SpanKind::Load, &components, since, Some(bytes));
         missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
         Ok(())
