@@ -354,64 +354,67 @@ fn processor_seconds() -> f64 {
     text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).expect("a number") / 1e9
 }
 
-/// Prints the rate of each decoder on one core: `LTX2_TEST_FULL=1 cargo test --release -p ltx2-weights --lib rate -- --nocapture`.
+/// Prints how many bytes of bf16 each decoder produces per second on one core, and the rate of a copy in memory:
+/// `LTX2_TEST_FULL=1 cargo test --release -p ltx2-weights --lib rate -- --nocapture`.
 #[test]
 fn decoding_rate_is_printed() {
     if std::env::var_os("LTX2_TEST_FULL").is_none() {
         return;
     }
-    let dir = TempDir::new().expect("dir");
-    let plain = safetensors(&[weight("BF16", &[1024, 4096])], Value::Null);
-    let plain = put(dir.path().join("BF16.safetensors"), plain);
+    let shared = Path::new("/dev/shm");
+    let dir = if shared.is_dir() { TempDir::new_in(shared) } else { TempDir::new() }.expect("dir");
     let codes: Vec<u8> = (0..1u32 << 24).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x3f).collect();
     let mut files = Vec::new();
-    // Number, elements and bytes of a block.
-    for (kind, block, bytes) in [
-        (8, 32, 34),
-        (2, 32, 18),
-        (3, 32, 20),
-        (6, 32, 22),
-        (7, 32, 24),
-        (10, 256, 84),
-        (11, 256, 110),
-        (12, 256, 144),
-        (13, 256, 176),
-        (14, 256, 210),
-        (20, 32, 18),
-        (23, 256, 136),
+    // Name, number, elements and bytes of a block.
+    for (name, kind, block, bytes) in [
+        ("GGUF F32", 0, 1, 4),
+        ("GGUF F16", 1, 1, 2),
+        ("GGUF BF16", 30, 1, 2),
+        ("GGUF Q8_0", 8, 32, 34),
+        ("GGUF Q4_0", 2, 32, 18),
+        ("GGUF Q4_1", 3, 32, 20),
+        ("GGUF Q5_0", 6, 32, 22),
+        ("GGUF Q5_1", 7, 32, 24),
+        ("GGUF Q2_K", 10, 256, 84),
+        ("GGUF Q3_K", 11, 256, 110),
+        ("GGUF Q4_K", 12, 256, 144),
+        ("GGUF Q5_K", 13, 256, 176),
+        ("GGUF Q6_K", 14, 256, 210),
+        ("GGUF IQ4_NL", 20, 32, 18),
+        ("GGUF IQ4_XS", 23, 256, 136),
     ] {
         let rows = 4096 * 256 / block;
         let file = gguf(&[], &[("a.weight", kind, &[rows, block * 4], &codes[..(rows * 4 * bytes) as usize])]);
-        files.push(put(dir.path().join(format!("{kind}.gguf")), file));
+        files.push((name, put(dir.path().join(format!("{kind}.gguf")), file)));
     }
-    for (conf, dtype, shape, more) in [
-        (
-            json!({"format": "int8_tensorwise", "convrot": true}),
-            "I8",
-            [1024, 4096],
-            vec![("a.weight_scale", "F32", &[1024, 1][..])],
-        ),
-        (
-            json!({"format": "nvfp4"}),
-            "U8",
-            [1024, 2048],
-            vec![("a.weight_scale", "F8_E4M3", &[1024, 256]), ("a.weight_scale_2", "F32", &[])],
-        ),
+    let by_row: (&str, &str, &[usize]) = ("a.weight_scale", "F32", &[1024, 1]);
+    let tiles: [(&str, &str, &[usize]); 2] =
+        [("a.weight_scale", "F8_E4M3", &[1024, 256]), ("a.weight_scale_2", "F32", &[])];
+    for (name, format, dtype, columns, scales) in [
+        ("fp8 e4m3", json!({"format": "float8_e4m3fn"}), "F8_E4M3", 4096, &[by_row][..]),
+        ("fp8 e5m2", json!({"format": "float8_e5m2"}), "F8_E5M2", 4096, &[by_row]),
+        ("int8", json!({"format": "int8_tensorwise"}), "I8", 4096, &[by_row]),
+        ("int8-convrot", json!({"format": "int8_tensorwise", "convrot": true}), "I8", 4096, &[by_row]),
+        ("nvfp4", json!({"format": "nvfp4"}), "U8", 2048, &tiles),
     ] {
-        let path = dir.path().join(format!("{dtype}.safetensors"));
-        marked(dir.path(), &[&[weight(dtype, &shape)], &more[..]].concat(), &conf).expect("opens");
+        marked(dir.path(), &[&[weight(dtype, &[1024, columns])], scales].concat(), &format).expect("opens");
+        let path = dir.path().join(format!("{}.safetensors", files.len()));
         std::fs::rename(dir.path().join("x.safetensors"), &path).expect("renamed");
-        files.push(path);
+        files.push((name, path));
     }
-    for path in files.into_iter().chain([plain]) {
-        let file = open(&path);
-        let (view, kind) = (file.get("a.weight").expect("there"), file.headers().next().expect("one").1);
-        let mut bytes = vec![0; view.size()];
+    let rate = |name: &str, bytes: &mut [u8], fill: &dyn Fn(&mut [u8])| {
+        fill(bytes);
         let (start, mut total) = (processor_seconds(), 0);
         while processor_seconds() - start < 0.2 {
-            view.read_at(0, &mut bytes).expect("readable");
+            fill(std::hint::black_box(&mut *bytes));
             total += bytes.len();
         }
-        println!("{kind:14} {:.2} GB/s", total as f64 / (processor_seconds() - start) / 1e9);
+        println!("{name:14} {:6.2} GB/s", total as f64 / (processor_seconds() - start) / 1e9);
+    };
+    for (format, path) in files {
+        let file = open(&path);
+        let view = file.dequantized("a.weight").expect("floats").converted(DType::BF16);
+        rate(format, &mut vec![0; view.size()], &|bytes| view.read_at(0, bytes).expect("readable"));
     }
+    rate("copy", &mut vec![0; 8 << 20], &|bytes| bytes.copy_from_slice(&codes[..8 << 20]));
 }
