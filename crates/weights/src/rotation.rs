@@ -1,64 +1,101 @@
 //! The regular Hadamard rotation that int8-convrot applies to groups of 256 inputs of a linear layer.
 
 use std::array;
-use std::sync::LazyLock;
 
 /// Number of columns per group. Published files use no other size.
 pub const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
-/// Number of columns whose sums are computed together; they fit into registers.
-const LANES: usize = 16;
-const PARTS: usize = QUARTER / LANES;
+/// Number of rows and columns of a block of the matrix. The blocks differ only in sign.
+const BLOCK: usize = 16;
+/// Number of blocks in a quarter of a row.
+const PARTS: usize = QUARTER / BLOCK;
+/// Number of columns whose sums are computed together; their sums fit into registers.
+const LANES: usize = 4;
 
 /// The 4x4 Hadamard matrix, which is symmetric. Larger matrices are its normalized Kronecker powers and therefore equal
 /// their inverses.
 const H4: [[f32; 4]; 4] = [[1.0, 1.0, 1.0, -1.0], [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]];
 
-/// The upper left `LANES` x `LANES` block of the rotation matrix, which is scaled by 1 / sqrt([`GROUP`]). The other
-/// blocks differ from it only in sign.
-static SIGNS: LazyLock<[[f32; LANES]; LANES]> = LazyLock::new(|| {
-    let sign = |row: usize, column: usize| H4[row % 4][column % 4] * H4[row / 4][column / 4];
-    array::from_fn(|row| array::from_fn(|lane| sign(row, lane) / (GROUP as f32).sqrt()))
-});
+/// The upper left block of the rotation matrix, which is scaled by 1 / sqrt([`GROUP`]): for each range of [`LANES`]
+/// columns, the entries of each row.
+static SIGNS: [[[f32; LANES]; BLOCK]; BLOCK / LANES] = {
+    let mut signs = [[[0.0; LANES]; BLOCK]; BLOCK / LANES];
+    let mut at = 0;
+    while at < BLOCK * BLOCK {
+        let (row, column) = (at / BLOCK, at % BLOCK);
+        let sign = H4[row % 4][column % 4] * H4[row / 4][column / 4];
+        signs[column / LANES][row][column % LANES] = sign / 16.0;
+        at += 1;
+    }
+    signs
+};
+
+/// Sums of [`LANES`] columns, in each part of a quarter.
+type Sums = [[f32; LANES]; PARTS];
 
 /// Multiplies each group of [`GROUP`] values by the matrix. Applied twice, it returns the original values up to
 /// rounding.
 pub(crate) fn rotate(values: &mut [f32]) {
-    values.chunks_exact_mut(GROUP).for_each(|group| rotate_group(group, &SIGNS));
+    values.as_chunks_mut::<GROUP>().0.iter_mut().for_each(rotate_group);
 }
 
 /// Multiplies a group by the matrix. The result is bitwise equal to comfy-kitchen's on CPU, where torch sums the
 /// products of each half of the group in order and then adds the two sums. The four quarters of the result, and the
 /// `PARTS` parts of a quarter, are sums of the same products with different signs, so each product is computed once.
-fn rotate_group(group: &mut [f32], signs: &[[f32; LANES]; LANES]) {
-    let mut result = [[[0f32; LANES]; PARTS]; 4];
-    for (half, values) in group.chunks_exact(2 * QUARTER).enumerate() {
-        let products: [[f32; LANES]; 2 * QUARTER] =
-            array::from_fn(|row| signs[row % LANES].map(|sign| values[row] * sign));
-        let (first, second) = products.split_at(QUARTER);
-        for part in 0..PARTS {
-            let mut plus = [0f32; LANES];
-            for (rows, signs) in first.chunks_exact(LANES).zip(&H4) {
-                rows.iter().for_each(|row| plus = sum(&plus, row, signs[part]));
-            }
+fn rotate_group(group: &mut [f32; GROUP]) {
+    let mut result = [[[0f32; BLOCK]; PARTS]; 4];
+    for (half, values) in group.as_chunks::<{ 2 * QUARTER }>().0.iter().enumerate() {
+        let blocks = values.as_chunks::<BLOCK>().0;
+        for (lanes, signs) in SIGNS.iter().enumerate() {
+            // Written out, so that the signs of the blocks are constants.
+            let mut plus = Sums::default();
+            add_block::<0>(&mut plus, &blocks[0], signs);
+            add_block::<1>(&mut plus, &blocks[1], signs);
+            add_block::<2>(&mut plus, &blocks[2], signs);
+            add_block::<3>(&mut plus, &blocks[3], signs);
             let mut minus = plus;
-            for (rows, signs) in second.chunks_exact(LANES).zip(&H4) {
-                for row in rows {
-                    (plus, minus) = (sum(&plus, row, signs[part]), sum(&minus, row, -signs[part]));
-                }
-            }
-            for (i, result) in result.iter_mut().enumerate() {
+            add_and_subtract_block::<0>([&mut plus, &mut minus], &blocks[4], signs);
+            add_and_subtract_block::<1>([&mut plus, &mut minus], &blocks[5], signs);
+            add_and_subtract_block::<2>([&mut plus, &mut minus], &blocks[6], signs);
+            add_and_subtract_block::<3>([&mut plus, &mut minus], &blocks[7], signs);
+            for (i, quarter) in result.iter_mut().enumerate() {
                 let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
                 let sums = if first == second { &plus } else { &minus };
-                result[part].iter_mut().zip(sums).for_each(|(result, sum)| *result += first * sum);
+                for (part, sums) in quarter.iter_mut().zip(sums) {
+                    part[lanes * LANES..][..LANES].iter_mut().zip(sums).for_each(|(to, sum)| *to += first * sum);
+                }
             }
         }
     }
     group.copy_from_slice(result.as_flattened().as_flattened());
 }
 
+/// Adds the products of block `I` of a quarter to the sums of each part, with the part's sign.
+#[inline(always)]
+fn add_block<const I: usize>(sums: &mut Sums, values: &[f32; BLOCK], signs: &[[f32; LANES]; BLOCK]) {
+    for (value, signs) in values.iter().zip(signs) {
+        let row = signs.map(|sign| value * sign);
+        *sums = array::from_fn(|part| add(&sums[part], &row, H4[I][part]));
+    }
+}
+
+/// Like [`add_block`], but for two sums: the products are added to one and subtracted from the other.
+#[inline(always)]
+fn add_and_subtract_block<const I: usize>(
+    [plus, minus]: [&mut Sums; 2],
+    values: &[f32; BLOCK],
+    signs: &[[f32; LANES]; BLOCK],
+) {
+    for (value, signs) in values.iter().zip(signs) {
+        let row = signs.map(|sign| value * sign);
+        *plus = array::from_fn(|part| add(&plus[part], &row, H4[I][part]));
+        *minus = array::from_fn(|part| add(&minus[part], &row, -H4[I][part]));
+    }
+}
+
 /// Adds `row` to `sums`, or subtracts it if `sign` is negative.
-fn sum(sums: &[f32; LANES], row: &[f32; LANES], sign: f32) -> [f32; LANES] {
+#[inline(always)]
+fn add(sums: &[f32; LANES], row: &[f32; LANES], sign: f32) -> [f32; LANES] {
     match sign > 0.0 {
         true => array::from_fn(|lane| sums[lane] + row[lane]),
         false => array::from_fn(|lane| sums[lane] - row[lane]),

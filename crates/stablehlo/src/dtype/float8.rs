@@ -28,15 +28,27 @@ impl F8 {
     }
 }
 
+/// The value of each code.
+static VALUES: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (exponent, mantissa) = (code as u32 >> 3 & 15, code as u32 & 7);
+        let magnitude = match (exponent, mantissa) {
+            (15, 7) => f32::NAN,
+            (0, _) => mantissa as f32 / 512.0,
+            // The exponent bias is 127 in f32 and 7 here.
+            _ => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
+        };
+        values[code] = if code < 128 { magnitude } else { -magnitude };
+        code += 1;
+    }
+    values
+};
+
 impl From<F8> for f32 {
     fn from(value: F8) -> f32 {
-        let (exponent, mantissa) = (i32::from(value.0 >> 3 & 15), f32::from(value.0 & 7));
-        let magnitude = match (exponent, value.0 & 7) {
-            (15, 7) => f32::NAN,
-            (0, _) => mantissa / 512.0,
-            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-        };
-        if value.0 & 0x80 == 0 { magnitude } else { -magnitude }
+        VALUES[usize::from(value.0)]
     }
 }
 

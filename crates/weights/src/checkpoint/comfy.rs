@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::view::decoder::{ByRow, Codes, NumberDecoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, RowOperator};
 use super::{Checkpoint, TensorView};
 use crate::error::WeightsError;
 use crate::quantize::QuantizedForm;
@@ -125,7 +125,7 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     }
     let operand = layer.scales("weight_scale", "f32", &[1, rows])?;
     let inner = Arc::new(Codes::Plain(DType::I8));
-    let scaled = Arc::new(ByRow { start: 0, columns, inner, operand, apply: |v, s| v * s });
+    let scaled = Arc::new(ByRow { start: 0, columns, inner, operand, operator: RowOperator::Multiply });
     match group {
         Some(_) => layer.decode(QuantizedForm::Int8Convrot.name(), [rows, columns], Arc::new(convrot::Rotated(scaled))),
         None => layer.decode(QuantizedForm::Int8.name(), [rows, columns], scaled),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::view::decoder::{ByRow, Codes, NumberDecoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, RowOperator};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -19,8 +19,13 @@ pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
         if let Some(operand) = operand {
             all.remove(&scales);
             dtype = DType::F32;
-            decoder =
-                Arc::new(ByRow { start: 0, columns: entry.columns(), inner: decoder, operand, apply: |v, s| v * s });
+            decoder = Arc::new(ByRow {
+                start: 0,
+                columns: entry.columns(),
+                inner: decoder,
+                operand,
+                operator: RowOperator::Multiply,
+            });
         }
         entry.decode(dtype.name(), dtype, decoder);
         all.put(&name, entry);

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use half::f16;
-
-use super::view::decoder::NumberDecoder;
+use super::view::decoder::{NumberDecoder, half_to_f32};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -118,7 +116,7 @@ fn each<const BYTES: usize, const N: usize>(
 
 /// Returns the f16 at a byte offset.
 fn half(codes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([codes[at], codes[at + 1]]).to_f32()
+    half_to_f32(u16::from_le_bytes([codes[at], codes[at + 1]]))
 }
 
 fn q8_0(codes: &[u8; 34], values: &mut [f32; 32]) {

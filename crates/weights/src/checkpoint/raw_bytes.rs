@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::view::decoder::{ByRow, Codes, NumberDecoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, RowOperator};
 use super::{Checkpoint, TensorView, WeightsError};
 use crate::quantize::QuantizedForm;
 use ltx2_stablehlo::DType;
@@ -44,7 +44,7 @@ impl Checkpoint {
         let mut decoder: Arc<dyn NumberDecoder> = Arc::new(Codes::Plain(view.dtype));
         if let Some(operand) = self.scales_of(name)? {
             let columns = self.entry(name)?.columns();
-            decoder = Arc::new(ByRow { start: 0, columns, inner: decoder, operand, apply: |v, s| v * s });
+            decoder = Arc::new(ByRow { start: 0, columns, inner: decoder, operand, operator: RowOperator::Multiply });
         }
         Ok(TensorView { dtype: DType::F32, decoder: Some(decoder), ..view })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Checkpoint;
-use super::view::decoder::{ByRow, Codes, NumberDecoder, Shifted};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, RowOperator, Shifted};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
 
@@ -68,7 +68,7 @@ impl Checkpoint {
         let inner: Arc<dyn NumberDecoder> = entry.view.decoder.clone().unwrap_or_else(|| Arc::new(Codes::Plain(dtype)));
         let columns = entry.columns();
         entry.view.decoder =
-            Some(Arc::new(ByRow { start: entry.view.first, inner, columns, operand, apply: |v, s| v * s }));
+            Some(Arc::new(ByRow { start: entry.view.first, inner, columns, operand, operator: RowOperator::Multiply }));
         self.put(name, entry);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::view::decoder::{ByRow, Codes, NumberDecoder};
+use super::view::decoder::{ByRow, Codes, NumberDecoder, RowOperator};
 use super::{Checkpoint, TensorEntry};
 use crate::error::WeightsError;
 use ltx2_stablehlo::DType;
@@ -82,10 +82,21 @@ impl Checkpoint {
             let columns = columns.max(1);
             let mut decoder: Arc<dyn NumberDecoder> = Arc::new(Codes::Plain(DType::I8));
             if let Some(points) = zero_points {
-                decoder =
-                    Arc::new(ByRow { start: 0, columns, inner: decoder, operand: points.view, apply: |v, p| v - p });
+                decoder = Arc::new(ByRow {
+                    start: 0,
+                    columns,
+                    inner: decoder,
+                    operand: points.view,
+                    operator: RowOperator::Subtract,
+                });
             }
-            decoder = Arc::new(ByRow { start: 0, columns, inner: decoder, operand: scale.view, apply: |v, s| v * s });
+            decoder = Arc::new(ByRow {
+                start: 0,
+                columns,
+                inner: decoder,
+                operand: scale.view,
+                operator: RowOperator::Multiply,
+            });
             entry.decode(floats.name(), floats, decoder);
         } else {
             self.put(&format!("{name}_scale"), scale);

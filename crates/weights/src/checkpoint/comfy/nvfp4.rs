@@ -9,6 +9,7 @@ use super::QuantizedLayer;
 use crate::checkpoint::TensorView;
 use crate::checkpoint::view::decoder::NumberDecoder;
 use crate::error::WeightsError;
+use ltx2_stablehlo::F8;
 
 /// Values per block.
 const BLOCK: usize = 16;
@@ -58,16 +59,19 @@ impl NumberDecoder for Nvfp4 {
         let blocks = first / BLOCK..(first + values.len()) / BLOCK;
         let tiles = |block: usize| block / row_blocks / TILE[0];
         let scales = tiles(blocks.start) * row_bytes..(tiles(blocks.end.saturating_sub(1)) + 1) * row_bytes;
-        let start = scales.start;
-        let scales = self.blocks.floats(scales)?;
-        for ((block, codes), values) in blocks.zip(codes.chunks_exact(BLOCK / 2)).zip(values.chunks_exact_mut(BLOCK)) {
-            let (row, column) = (block / row_blocks, block % row_blocks);
+        let (start, mut bytes) = (scales.start, vec![0; scales.len()]);
+        self.blocks.read_at(start, &mut bytes)?;
+        let (mut row, mut column) = (blocks.start / row_blocks, blocks.start % row_blocks);
+        for (codes, values) in codes.as_chunks::<{ BLOCK / 2 }>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0) {
             let (in_tile, tile) = (row % TILE[0], row / TILE[0] * row_bytes + column / TILE[1] * TILE_BYTES);
             let at = tile + in_tile % 32 * 16 + in_tile / 32 * 4 + column % TILE[1];
-            let scale = whole * scales[at - start];
-            for (pair, byte) in values.chunks_exact_mut(2).zip(codes) {
-                pair[0] = E2M1[usize::from(byte >> 4)] * scale;
-                pair[1] = E2M1[usize::from(byte & 15)] * scale;
+            let scale = whole * f32::from(F8(bytes[at - start]));
+            for (pair, byte) in values.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+                *pair = [byte >> 4, byte & 15].map(|code| E2M1[usize::from(code)] * scale);
+            }
+            column += 1;
+            if column == row_blocks {
+                (row, column) = (row + 1, 0);
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::TensorView;
 use crate::error::WeightsError;
@@ -57,7 +57,7 @@ impl NumberDecoder for Codes {
     fn decode(&self, _: usize, codes: &[u8], values: &mut [f32]) -> Result<(), WeightsError> {
         match self {
             Codes::Plain(dtype) => widen(*dtype, codes, values),
-            Codes::E5M2 => each(codes, values, |[c]| f16::from_bits(u16::from(c) << 8).to_f32()),
+            Codes::E5M2 => each(codes, values, |[c]| half_to_f32(u16::from(c) << 8)),
         }
         Ok(())
     }
@@ -73,8 +73,16 @@ pub(in crate::checkpoint) struct ByRow {
     pub(in crate::checkpoint) columns: usize,
     /// One value per row, or one for all.
     pub(in crate::checkpoint) operand: TensorView,
-    /// Computes a value from the inner value and the operand.
-    pub(in crate::checkpoint) apply: fn(f32, f32) -> f32,
+    pub(in crate::checkpoint) operator: RowOperator,
+}
+
+/// How a value and the operand of its row are combined.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::checkpoint) enum RowOperator {
+    /// The operand is a scale.
+    Multiply,
+    /// The operand is a zero point.
+    Subtract,
 }
 
 impl NumberDecoder for ByRow {
@@ -95,7 +103,10 @@ impl NumberDecoder for ByRow {
             let row = at / self.columns;
             let (own, next) = rest.split_at_mut(rest.len().min((row + 1) * self.columns - at));
             let operand = operands.get(if count == 1 { 0 } else { row - rows.start }).copied().unwrap_or(1.0);
-            own.iter_mut().for_each(|value| *value = (self.apply)(*value, operand));
+            match self.operator {
+                RowOperator::Multiply => own.iter_mut().for_each(|value| *value *= operand),
+                RowOperator::Subtract => own.iter_mut().for_each(|value| *value -= operand),
+            }
             at += own.len();
             rest = next;
         }
@@ -146,7 +157,7 @@ impl NumberDecoder for Rounded {
         self.inner.decode(first, codes, values)?;
         match self.dtype {
             DType::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32()),
-            _ => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+            _ => values.iter_mut().for_each(|value| *value = f32::from_bits(u32::from(to_bf16(*value)) << 16)),
         }
         Ok(())
     }
@@ -202,12 +213,36 @@ pub(crate) fn widen(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     match dtype {
         DType::I8 => each(bytes, values, |[c]| f32::from(c.cast_signed())),
         DType::F8E4M3FN => each(bytes, values, |[c]| f32::from(F8(c))),
-        DType::F16 => each(bytes, values, |c| f16::from_le_bytes(c).to_f32()),
+        DType::F16 => each(bytes, values, |c| half_to_f32(u16::from_le_bytes(c))),
         DType::F32 => each(bytes, values, f32::from_le_bytes),
         DType::F64 => each(bytes, values, |c| f64::from_le_bytes(c) as f32),
         // A plain shift vectorizes; `to_f32` does not, because it quiets NaNs.
         _ => each(bytes, values, |c| f32::from_bits(u32::from(u16::from_le_bytes(c)) << 16)),
     }
+}
+
+/// Returns the value of an f16. Equals `f16::to_f32`, but has no branches and therefore vectorizes.
+pub(in crate::checkpoint) fn half_to_f32(bits: u16) -> f32 {
+    // The bits at their place in an f32, whose exponent bias is 127 instead of 15.
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let normal = magnitude + ((127 - 15) << 23);
+    // Mantissa bits below 2^-14, without an implicit leading 1.
+    let small = f32::from_bits(magnitude + ((127 - 14) << 23)) - f32::from_bits((127 - 14) << 23);
+    let magnitude = match bits & 0x7c00 {
+        0 => small.to_bits(),
+        0x7c00 => magnitude | 0x7f80_0000,
+        _ => normal,
+    };
+    f32::from_bits(magnitude | u32::from(bits & 0x8000) << 16)
+}
+
+/// Returns the bits of a value that is rounded to bf16, ties to even. Equals `bf16::from_f32`, but has no branches and
+/// therefore vectorizes.
+fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    (if value.is_nan() { quiet } else { rounded }) as u16
 }
 
 /// Rounds values to bf16 or f16, or copies them as f32.
@@ -216,8 +251,33 @@ fn narrow(dtype: DType, values: &[f32], into: &mut [u8]) {
         into.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(to, value)| *to = bytes(*value));
     }
     match dtype {
-        DType::BF16 => each(values, into, |value| bf16::from_f32(value).to_le_bytes()),
+        DType::BF16 => each(values, into, |value| to_bf16(value).to_le_bytes()),
         DType::F16 => each(values, into, |value| f16::from_f32(value).to_le_bytes()),
         _ => each(values, into, f32::to_le_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn half_conversion_equals_that_of_the_crate_half() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (half_to_f32(bits), f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:x}");
+        }
+    }
+
+    #[test]
+    fn bf16_rounding_equals_that_of_the_crate_half() {
+        // Every upper half, with lower halves around the midpoint and at both ends.
+        for upper in 0..=u16::MAX {
+            for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(upper) << 16 | lower);
+                assert_eq!(to_bf16(value), bf16::from_f32(value).to_bits(), "{value:e}");
+            }
+        }
     }
 }
