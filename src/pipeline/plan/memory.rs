@@ -261,8 +261,8 @@ impl BuiltRun {
     pub(super) fn places(&self) -> ParameterPlaces {
         let all = self.networks.iter().flat_map(|(_, network)| network.params.iter().map(move |p| (network, p)));
         all.map(|(network, p)| {
-            let argument = network.program.argument(&p.name).map(|i| &network.program.arguments[i]);
-            (p.name.clone(), (p.component, argument.map(|a| a.memory).unwrap_or_default()))
+            let memory = network.program.argument(&p.name).map(|argument| argument.memory).unwrap_or_default();
+            (p.name.clone(), (p.component, memory))
         })
         .collect()
     }
