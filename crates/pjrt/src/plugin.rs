@@ -105,7 +105,8 @@ impl Plugin {
         self.has_extension(TPU_TOPOLOGY)
     }
 
-    /// Returns the platform of the plugin, determined from its extensions and attributes. `None`: neither TPU nor GPU.
+    /// Returns the platform of the plugin, determined from its extensions and attributes, and for a GPU plugin without
+    /// such an attribute from its path. `None`: unknown, or neither TPU nor GPU.
     pub fn kind(&self) -> Option<Kind> {
         const GPU_CUSTOM_CALL: u32 = 0;
         if self.is_for_tpus() {
@@ -114,8 +115,7 @@ impl Plugin {
         if !self.has_extension(GPU_CUSTOM_CALL) {
             return None;
         }
-        let is_rocm = self.attributes().is_ok_and(|stated| stated.contains_key("rocm_version"));
-        Some(if is_rocm { Kind::named("rocm") } else { Kind::Supported(Platform::Cuda) })
+        gpu_kind(&self.attributes().unwrap_or_default(), self.path())
     }
 
     /// Returns the plugin's attributes, such as `stablehlo_current_version`.
@@ -194,6 +194,13 @@ impl Plugin {
     }
 }
 
+/// Returns the platform of a GPU plugin with these attributes. Of jax's plugins, only the newer ones for CUDA state a
+/// version: with PJRT 0.115, but not with 0.81; those for ROCm state none (0.115).
+fn gpu_kind(stated: &Attributes, path: &Path) -> Option<Kind> {
+    let found = ["cuda", "rocm"].into_iter().find(|name| stated.contains_key(&format!("{name}_version")));
+    found.map(Kind::named).or_else(|| Kind::of_file(path))
+}
+
 /// Copies a plugin's function table. Functions that the plugin does not have become null.
 ///
 /// # Safety
@@ -256,6 +263,19 @@ mod tests {
             "new.so: cannot load the plugin: the plugin has PJRT 1.0, but this program requires 0.114; install a compatible one with \
              `ltx2 plugin install cpu|cuda|tpu`"
         );
+    }
+
+    #[test]
+    fn gpu_plugin_is_known_by_attribute_or_path() {
+        let of = |stated: &str, path: &str| {
+            let stated = [(stated.to_owned(), attributes::AttributeValue::Int(13000))].into();
+            gpu_kind(&stated, Path::new(path)).map(Kind::name)
+        };
+        assert_eq!(of("cuda_version", "neutral.so"), Some("cuda"));
+        assert_eq!(of("rocm_version", "neutral.so"), Some("rocm"));
+        assert_eq!(of("xla_version", "/jax_plugins/xla_rocm7/xla_rocm_plugin.so"), Some("rocm"));
+        assert_eq!(of("xla_version", "xla_cuda_plugin.so"), Some("cuda"));
+        assert_eq!(of("xla_version", "neutral.so"), None);
     }
 
     #[test]
