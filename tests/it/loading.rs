@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ltx2::hlo::{DType, Type};
 use ltx2::models::{Network, transformer};
-use ltx2::nn::{Axis, Params, Quantization, linear};
+use ltx2::nn::{Axis, Build, Lowering, Params, Quantization, linear};
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::run_plan::RunPlan;
 use ltx2::pjrt::SharedBytes;
@@ -71,18 +71,36 @@ fn file_truncated_after_the_size_check_gives_an_error() {
 struct CountingSource {
     /// `None`: f32.
     form: Option<QuantizedForm>,
+    /// Whether f32 weights can be read piece by piece.
+    in_pieces: bool,
     /// Number of weights that were read as a whole.
     wholes: AtomicUsize,
-    /// Number of codes that were read.
-    codes: Arc<AtomicUsize>,
+    /// Number of bytes that were read piece by piece.
+    bytes: Arc<AtomicUsize>,
 }
 
 fn values(key: &str) -> Vec<u8> {
     scattered(key, &[256, 256]).bytes().into_owned()
 }
 
+impl CountingSource {
+    /// Returns a tensor in a file of `stored` bytes.
+    fn tensor_in_file(&self, dtype: DType, stored: Vec<u8>) -> FileTensor {
+        let bytes = self.bytes.clone();
+        let read = move |offset: usize, into: &mut [u8]| {
+            bytes.fetch_add(into.len(), Ordering::Relaxed);
+            into.copy_from_slice(&stored[offset..][..into.len()]);
+            Ok(())
+        };
+        FileTensor { dtype, shape: vec![256, 256], read: Box::new(read) }
+    }
+}
+
 impl ParameterSource for CountingSource {
     fn in_file(&self, part: &'static str, key: &str, dtype: DType) -> Result<Option<FileTensor>, String> {
+        if self.in_pieces {
+            return Ok(Some(self.tensor_in_file(DType::F32, values(key))));
+        }
         let form = self.form.filter(|form| form.dtype() == dtype);
         Ok(form.map_or(Ok(None), |form| self.quantized(part, key, form))?.map(|weight| weight.codes))
     }
@@ -91,14 +109,10 @@ impl ParameterSource for CountingSource {
         if self.form != Some(form) {
             return Ok(None);
         }
-        let (stored, read) = (quantize(form, DType::F32, 256, &values(key)), self.codes.clone());
-        let copy = move |offset: usize, into: &mut [u8]| {
-            read.fetch_add(into.len(), Ordering::Relaxed);
-            into.copy_from_slice(&stored.codes[offset..][..into.len()]);
-            Ok(())
-        };
-        let codes = FileTensor { dtype: form.dtype(), shape: vec![256, 256], read: Box::new(copy) };
-        Ok(Some(QuantizedTensor { codes, scales: Box::new(move || Ok(stored.scales.clone())) }))
+        let stored = quantize(form, DType::F32, 256, &values(key));
+        let codes = self.tensor_in_file(form.dtype(), stored.codes);
+        let scales = stored.scales;
+        Ok(Some(QuantizedTensor { codes, scales: Box::new(move || Ok(scales.clone())) }))
     }
 
     fn tensor(&self, _: &'static str, key: &str) -> Result<StoredTensor, String> {
@@ -108,13 +122,15 @@ impl ParameterSource for CountingSource {
     }
 }
 
-/// Loads `layers` weights of the form `form` and compares their scales with those of [`values`].
-fn load(layers: usize, form: QuantizedForm, engine: &Engine, source: &CountingSource) {
+/// Loads `layers` weights of the form `form`, stacked or one by one, and compares them with those of [`values`].
+fn load(layers: usize, form: QuantizedForm, stacked: bool, engine: &Engine, source: &CountingSource) {
     let quantization = match form {
         QuantizedForm::Fp8 => Quantization::Fp8,
         _ => Quantization::Int8 { activations: false, rotated: form == QuantizedForm::Int8Convrot },
     };
-    let p = Params::new("layers", transformer::COMPONENT, &build(DType::BF16, quantization));
+    let build = build(DType::BF16, quantization);
+    let lowering = Lowering { unroll_layers: !stacked, ..build.lowering };
+    let p = Params::new("layers", transformer::COMPONENT, &Build { lowering, ..build });
     let axes = [Axis::CfgBatch, Axis::VideoSequence, Axis::Replicated];
     let x = p.input("x", Type::new(DType::BF16, [1, 8, 256]), &axes);
     let layer = |p: &Params, x: &[_]| vec![linear(&p.pp("to_q"), &x[0], 256, false, [Axis::Replicated; 2])];
@@ -122,11 +138,17 @@ fn load(layers: usize, form: QuantizedForm, engine: &Engine, source: &CountingSo
     let network = Network::finish(&p, vec![p.output("y", &y[0], &axes, y[0].dims())]).expect("builds");
     let mut loaded = LoadedParameters::default();
     loaded.load(engine, &network.program, &network.params, source, &|_| true).expect("loads");
-    for layer in 0..layers {
-        let key = format!("blocks.{layer}.to_q.weight");
-        let scales = loaded.get(&format!("transformer.{key}_scale")).expect("loaded").download().expect("floats");
-        let want = quantize(form, DType::F32, 256, &values(&key)).scales;
-        assert_eq!(scales.to_f32().into_raw_vec_and_offset().0, want, "{key}");
+    let read = |name: String| loaded.get(&name).expect("loaded").download().expect("floats");
+    for places in Vec::from_iter(0..layers).chunks(if stacked { layers } else { 1 }) {
+        let name = if stacked { "*".into() } else { places[0].to_string() };
+        let name = format!("transformer.blocks.{name}.to_q.weight");
+        let want =
+            places.iter().map(|layer| quantize(form, DType::F32, 256, &values(&format!("blocks.{layer}.to_q.weight"))));
+        let (codes, scales): (Vec<_>, Vec<_>) = want.map(|weight| (weight.codes, weight.scales)).unzip();
+        assert_eq!(*read(format!("{name}_scale")).to_f32().as_slice().expect("dense"), scales.concat(), "{name}");
+        if form == QuantizedForm::Fp8 {
+            assert_eq!(*read(name.clone()).bytes(), codes.concat(), "{name}");
+        }
     }
 }
 
@@ -135,7 +157,7 @@ fn load(layers: usize, form: QuantizedForm, engine: &Engine, source: &CountingSo
 fn weights_that_are_quantized_at_load_are_read_once() {
     let (layers, source) = (64, CountingSource::default());
     let engine = Engine::new(cpu(1), quick());
-    load(layers, QuantizedForm::Int8Convrot, &engine, &source);
+    load(layers, QuantizedForm::Int8Convrot, false, &engine, &source);
     // Each of at most 16 threads converts one weight, which takes at most 12 bytes per value.
     let peak = engine.peak_load_memory();
     assert!(peak > 0 && peak <= 16 * 12 * 256 * 256, "{peak}");
@@ -149,11 +171,23 @@ fn stored_codes_are_read_once_and_their_scales_without_them() {
     let engine = Engine::new(cpu(1), quick());
     for form in [QuantizedForm::Fp8, QuantizedForm::Int8Convrot] {
         let source = CountingSource { form: Some(form), ..CountingSource::default() };
-        load(4, form, &engine, &source);
-        let read = (source.wholes.into_inner(), source.codes.load(Ordering::Relaxed));
+        load(4, form, false, &engine, &source);
+        let read = (source.wholes.into_inner(), source.bytes.load(Ordering::Relaxed));
         assert_eq!(read, (0, 4 * 256 * 256), "{form:?}");
     }
     // Staging memory of at most 16 threads.
     let peak = engine.peak_load_memory();
     assert!(peak > 0 && peak <= 16 << 25, "{peak}");
+}
+
+/// Rows are quantized where they are read, and scales wait for the rows that other threads quantize.
+#[needs(cpu)]
+fn weights_in_files_are_quantized_row_by_row_and_read_once() {
+    let engine = Engine::new(cpu(1), quick());
+    for form in QuantizedForm::ALL {
+        let source = CountingSource { in_pieces: true, ..CountingSource::default() };
+        load(64, form, true, &engine, &source);
+        let read = (source.wholes.into_inner(), source.bytes.load(Ordering::Relaxed));
+        assert_eq!(read, (0, 64 * 4 * 256 * 256), "{form:?}");
+    }
 }

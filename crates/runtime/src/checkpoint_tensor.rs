@@ -25,7 +25,7 @@ pub struct StoredTensor {
 
 impl StoredTensor {
     /// Returns the stored scale of each row, or 1 for each row if there are no stored scales.
-    fn row_scales(&self) -> Vec<f32> {
+    pub(super) fn row_scales(&self) -> Vec<f32> {
         let rows = self.shape.first().copied().unwrap_or(1);
         self.scales.as_deref().unwrap_or(&[1.0]).iter().copied().cycle().take(rows).collect()
     }

@@ -18,7 +18,7 @@ use ltx2_pjrt::{
     Buffer, BufferType, Device, HostBuffer, PjrtError, SharedBytes, Staging, Transfer, TransferChunk, TransferShape,
 };
 use ltx2_stablehlo::{DType, MemorySpace, Program};
-use ltx2_weights::quantize::{GROUP, Quantized, QuantizedForm};
+use ltx2_weights::quantize::{GROUP, Quantized, QuantizedForm, quantize_rows};
 use ltx2_weights::tensor::Tensor;
 
 // The host rotates weights in the same groups in which programs rotate activations.
@@ -54,15 +54,15 @@ pub(super) fn load(
     let uploads =
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
-    let source = &Conversions { source, scales: Mutex::default() };
-    // Process scales that require quantization last: by then, loading the weights has computed most of them.
+    let source = &Conversions { source, scales: Mutex::default(), changed: Condvar::new() };
+    // Process scales that require quantization last: loading the weights computes them.
     jobs.sort_by_cached_key(|job| source.computes_scales(uploads[job.upload].param, job.key));
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
     // copied out of these bytes.
     let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
     let halves = if program.devices() > 1 { 2 } else { 1 };
     let budget = MemoryBudget::new(CONVERSIONS);
-    threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), |job| {
+    let run = |job: &LoadJob| {
         let upload = &uploads[job.upload];
         let _converted = budget.reserve(job.converted(upload.param, source));
         let mut staging = (job.staged() > 0).then(|| engine.staging(halves * largest));
@@ -77,7 +77,9 @@ pub(super) fn load(
             failpoint::reach("load", &upload.param.name);
         }
         Ok(())
-    })?;
+    };
+    let run = |job: &LoadJob| run(job).inspect_err(|_| source.fail());
+    threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), run)?;
     engine.record_load_memory(budget.peak());
     uploads.into_iter().map(Upload::finish).collect()
 }
@@ -86,16 +88,61 @@ pub(super) fn load(
 /// parameter.
 struct Conversions<'a> {
     source: &'a dyn ParameterSource,
-    /// Computed scales that no parameter has read yet, by component and weight name.
-    scales: Mutex<HashMap<(&'static str, String), Vec<f32>>>,
+    scales: Mutex<ComputedScales>,
+    /// Notified when all scales of a weight are known, and when a job fails.
+    changed: Condvar,
+}
+
+/// Scales that no parameter has read yet.
+#[derive(Default)]
+struct ComputedScales {
+    /// The scales of each weight whose quantization has begun, by component and weight name, and the number of rows
+    /// whose scales are not known yet.
+    weights: HashMap<(&'static str, String), (Vec<f32>, usize)>,
+    /// Whether a job has failed, so that some scales will never be known.
+    failed: bool,
 }
 
 impl Conversions<'_> {
+    /// Marks rows of the weight `name`, which has `count` rows, as being quantized.
+    fn begin(&self, name: (&'static str, String), count: usize) {
+        lock(&self.scales).weights.entry(name).or_insert_with(|| (vec![0.0; count], count));
+    }
+
+    /// Adds the scales of rows of a weight, starting at row `first`.
+    fn add(&self, name: &(&'static str, String), first: usize, scales: &[f32]) {
+        if let Some((all, left)) = lock(&self.scales).weights.get_mut(name) {
+            all[first..][..scales.len()].copy_from_slice(scales);
+            *left = left.saturating_sub(scales.len());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Makes threads that wait for scales return.
+    fn fail(&self) {
+        lock(&self.scales).failed = true;
+        self.changed.notify_all();
+    }
+
+    /// Removes and returns the scales of a weight; waits if other threads are quantizing it. `None`: its quantization has
+    /// not begun.
+    fn take(&self, name: &(&'static str, String)) -> Result<Option<Vec<f32>>, RuntimeError> {
+        let is_pending =
+            |all: &mut ComputedScales| !all.failed && all.weights.get(name).is_some_and(|(_, left)| *left > 0);
+        let all = self.changed.wait_while(lock(&self.scales), is_pending);
+        let mut all = all.unwrap_or_else(PoisonError::into_inner);
+        match all.weights.remove(name) {
+            // The failed job's error is reported.
+            Some((_, left)) if left > 0 => Err(RuntimeError::Stopped),
+            found => Ok(found.map(|(scales, _)| scales)),
+        }
+    }
+
     /// Returns whether `param` holds scales, and the scales of its weight `key` are cached or stored in the file.
     fn has_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, .. } = &param.source else { return false };
         let is_stored = || stored(self.source, param, &keys[key]).is_ok_and(|weight| weight.is_some());
-        lock(&self.scales).contains_key(&(param.component, keys[key].clone())) || is_stored()
+        lock(&self.scales).weights.contains_key(&(param.component, keys[key].clone())) || is_stored()
     }
 
     /// Returns whether `param` holds scales, and those of its weight `key` require quantizing the weight.
@@ -121,6 +168,18 @@ fn stored(source: &dyn ParameterSource, param: &Param, key: &str) -> Result<Opti
     let Some(form) = form(param) else { return Ok(None) };
     let found = source.quantized(param.component, key, form).map_err(RuntimeError::Parameter)?;
     Ok(found.filter(|weight| weight.codes.shape == param.source.shape()))
+}
+
+/// Returns the stored values of the weight `key` if they can be quantized row by row: matrices in one file of a float
+/// type of 16 bits or more.
+fn quantizable(source: &dyn ParameterSource, param: &Param, key: &str) -> Result<Option<FileTensor>, RuntimeError> {
+    let is_codes = form(param).is_some() && !matches!(param.source, Source::Scales { .. });
+    if !is_codes || param.source.shape().len() != 2 {
+        return Ok(None);
+    }
+    let found = source.in_file(param.component, key, DType::F8E4M3FN).map_err(RuntimeError::Parameter)?;
+    let is_wide = |weight: &FileTensor| weight.dtype.is_float() && weight.dtype != DType::F8E4M3FN;
+    Ok(found.filter(|weight| is_wide(weight) && weight.shape == param.source.shape()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -162,6 +221,8 @@ enum Part {
     Made,
     /// Rows of a stored tensor, read from its file.
     Rows(Range<usize>, Arc<ReadPiece>),
+    /// Rows of a stored matrix, read from its file and quantized.
+    Quantized(Range<usize>, Arc<ReadPiece>, DType),
     /// Rows of a stored matrix, of which the parameter `[parts, rows, columns]` is a view with these strides, in
     /// elements.
     View(Range<usize>, [usize; 3], Arc<ReadPiece>),
@@ -214,9 +275,17 @@ impl<'a> Upload<'a> {
                         Source::Rotated { .. } => stored(source, param, name)?.map(|weight| weight.codes),
                         _ => None,
                     };
-                    match stored {
-                        Some(stored) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
-                        None => jobs.push(LoadJob { upload, key, part: Part::Made, bytes: size / keys.len() }),
+                    let wide = if stored.is_none() { quantizable(source, param, name)? } else { None };
+                    match (stored, wide) {
+                        (Some(stored), _) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
+                        (None, Some(wide)) => {
+                            let dtype = wide.dtype;
+                            // The values are read into half a piece; they take at least twice the memory of the codes.
+                            let bytes = PIECE / 2 / dtype.size();
+                            let part = |rows, read| Part::Quantized(rows, read, dtype);
+                            jobs.extend(in_rows(upload, key, wide, dims[0], row, bytes, part));
+                        }
+                        (None, None) => jobs.push(LoadJob { upload, key, part: Part::Made, bytes: size / keys.len() }),
                     }
                 }
                 Some(outer)
@@ -289,7 +358,11 @@ fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usiz
 impl LoadJob {
     /// Bytes read into staging memory.
     fn staged(&self) -> usize {
-        if matches!(self.part, Part::Rows(..) | Part::View(..)) { self.bytes } else { 0 }
+        match self.part {
+            Part::Rows(..) | Part::View(..) => self.bytes,
+            Part::Quantized(.., dtype) => self.bytes * dtype.size(),
+            Part::Whole | Part::Made => 0,
+        }
     }
 
     /// Bytes of host memory for a conversion: the stored values, at most 4 bytes each, their new form, and the shards
@@ -300,19 +373,22 @@ impl LoadJob {
             Part::Whole | Part::Made => {
                 param.source.shape().iter().product::<usize>() * (4 + 2 * param.ty.dtype.size())
             }
-            Part::Rows(..) | Part::View(..) => 0,
+            Part::Rows(..) | Part::View(..) | Part::Quantized(..) => 0,
         }
     }
 
     /// Bytes needed in each half of the staging memory.
     fn room(&self) -> usize {
-        if matches!(self.part, Part::View(..)) { 2 * self.bytes } else { self.staged() }
+        let copies = if matches!(self.part, Part::View(..) | Part::Quantized(..)) { self.bytes } else { 0 };
+        self.staged() + copies
     }
 
     /// Returns the number of pieces that this job writes to a shard's array.
     fn pieces(&self, shard: &Shard, outer: usize) -> usize {
         match &self.part {
-            Part::Rows(rows, _) => usize::from(!rows_of_shard(rows, shard, outer).is_empty()),
+            Part::Rows(rows, _) | Part::Quantized(rows, ..) => {
+                usize::from(!rows_of_shard(rows, shard, outer).is_empty())
+            }
             Part::View(rows, ..) if rows_of_shard(rows, shard, outer).is_empty() => 0,
             Part::View(..) => shard.size[0],
             Part::Whole | Part::Made => 1,
@@ -341,6 +417,20 @@ impl LoadJob {
                 let row = self.bytes / rows.len().max(1);
                 read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
                 send(upload, fills, outer, self.key, Some(rows), into, cuts)
+            }
+            Part::Quantized(rows, read, dtype) => {
+                let (name, shape) = param.source.tensors()[self.key];
+                let name = (param.component, name.to_string());
+                source.begin(name.clone(), shape[0]);
+                let row = into.len() / rows.len().max(1);
+                read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
+                let (codes, cuts) = cuts.split_at_mut(self.bytes);
+                // A row of the parameter consists of several rows of the matrix if its outputs have several dimensions.
+                let each = shape[0] / dims[0].max(1);
+                let mut scales = vec![0.0; rows.len() * each];
+                form(param).iter().for_each(|form| quantize_rows(*form, *dtype, into, codes, &mut scales));
+                source.add(&name, rows.start * each, &scales);
+                send(upload, fills, outer, self.key, Some(rows), codes, cuts)
             }
             Part::View(rows, strides, read) => {
                 read(rows.start * strides[1] * param.ty.dtype.size(), into).map_err(RuntimeError::Parameter)?;
@@ -644,7 +734,7 @@ fn strided(engine: &Engine, upload: &Upload, source: &Conversions) -> Result<Vec
 fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<SharedBytes, RuntimeError> {
     let (source, name) = (conversions.source, (param.component, key.to_string()));
     if let Source::Scales { .. } = param.source
-        && let Some(scales) = lock(&conversions.scales).remove(&name)
+        && let Some(scales) = conversions.take(&name)?
     {
         return Ok(bytemuck::cast_slice(&scales).to_vec().into());
     }
@@ -656,6 +746,9 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
         let mut codes = vec![0; weight.codes.shape.iter().product()];
         (weight.codes.read)(0, &mut codes).map_err(RuntimeError::Parameter)?;
         return Ok(codes.into());
+    }
+    if form(param).is_some() && !matches!(param.source, Source::Scales { .. }) {
+        conversions.begin(name.clone(), param.source.shape()[0]);
     }
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
@@ -669,10 +762,14 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
     }
     Ok(match (&param.source, form(param), stored.dtype, param.ty.dtype) {
         (Source::Scales { .. }, Some(form), ..) => bytemuck::cast_slice(&stored.quantized(form).scales).to_vec().into(),
-        (_, _, file, wanted) if file == wanted => stored.bytes,
+        (_, Some(_), file, wanted) if file == wanted => {
+            conversions.add(&name, 0, &stored.row_scales());
+            stored.bytes
+        }
+        (_, None, file, wanted) if file == wanted => stored.bytes,
         (_, Some(form), ..) => {
             let Quantized { codes, scales } = stored.quantized(form);
-            lock(&conversions.scales).insert(name, scales);
+            conversions.add(&name, 0, &scales);
             codes.into()
         }
         (_, None, file, wanted) => {

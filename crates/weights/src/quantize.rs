@@ -67,19 +67,27 @@ pub struct Quantized {
 /// # Panics
 /// Panics if `dtype` is not a float type, or if the form does not [fit](QuantizedForm::fits).
 pub fn quantize(form: QuantizedForm, dtype: DType, columns: usize, values: &[u8]) -> Quantized {
-    assert!(dtype.is_float() && form.fits(columns), "{form:?} of {columns} columns of {dtype}");
     let row = columns.max(1) * dtype.size();
     let mut codes = vec![0; values.len() / dtype.size()];
     let mut scales = vec![0.0; values.len() / row];
     let rows = values.par_chunks_exact(row).zip(codes.par_chunks_exact_mut(columns.max(1))).zip(&mut scales);
-    rows.for_each_init(
-        || vec![0.0; columns],
-        |wide, ((bytes, codes), scale)| {
-            widen(dtype, bytes, wide);
-            *scale = quantize_row(form, wide, codes);
-        },
-    );
+    rows.for_each(|((values, codes), scale)| quantize_rows(form, dtype, values, codes, std::slice::from_mut(scale)));
     Quantized { codes, scales }
+}
+
+/// Quantizes rows on the calling thread: writes one code per value, and one scale per row.
+///
+/// # Panics
+/// Panics if `dtype` is not a float type, or if the form does not [fit](QuantizedForm::fits).
+pub fn quantize_rows(form: QuantizedForm, dtype: DType, values: &[u8], codes: &mut [u8], scales: &mut [f32]) {
+    let columns = codes.len().checked_div(scales.len()).unwrap_or_default().max(1);
+    assert!(dtype.is_float() && form.fits(columns), "{form:?} of {columns} columns of {dtype}");
+    let mut wide = vec![0.0; columns];
+    let rows = values.chunks_exact(columns * dtype.size()).zip(codes.chunks_exact_mut(columns));
+    for ((values, codes), scale) in rows.zip(scales) {
+        widen(dtype, values, &mut wide);
+        *scale = quantize_row(form, &mut wide, codes);
+    }
 }
 
 /// Returns the blocks of a transformer with `count` blocks that the forms fp8 and int8 quantize. The first block and
