@@ -1029,7 +1029,8 @@ pub enum WeightType {
     /// 8-bit integers; `runtime.activations` selects the type of the activations that are multiplied with them.
     Int8,
     /// 8-bit integers of rotated weights, as ComfyUI's int8-convrot files store them, in all blocks of the transformer
-    /// and of the connectors, and in the text encoder if its file stores them; activations are rotated too.
+    /// and of the connectors; if a component's file stores some weights so, only in these. In the text encoder, only in
+    /// such weights. Activations are rotated too.
     #[serde(rename = "int8-convrot")]
     Int8Convrot,
 }

@@ -14,6 +14,7 @@ use ltx2::analysis::{Module, report};
 use ltx2::av::Av;
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::{DType, DeviceMesh, F8, Type};
+use ltx2::models::connectors::{self, ConnectorsConfig};
 use ltx2::models::presets::Preset;
 use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
 use ltx2::models::{Network, families, gemma3};
@@ -357,7 +358,7 @@ fn rotated_models(
             // Scales of norms and layers. Small ones would hide the layers behind the embeddings.
             values = values * 0.1 + 1.0;
         }
-        let is_layer = name.starts_with("transformer_blocks.") || name.contains(".layers.");
+        let is_layer = name.contains("transformer_blocks.") || name.contains(".layers.");
         let is_linear = is_layer && shape.len() == 2 && !name.contains("to_gate_logits");
         let layer = name.strip_suffix(".weight").filter(|_| is_linear);
         if layer.is_some() {
@@ -625,5 +626,68 @@ fn rotation_adds_no_collectives_at_published_widths() {
         let rotated = of(ROTATED_WEIGHTS);
         assert!(rotated.len() > 3, "{rotated:?}");
         assert_eq!(rotated, of(Quantization::None), "{layout}");
+    }
+}
+
+/// Weights of a transformer that its file stores in another form, in some layers of a block or in a whole block, are not
+/// quantized: the results are those of the file's values. Others are, as the error of rounded activations shows.
+#[needs(cpu)]
+fn transformer_quantizes_only_weights_stored_as_int8_convrot() {
+    let client = cpu(1);
+    let (mut config, case) = wide_transformer();
+    config["num_layers"] = 2.into();
+    let folder = tempfile::tempdir().expect("a folder");
+    let c = TransformerConfig::from_json(&config).expect("valid");
+    let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
+    let is_other = |name: &str| name.contains("blocks.1.") || name.contains(".ff.net.2.");
+    let part = Component::Transformer;
+    let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), |name| !is_other(name));
+    let others = narrow.unrotated(part).expect("int8-convrot weights");
+    assert!(others.len() > 10 && others.iter().all(|name| is_other(name) || name.contains("to_gate_logits")));
+    assert_eq!(restored.unrotated(part), None);
+    let of = |model: &Arc<ModelSource>, build: &Build| run(&client, &case, model, model.clone().into(), build);
+    let exact = of(&restored, &looped(DType::F32, Quantization::None));
+    for build in [looped(DType::F32, ROTATED_WEIGHTS), build(DType::F32, ROTATED_WEIGHTS)] {
+        let apart = distances(&of(&narrow, &build), &exact);
+        assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
+    }
+    let rounded = distances(&of(&narrow, &looped(DType::F32, ROTATED)), &exact);
+    let all = distances(&of(&restored, &looped(DType::F32, ROTATED)), &exact);
+    eprintln!("{rounded:.4?}, all weights: {all:.4?}");
+    assert!(rounded.iter().zip(all).all(|(some, all)| 1e-4 < *some && *some < all), "{rounded:?}, all: {all:?}");
+}
+
+/// Blocks of connectors whose file stores int8-convrot weights use them unchanged, and do not quantize others.
+#[needs(cpu)]
+fn rotated_connectors_give_the_results_of_their_values() {
+    let client = cpu(1);
+    let config = std::fs::read_to_string("tests/fixtures/models/tiny_2_5/connectors/config.json").expect("a file");
+    let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    for stream in ["video", "audio"] {
+        config[format!("{stream}_connector_attention_head_dim")] = (ROTATED_INPUTS / 2).into();
+        config[format!("{stream}_hidden_dim")] = ROTATED_INPUTS.into();
+    }
+    let c = ConnectorsConfig::from_json(&config).expect("valid");
+    let input = connectors::Input::PromptEmbeds;
+    let network = connectors::program(&c, 1, 8, input, &Build::new(DType::F32)).expect("builds");
+    let all: [fn(&str) -> bool; 2] = [|_| true, |name| !name.contains(".ff.net.2.")];
+    for is_rotated in all {
+        let folder = tempfile::tempdir().expect("a folder");
+        let part = Component::Connectors;
+        let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), is_rotated);
+        let of = |model: &Arc<ModelSource>, quantization| {
+            let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::from(model.clone()));
+            let inputs = [("prompt_embeds".to_string(), scattered("prompts", &[1, 8, c.text_width()]))].into();
+            let (configs, build) = (ModelConfigs::from_source(model), looped(DType::F32, quantization));
+            let results =
+                run_component(ProgramKind::Connectors, &configs, &mut executor, inputs, &BTreeMap::new(), &build);
+            let mut results = results.expect("runs").into_iter().map(|(_, tensor)| tensor);
+            [results.next().expect("video"), results.next().expect("audio")]
+        };
+        let exact = of(&restored, Quantization::None);
+        let apart = distances(&of(&narrow, ROTATED_WEIGHTS), &exact);
+        assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
+        let rounded = distances(&of(&narrow, ROTATED), &exact);
+        assert!(rounded.iter().all(|d| *d > 1e-4), "{rounded:?}");
     }
 }

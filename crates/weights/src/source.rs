@@ -392,14 +392,14 @@ impl ModelSource {
         }
     }
 
-    /// Returns the names of the linear weights of the text encoder's layers that its file stores in another form than
+    /// Returns the names of the linear weights of a component's layers that its file stores in another form than
     /// int8-convrot; `None` if it stores none of them as int8-convrot. A file that cannot be opened is reported
     /// elsewhere.
-    pub fn unrotated_text_encoder(&self) -> Option<BTreeSet<String>> {
-        let tensors = self.checkpoint(Component::TextEncoder).ok()?;
+    pub fn unrotated(&self, component: Component) -> Option<BTreeSet<String>> {
+        let tensors = self.checkpoint(component).ok()?;
+        let layers = if component == Component::TextEncoder { "layers" } else { "transformer_blocks" };
         let is_linear = |name: &str, shape: &[usize]| {
-            let is_layer = name.strip_prefix(keys::GEMMA).is_some_and(|rest| rest.starts_with("layers."));
-            is_layer && name.ends_with(".weight") && shape.len() == 2
+            name.ends_with(".weight") && shape.len() == 2 && name.split('.').any(|module| module == layers)
         };
         let linear = tensors.headers().filter(|(name, _, shape)| is_linear(name, shape));
         let (rotated, others): (Vec<_>, Vec<_>) =

@@ -65,11 +65,11 @@ impl Origin {
         matches!(self, Origin::Files(source) if source.lacks_keyframe_embedding())
     }
 
-    /// Returns the names of the text encoder's linear weights that are not stored as int8-convrot; `None` if none of
-    /// them are, or if the model has no files.
-    pub(crate) fn unrotated_text_encoder(&self) -> Option<BTreeSet<String>> {
+    /// Returns the names of the linear weights of a component's layers that are not stored as int8-convrot; `None` if
+    /// none of them are, or if the model has no files.
+    pub(crate) fn unrotated(&self, part: Component) -> Option<BTreeSet<String>> {
         match self {
-            Origin::Files(source) => source.unrotated_text_encoder(),
+            Origin::Files(source) => source.unrotated(part),
             Origin::Preset(_) => None,
         }
     }
@@ -90,20 +90,23 @@ impl Origin {
         })
     }
 
-    /// Returns a SHA-256 hash over the components' configurations, the form of the text encoder's layers, and the seed.
+    /// Returns a SHA-256 hash over the components' configurations, the forms of their layers, and the seed.
     /// Two models with random weights are equal if their hashes are equal.
     pub(crate) fn random_fingerprint(&self, seed: u64, components: &BTreeSet<Component>) -> Result<String> {
         let mut hash = Sha256::new().chain_update(seed.to_le_bytes());
         for part in components.iter().filter(|p| **p != Component::Tokenizer) {
             hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
         }
-        if let Some(others) = self.unrotated_text_encoder() {
+        for others in ROTATABLE.iter().filter_map(|part| self.unrotated(*part)) {
             hash.update(QuantizedForm::Int8Convrot.name());
             others.iter().for_each(|name| hash.update(name));
         }
         Ok(hex::encode(hash.finalize()))
     }
 }
+
+/// Components whose layers int8-convrot quantizes.
+pub(crate) const ROTATABLE: [Component; 3] = [Component::TextEncoder, Component::Connectors, Component::Transformer];
 
 /// Returns the origin of the model's configurations and the origin of its parameters.
 pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {

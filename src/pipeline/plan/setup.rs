@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::origin::Weights;
+use super::origin::{ROTATABLE, Weights};
 use crate::analysis::Chip;
 use crate::config::{self, ActivationType, Config, Dtype, FlagValue, Stream, WatchdogWord, WeightType};
 use crate::hlo::DType;
@@ -142,17 +142,17 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
     }
 }
 
-/// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs whether the text encoder
-/// keeps its int8-convrot weights.
+/// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs which components keep their
+/// int8-convrot weights.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
-    if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights)
-        && let Some(others) = source.unrotated_text_encoder()
-    {
-        let count = others.len();
-        tracing::info!(
-            "text encoder: int8-convrot weights are used unchanged, unless they are fused with a weight in another \
-             form; {count} weights in other forms are not quantized"
-        );
+    if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights) {
+        for (part, others) in ROTATABLE.iter().filter_map(|part| Some((part, source.unrotated(*part)?))) {
+            let (part, count) = (part.folder(), others.len());
+            tracing::info!(
+                "{part}: int8-convrot weights are used unchanged, unless they are fused with a weight in another form; \
+                 {count} weights in other forms are not quantized"
+            );
+        }
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
     tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");

@@ -35,7 +35,8 @@ pub(super) const CONNECTORS: ProgramDeclaration = ProgramDeclaration {
 };
 
 fn network(configs: &ModelConfigs, [rows, tokens]: [usize; 2], input: Input, build: &Build) -> Result<Network> {
-    Ok(connectors::program(&configs.connectors()?, rows, tokens, input, build)?)
+    let build = configs.component_build(Component::Connectors, build);
+    Ok(connectors::program(&configs.connectors()?, rows, tokens, input, &build)?)
 }
 
 /// Returns the RoPE tables, which are inputs of the program, by input name.

@@ -22,7 +22,10 @@ pub(super) const DENOISE: ProgramDeclaration = ProgramDeclaration {
     phase: Phase::Denoise,
     runs: |_| true,
     request: |run| Ok(&run.first),
-    network: |spec| Ok(denoise::denoise(&spec.run.sizes.transformer, &spec.shape, spec.build)?),
+    network: |spec| {
+        let build = spec.run.configs.component_build(Component::Transformer, spec.build);
+        Ok(denoise::denoise(&spec.run.sizes.transformer, &spec.shape, &build)?)
+    },
     single_run: None,
 };
 
@@ -64,7 +67,8 @@ impl Runner {
     pub(crate) fn new_loop(&mut self, program: ProgramKind, pass: PassSpec) -> Result<DenoiseLoop> {
         let PassSpec { request, shape, shapes, conditions } = pass;
         let network = self.network(program, NetworkSizes::Denoise(shape.clone().into()), |model, build| {
-            Ok(denoise::denoise(&model.sizes.transformer, shape, build)?)
+            let build = model.configs.component_build(Component::Transformer, build);
+            Ok(denoise::denoise(&model.sizes.transformer, shape, &build)?)
         })?;
         let c = &self.model.sizes.transformer;
         let mut coords = shapes.coords(&self.model.sizes, request.position_rate());

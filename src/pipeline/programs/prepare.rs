@@ -16,7 +16,10 @@ pub(super) const PREPARE: ProgramDeclaration = ProgramDeclaration {
     phase: Phase::Denoise,
     runs: |_| true,
     request: |run| Ok(&run.first),
-    network: |spec| Ok(denoise::prepare(&spec.run.sizes.transformer, &spec.shape, spec.build)?),
+    network: |spec| {
+        let build = spec.run.configs.component_build(Component::Transformer, spec.build);
+        Ok(denoise::prepare(&spec.run.sizes.transformer, &spec.shape, &build)?)
+    },
     single_run: None,
 };
 
@@ -50,7 +53,8 @@ impl Runner {
         text_contexts: Av<Tensor>,
     ) -> Result<Call<'static>> {
         let network = self.network(program, NetworkSizes::Denoise(pass.shape.clone().into()), |model, build| {
-            Ok(denoise::prepare(&model.sizes.transformer, pass.shape, build)?)
+            let build = model.configs.component_build(Component::Transformer, build);
+            Ok(denoise::prepare(&model.sizes.transformer, pass.shape, &build)?)
         })?;
         let mut given = Vec::from_iter(Av::NAMES.zip(text_contexts).map(|(name, text)| (format!("text.{name}"), text)));
         given.extend(evaluations(pass.request)?);

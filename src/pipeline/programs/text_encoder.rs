@@ -51,12 +51,19 @@ impl ModelConfigs {
         if let Some(c) = &connectors {
             c.check_states(encoder.hidden_states()).map_err(|e| self.wrong(Component::Connectors, e))?;
         }
-        let others = if b.quantization.is_rotated() { self.origin().unrotated_text_encoder() } else { None };
-        let build = match others {
-            Some(others) => Build { unquantized: others.into(), ..b.clone() },
-            None => Build { quantization: Quantization::None, ..b.clone() },
-        };
+        let build = self.component_build(Component::TextEncoder, b);
         Ok(encoder.program(connectors.as_ref(), rows, tokens, &build)?)
+    }
+
+    /// Returns the options for a component's programs. If the run rotates weights and the component's file stores some
+    /// as int8-convrot, its other weights are not quantized. The text encoder is quantized only in that case.
+    pub(super) fn component_build(&self, part: Component, b: &Build) -> Build {
+        let others = if b.quantization.is_rotated() { self.origin().unrotated(part) } else { None };
+        match others {
+            Some(others) => Build { unquantized: others.into(), ..b.clone() },
+            None if part == Component::TextEncoder => Build { quantization: Quantization::None, ..b.clone() },
+            None => b.clone(),
+        }
     }
 }
 

@@ -33,7 +33,8 @@ pub(super) const TRANSFORMER: ProgramDeclaration = ProgramDeclaration {
             keyframes: spec.shape.keyframes,
             ..ForwardShape::default()
         };
-        Ok(transformer::program(&spec.run.sizes.transformer, &forward, spec.build)?)
+        let build = spec.run.configs.component_build(Component::Transformer, spec.build);
+        Ok(transformer::program(&spec.run.sizes.transformer, &forward, &build)?)
     },
     single_run: Some(SingleRun {
         help: "`hidden_states`, `encoder_hidden_states`, `timestep` … to `video`, `audio`",
@@ -98,7 +99,8 @@ fn reference_inputs(given: &mut ReferenceArguments) -> Result<Ready> {
     ];
     inputs.extend(masks.into_iter().chain(others).filter_map(|(n, t)| t.map(|t| (n.to_string(), t))));
     inputs.extend(tables::host_inputs(c, tables::tables(c, &coords, DType::F32)));
-    Ok((transformer::program(c, &shape, given.build)?, inputs))
+    let build = given.configs.component_build(Component::Transformer, given.build);
+    Ok((transformer::program(c, &shape, &build)?, inputs))
 }
 
 /// Builds the smallest transformer program that declares all parameters.
