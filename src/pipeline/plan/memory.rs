@@ -725,6 +725,26 @@ mod tests {
     }
 
     #[test]
+    fn streamed_weights_must_fit_in_host_memory() {
+        let plan = |host| MemoryPlan {
+            config: ResolvedConfig::from(&Config::default()),
+            needs: vec![Need {
+                program: ProgramKind::Denoise,
+                components: ["transformer"].into(),
+                work: Some(1),
+                io: 1,
+            }],
+            components: [("transformer", Footprint { device: 5, host: 60 })].into(),
+            by_pass: BTreeSet::new(),
+            limits: Limits { device: Some(100), host: Some(host) },
+        };
+        assert_eq!(plan(60).keep(Residency::Auto), Some(Keep::All));
+        assert_eq!(plan(59).keep(Residency::Auto), None);
+        let (program, bytes) = plan(59).host_shortage().map(|(need, bytes)| (need.program, bytes)).expect("too large");
+        assert_eq!((program, bytes), (ProgramKind::Denoise, 60));
+    }
+
+    #[test]
     fn failed_compilations_are_repeated_with_more_memory() {
         assert_eq!([99, 100, 103, 104].map(|now| has_grown(Some(now), Some(100))), [false, false, false, true]);
         assert!(!has_grown(Some(100), None) && !has_grown(None, Some(100)));
