@@ -55,6 +55,7 @@ pub(super) fn load(
         params.iter().enumerate().map(|(i, param)| Upload::plan(engine, program, param, source, i, &mut jobs));
     let uploads = uploads.collect::<Result<Vec<_>, _>>()?;
     let source = &Conversions { source, scales: Mutex::default(), changed: Condvar::new() };
+    jobs.iter().for_each(|job| source.begin(uploads[job.upload].param, job));
     // Process scales that require quantization last: loading the weights computes them.
     jobs.sort_by_cached_key(|job| source.computes_scales(uploads[job.upload].param, job.key));
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
@@ -93,24 +94,36 @@ struct Conversions<'a> {
     changed: Condvar,
 }
 
+/// Component and checkpoint name of a weight.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct WeightName {
+    component: &'static str,
+    key: String,
+}
+
 /// Scales that no parameter has read yet.
 #[derive(Default)]
 struct ComputedScales {
-    /// The scales of each weight whose quantization has begun, by component and weight name, and the number of rows
-    /// whose scales are not known yet.
-    weights: HashMap<(&'static str, String), (Vec<f32>, usize)>,
+    /// The scales of each weight that is quantized, and the number of rows whose scales are not known yet.
+    weights: HashMap<WeightName, (Vec<f32>, usize)>,
     /// Whether a job has failed, so that some scales will never be known.
     failed: bool,
 }
 
 impl Conversions<'_> {
-    /// Marks rows of the weight `name`, which has `count` rows, as being quantized.
-    fn begin(&self, name: (&'static str, String), count: usize) {
-        lock(&self.scales).weights.entry(name).or_insert_with(|| (vec![0.0; count], count));
+    /// Adds the weight of a job that quantizes, so that other jobs wait for its scales.
+    fn begin(&self, param: &Param, job: &LoadJob) {
+        let is_scales = matches!(param.source, Source::Scales { .. });
+        if is_scales || form(param).is_none() || matches!(job.part, Part::Rows(..) | Part::View(..)) {
+            return;
+        }
+        let (key, shape) = param.source.tensors()[job.key];
+        let name = WeightName { component: param.component, key: key.to_string() };
+        lock(&self.scales).weights.entry(name).or_insert_with(|| (vec![0.0; shape[0]], shape[0]));
     }
 
     /// Adds the scales of rows of a weight, starting at row `first`.
-    fn add(&self, name: &(&'static str, String), first: usize, scales: &[f32]) {
+    fn add(&self, name: &WeightName, first: usize, scales: &[f32]) {
         if let Some((all, left)) = lock(&self.scales).weights.get_mut(name) {
             all[first..][..scales.len()].copy_from_slice(scales);
             *left = left.saturating_sub(scales.len());
@@ -124,9 +137,8 @@ impl Conversions<'_> {
         self.changed.notify_all();
     }
 
-    /// Removes and returns the scales of a weight; waits if other threads are quantizing it. `None`: its quantization has
-    /// not begun.
-    fn take(&self, name: &(&'static str, String)) -> Result<Option<Vec<f32>>, RuntimeError> {
+    /// Removes and returns the scales of a weight after all its rows have been quantized. `None`: no job quantizes it.
+    fn take(&self, name: &WeightName) -> Result<Option<Vec<f32>>, RuntimeError> {
         let is_pending =
             |all: &mut ComputedScales| !all.failed && all.weights.get(name).is_some_and(|(_, left)| *left > 0);
         let all = self.changed.wait_while(lock(&self.scales), is_pending);
@@ -138,16 +150,17 @@ impl Conversions<'_> {
         }
     }
 
-    /// Returns whether `param` holds scales, and the scales of its weight `key` are cached or stored in the file.
-    fn has_scales(&self, param: &Param, key: usize) -> bool {
+    /// Returns whether `param` holds scales, and those of its weight `key` are not stored.
+    fn computes_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, .. } = &param.source else { return false };
-        let is_stored = || stored(self.source, param, &keys[key]).is_ok_and(|weight| weight.is_some());
-        lock(&self.scales).weights.contains_key(&(param.component, keys[key].clone())) || is_stored()
+        !stored(self.source, param, &keys[key]).is_ok_and(|weight| weight.is_some())
     }
 
-    /// Returns whether `param` holds scales, and those of its weight `key` require quantizing the weight.
-    fn computes_scales(&self, param: &Param, key: usize) -> bool {
-        matches!(param.source, Source::Scales { .. }) && !self.has_scales(param, key)
+    /// Returns whether `param` holds scales, and those of its weight `key` are stored or computed by another job.
+    fn has_scales(&self, param: &Param, key: usize) -> bool {
+        let Source::Scales { keys, .. } = &param.source else { return false };
+        let name = WeightName { component: param.component, key: keys[key].clone() };
+        lock(&self.scales).weights.contains_key(&name) || !self.computes_scales(param, key)
     }
 }
 
@@ -420,8 +433,7 @@ impl LoadJob {
             }
             Part::Quantized(rows, read, dtype) => {
                 let (name, shape) = param.source.tensors()[self.key];
-                let name = (param.component, name.to_string());
-                source.begin(name.clone(), shape[0]);
+                let name = WeightName { component: param.component, key: name.to_string() };
                 let row = into.len() / rows.len().max(1);
                 read(rows.start * row, into).map_err(RuntimeError::Parameter)?;
                 let (codes, cuts) = cuts.split_at_mut(self.bytes);
@@ -732,12 +744,8 @@ fn strided(engine: &Engine, upload: &Upload, source: &Conversions) -> Result<Vec
 /// Returns a stored tensor's bytes, converted to the parameter's element type. If the parameter and the stored weight
 /// have the same quantized form, returns the stored codes or scales unchanged.
 fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<SharedBytes, RuntimeError> {
-    let (source, name) = (conversions.source, (param.component, key.to_string()));
-    if let Source::Scales { .. } = param.source
-        && let Some(scales) = conversions.take(&name)?
-    {
-        return Ok(bytemuck::cast_slice(&scales).to_vec().into());
-    }
+    let source = conversions.source;
+    let name = WeightName { component: param.component, key: key.to_string() };
     if let Some(weight) = stored(source, param, key)? {
         if matches!(param.source, Source::Scales { .. }) {
             let scales = (weight.scales)().map_err(RuntimeError::Parameter)?;
@@ -747,8 +755,10 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
         (weight.codes.read)(0, &mut codes).map_err(RuntimeError::Parameter)?;
         return Ok(codes.into());
     }
-    if form(param).is_some() && !matches!(param.source, Source::Scales { .. }) {
-        conversions.begin(name.clone(), param.source.shape()[0]);
+    if let Source::Scales { .. } = param.source
+        && let Some(scales) = conversions.take(&name)?
+    {
+        return Ok(bytemuck::cast_slice(&scales).to_vec().into());
     }
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =

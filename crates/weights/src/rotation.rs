@@ -54,10 +54,10 @@ fn rotate_group(group: &mut [f32; GROUP]) {
             add_block::<2>(&mut plus, &blocks[2], signs);
             add_block::<3>(&mut plus, &blocks[3], signs);
             let mut minus = plus;
-            add_and_subtract_block::<0>([&mut plus, &mut minus], &blocks[4], signs);
-            add_and_subtract_block::<1>([&mut plus, &mut minus], &blocks[5], signs);
-            add_and_subtract_block::<2>([&mut plus, &mut minus], &blocks[6], signs);
-            add_and_subtract_block::<3>([&mut plus, &mut minus], &blocks[7], signs);
+            add_and_subtract_block::<0>(&mut plus, &mut minus, &blocks[4], signs);
+            add_and_subtract_block::<1>(&mut plus, &mut minus, &blocks[5], signs);
+            add_and_subtract_block::<2>(&mut plus, &mut minus, &blocks[6], signs);
+            add_and_subtract_block::<3>(&mut plus, &mut minus, &blocks[7], signs);
             for (i, quarter) in result.iter_mut().enumerate() {
                 let [first, second] = [2 * half, 2 * half + 1].map(|row| H4[row][i]);
                 let sums = if first == second { &plus } else { &minus };
@@ -82,7 +82,8 @@ fn add_block<const I: usize>(sums: &mut Sums, values: &[f32; BLOCK], signs: &[[f
 /// Like [`add_block`], but for two sums: the products are added to one and subtracted from the other.
 #[inline(always)]
 fn add_and_subtract_block<const I: usize>(
-    [plus, minus]: [&mut Sums; 2],
+    plus: &mut Sums,
+    minus: &mut Sums,
     values: &[f32; BLOCK],
     signs: &[[f32; LANES]; BLOCK],
 ) {
