@@ -29,7 +29,7 @@ pub enum StreamRole {
 /// Noise level used to convert the velocity of a conditioned token into its clean prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CleanPrediction {
-    /// The token's noise level: the step's sigma times 1 minus the token's strength (Lightricks).
+    /// The token's noise level: the step's sigma times (1 - the token's conditioning strength), as in Lightricks' code.
     #[default]
     Token,
     /// The step's sigma for every token (diffusers).

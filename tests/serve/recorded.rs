@@ -246,7 +246,7 @@ fn replay(name: &str, any_model: bool) {
 }
 
 #[needs(nothing)]
-fn openai_client_recordings_replay() {
+fn server_matches_openai_client_recordings() {
     replay("openai", false);
 }
 

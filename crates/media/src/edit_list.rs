@@ -238,8 +238,9 @@ pub(super) fn decode_box<T: Atom>(bytes: &[u8], path: &[&[u8; 4]]) -> Option<T> 
     T::decode_body(&mut body).ok()
 }
 
-/// Returns the track with a handler (`vide` or `soun`) that is played: the first enabled one (`track_enabled`, ISO/IEC
-/// 14496-12, 8.3.2), or else the first. Tracks with commentary or another language are usually disabled.
+/// Returns the track to play among those with the handler type `handler` (`vide` or `soun`): the first enabled one
+/// (`track_enabled`, ISO/IEC 14496-12, 8.3.2), otherwise the first. Tracks with commentary or another language are
+/// usually disabled.
 pub(super) fn played_track<'a>(movie: &'a [u8], handler: &[u8; 4]) -> Option<&'a [u8]> {
     let is_own = |track: &[u8]| within(track, &[b"mdia", b"hdlr"]).and_then(|h| h.get(8..12)) == Some(handler);
     let is_enabled = |track: &[u8]| decode_box::<Tkhd>(track, &[]).is_some_and(|header| header.enabled);

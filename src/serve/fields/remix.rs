@@ -115,8 +115,8 @@ impl RequestFields {
         }
     }
 
-    /// Removes the source's settings for the keys that the remix sets. A field of the source may set several keys and
-    /// would override the remix's keys, so it is first converted into keys.
+    /// Removes the source's settings for the config keys that the remix sets. A request field of the source may set
+    /// several config keys and would override those of the remix, so it is first converted into config keys.
     fn apply_keys(&self, below: &mut SourceFields) {
         let keys =
             |spec: &'static super::table::Spec| if let FieldEffect::Keys(keys) = spec.place { keys } else { &[] };

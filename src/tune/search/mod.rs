@@ -193,7 +193,8 @@ impl LayoutSearch<'_> {
         open
     }
 
-    /// Returns a layout with its bounds, or why it cannot be the fastest.
+    /// Estimates a layout's cost and computes a lower bound for it. `Err`: why the layout is not compiled: it is
+    /// invalid, does not fit in device memory, or has the same programs as an earlier layout.
     fn bounded(
         &mut self,
         point: &Point,

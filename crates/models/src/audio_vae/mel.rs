@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn audio_shorter_than_half_a_window_returns_none() {
+    fn audio_of_at_most_half_a_window_returns_none() {
         let c = AudioVaeConfig::default();
         let of = |n: usize| log_mel(&c, Array2::zeros((1, n)).view(), 16000).map(|mel| mel.dim());
         assert_eq!([of(MIN_SAMPLES - 1), of(MIN_SAMPLES)], [None, Some((1, 1, 4, 64))]);

@@ -29,7 +29,7 @@ fn ltx_2_0_config_declares_every_parameter_once() {
 }
 
 #[test]
-fn ltx_2_3_config_declares_gates_and_prompt_modulation() {
+fn ltx_2_3_program_has_published_tensor_and_parameter_counts() {
     let c = TransformerConfig::from_json(&serde_json::json!({
         "rope_type": "split", "gated_attn": true, "cross_attn_mod": true, "audio_gated_attn": true,
         "audio_cross_attn_mod": true, "use_prompt_embeddings": false, "perturbed_attn": true

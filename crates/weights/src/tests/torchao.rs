@@ -31,7 +31,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Metadata of one weight, as torchao 0.18 writes it.
+/// Returns the safetensors metadata of the quantized weight `a.b.weight`, as torchao 0.18 writes it.
 fn metadata(kind: &str, dtype: &str, activations: Value) -> Value {
     let data = json!({"act_quant_kwargs": activations, "block_size": [1, 3],
         "dtype": {"_type": "torch.dtype", "_data": dtype}});
