@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_times_of_few_frames_resolve_to_header_rate() {
+    fn rounded_frame_times_resolve_to_exact_rate() {
         let stated = |rate: f64, tick: f64| Timing { rates: vec![rate], tick: Some(1.0 / tick) };
         let ntsc = |whole: f64| whole * 1000.0 / 1001.0;
         for (rate, shown) in

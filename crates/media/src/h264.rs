@@ -44,7 +44,7 @@ impl FrameEncoder {
     pub(super) fn new(width: usize, height: usize, rate: FrameRate, quantizer: u8) -> Result<Self> {
         let [even_width, even_height] = [width, height].map(yuv::even);
         if [even_width, even_height].iter().any(|size| u16::try_from(*size).is_err()) {
-            return Err(failed(format!("frames of {even_width}x{even_height} are too large")));
+            return Err(failed(format!("a side of {width}x{height} exceeds 65534 pixels; generate a smaller video")));
         }
         Ok(FrameEncoder { width, height, rate, config: config(even_width, even_height, rate, quantizer) })
     }

@@ -311,7 +311,7 @@ impl StatedAudio {
 enum End {
     /// At the regular end of the file.
     Regular,
-    /// In the middle of a structure, or before data that the file declares.
+    /// Before the regular end: the file is truncated, or its other packets cannot be read.
     Cut,
     /// At the end of the file, with a valid checksum over all samples.
     Verified,

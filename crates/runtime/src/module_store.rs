@@ -214,7 +214,7 @@ fn outcome(key: &CompileKey, bytes: &[u8]) -> Result<CompileOutcome, String> {
     let limit = length as u64 + 1;
     let read = ZlibDecoder::new(payload).take(limit).read_to_end(&mut module).map_err(|e| e.to_string())?;
     if read != length {
-        return Err(format!("the decompressed module has {read} bytes or more, expected {length}"));
+        return Err(format!("the decompressed module does not have the {length} bytes that its header states"));
     }
     let optimized = OptimizedProgram { format, bytes: module };
     Ok(CompileOutcome::Module(StoredModule { optimized, memory, seconds }))

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn fit_is_described_without_devices() {
+    fn memory_fit_is_described_without_devices() {
         let target: crate::runtime::Target = "cuda:h200:1x1x1".parse().expect("a target");
         let (toolchain, count, capacity) = target.described();
         let describe = |set: &[&str]| {
