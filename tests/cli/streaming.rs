@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::support::drawn::with_large_blocks;
-use crate::support::standin::{Fault, Load, RESOURCE_EXHAUSTED, Standin, link_programs_except};
+use crate::support::standin::{self, Fault, Load, RESOURCE_EXHAUSTED, Standin, link_programs_except};
 use crate::support::{self, needs};
 use serde_json::Value;
 
@@ -68,7 +68,7 @@ fn lines(path: &Path) -> usize {
 #[needs(cpu)]
 fn auto_streams_weights_that_do_not_fit() {
     let site = Site::new();
-    let (cache, calls, log_file) = (site.path("cache"), site.path("calls"), site.path("log"));
+    let (cache, calls, log_file) = (standin::programs(), site.path("calls"), site.path("log"));
     let (whole, log) = site.video(&standin(), &cache, &[]);
     assert!(!log.contains(STREAMS), "{log}");
 

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::scripted::quick_folder;
 use crate::site::Client;
-use crate::support::needs;
+use crate::support::{copy_programs, needs};
 
 fn serve(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
@@ -178,7 +178,9 @@ fn signal_during_compilation_stops_server_within_a_second() {
         let folder = quick_folder();
         let state = folder.path().join("state");
         let mut command = serve(&["--warm", warm]);
-        command.env("LTX2_COMPILE_CACHE", "off").env("LTX2_FAILPOINT", point.trim_start_matches("at "));
+        let programs = folder.path().join("programs");
+        copy_programs(&programs, &[point.trim_start_matches("at compile ")]);
+        command.env("LTX2_COMPILE_CACHE", &programs).env("LTX2_FAILPOINT", point.trim_start_matches("at "));
         let (mut child, address, lines) = start_with(command, &state.to_string_lossy());
         let mut lines = lines.lines().map_while(Result::ok);
         let asked = (warm == "none").then(|| {
