@@ -144,9 +144,10 @@ fn streamed_weights_are_chosen_for_each_request() {
     let fault = Fault::Fail(RESOURCE_EXHAUSTED, "out of memory while trying to allocate 1 GiB");
     link_programs_except("denoise", &known, &others);
     // The server's first compilation, before it is ready, succeeds. Each rule counts the calls that earlier rules let pass.
-    let full = (0..3).fold(standin(), |standin, _| standin.at("PJRT_Client_Compile/denoise", 2, &fault));
+    let full = (0..4).fold(standin(), |standin, _| standin.at("PJRT_Client_Compile/denoise", 2, &fault));
     let served = start("full", &full, &others, "runtime.memory_limit=1");
     let errors = [1, 2].map(|seed| request(&served, 1, seed)["error"].clone());
     assert!(errors[0].to_string().contains("denoise"), "{errors:?}");
-    assert_eq!((&errors[0], count()), (&errors[1], 3));
+    // The first choice is compiled again after the loaded parameters are dropped.
+    assert_eq!((&errors[0], count()), (&errors[1], 4));
 }

@@ -217,7 +217,13 @@ impl BuiltRun {
         if loads {
             self.load_ahead(executor);
         }
-        let compiled = self.compile_all(executor);
+        let mut compiled = self.compile_all(executor);
+        let is_too_large = compiled.as_ref().is_err_and(PipelineError::is_out_of_device_memory);
+        if is_too_large && executor.footprint() != Footprint::default() {
+            // Parameters of earlier requests take memory in which the compiler times kernels.
+            executor.unload();
+            compiled = self.compile_all(executor);
+        }
         if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, is_host: false, source, .. })) = &compiled
             && let Some((_, network)) = self.networks.iter().find(|(kind, _)| kind.name() == name)
         {
@@ -377,8 +383,9 @@ impl MemoryPlan {
             let (weights, said) = (gib(self.parameters().host), one_line(source));
             let free = usable_text(self.limits.host);
             return PipelineError::TooLarge(format!(
-                "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device{free}: \
-                 increase runtime.resident_blocks; plugin error: {said}"
+                "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device{free}: {}; \
+                 plugin error: {said}",
+                self.less_host()
             ));
         }
         let Some(need) = self.need_of(name) else { return error };
@@ -497,6 +504,8 @@ pub(crate) fn plan(
     let (residency, before) = (plan.config.runtime.residency, build.streaming);
     let mut search = StreamSearch::new(plan, executor);
     let mut built = BuiltRun::new(plan, executor, search.first(build), limits)?;
+    // Programs that other requests may use.
+    let mut shared: BTreeSet<String> = built.hashes().filter(|hash| executor.has_program(hash)).collect();
     // Do not compile programs whose parameters, arguments and results alone do not fit.
     if built.memory.keep(residency).is_none() {
         match (search.next(&built, Misfit::Parameters, executor)?, search.all_streamed()) {
@@ -515,10 +524,16 @@ pub(crate) fn plan(
             Ok(()) => built.memory.keep(residency).is_none().then_some(Misfit::Compiled),
             Err(error) => error.is_out_of_device_memory().then_some(Misfit::OutOfMemory),
         };
+        if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. })) = &compiled {
+            search.failed(name);
+        }
         if let Some(misfit) = misfit
             && let Some(next) = search.next(&built, misfit, executor)?
         {
-            executor.discard(built.hashes().filter(|hash| next.hashes().all(|other| other != *hash)).collect());
+            executor.stop_load();
+            let is_unused = |hash: &String| !shared.contains(hash) && next.hashes().all(|other| other != *hash);
+            executor.discard(built.hashes().filter(is_unused).collect());
+            shared.extend(next.hashes().filter(|hash| executor.has_program(hash)));
             built = next;
             continue;
         }
@@ -590,7 +605,8 @@ impl MemoryPlan {
             let (name, bytes, free) = (need.program.name(), gib(bytes), gib(self.limits.host.unwrap_or(0)));
             return format!(
                 "{name}: streamed weights need {bytes:.2} GiB of host memory per device, but only {free:.2} GiB are \
-                 usable: use a host with more memory, or set runtime.weights to int8"
+                 usable: {}",
+                self.less_host()
             );
         }
         let limit = self.limits.device.unwrap_or(usize::MAX);
@@ -607,6 +623,15 @@ impl MemoryPlan {
             Some(change) => format!("{what}: {change} {WOULD_FIT}"),
             None => format!("{what}: {NOTHING_FITS}"),
         }
+    }
+
+    /// Proposes changes after which the run needs less host memory.
+    fn less_host(&self) -> String {
+        let runtime = &self.config.runtime;
+        let narrow = (runtime.weights == WeightType::Bf16).then_some("set runtime.weights to int8");
+        let more = (runtime.stream == Stream::On).then_some("increase runtime.resident_blocks");
+        let changes = [Some("use a host with more memory"), narrow, more];
+        changes.into_iter().flatten().collect::<Vec<_>>().join(", or ")
     }
 
     /// Describes how many bytes a program needs and how many are usable.

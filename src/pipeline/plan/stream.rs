@@ -107,6 +107,11 @@ impl<'a> StreamSearch<'a> {
         Build { streaming: build.streaming.filter(|_| !self.is_auto), ..build.clone() }
     }
 
+    /// Records that a program ran out of device memory when it was compiled.
+    pub(super) fn failed(&mut self, program: &str) {
+        self.why.get_or_insert_with(|| format!("{program} ran out of device memory when it was compiled"));
+    }
+
     /// Builds the run again with fewer weights in device memory than `tried`, which does not fit. `None`: it cannot fit,
     /// or the configuration does not allow other choices.
     pub(super) fn next(
@@ -271,11 +276,13 @@ pub(in crate::pipeline) fn initial(
     let limits = Limits::new(config, engine, Footprint::default(), build, group)?;
     let decision = Decision::new(config, programs, build, limits)?;
     let streaming = decision.streaming();
-    let (Some(Streaming { resident, .. }), Some((memory, networks))) = (streaming, decision.streamed) else {
+    let (Some(Streaming { resident, .. }), Some(all_streamed)) = (streaming, decision.streamed) else {
         return Ok(None);
     };
+    let build = Build { streaming, ..build.clone() };
+    let (memory, networks) = if resident == 0 { all_streamed } else { built(config, programs, &build, limits)? };
     let network = |kind| find(&networks, kind);
-    let step = || predict(config, programs, network, build, &engine.toolchain().kind);
+    let step = || predict(config, programs, network, &build, &engine.toolchain().kind);
     tracing::info!("{}", describe(programs, &memory, Some(resident), &decision.why, step));
     Ok(streaming)
 }

@@ -189,6 +189,18 @@ impl Executor {
         self.ahead = Some(BackgroundLoad::start(self.engine.clone(), files, orders, all, progress));
     }
 
+    /// Stops the background load, and drops the parameters that no program has read from it.
+    pub(crate) fn stop_load(&mut self) {
+        self.ahead = None;
+    }
+
+    /// Drops all loaded parameters; programs load them again when they run.
+    pub(crate) fn unload(&mut self) {
+        self.stop_load();
+        self.parameters = LoadedParameters::default();
+        self.parked.clear();
+    }
+
     /// Returns the source of the parameters; `None` for random weights.
     fn files(&self) -> Option<Files> {
         let Weights::Files(source) = &self.weights else { return None };
@@ -299,6 +311,11 @@ impl Executor {
     /// Returns the hashes of the programs used since [`Executor::reset_set_up_time`].
     pub(crate) fn used(&self) -> &BTreeSet<String> {
         &self.used
+    }
+
+    /// Returns whether a program is loaded.
+    pub(crate) fn has_program(&self, hash: &str) -> bool {
+        self.programs.contains_key(hash)
     }
 
     /// Returns the number of loaded programs.
