@@ -86,10 +86,10 @@ impl MemoryBudget {
     }
 
     /// Waits until `bytes` bytes are left, and reserves them. A request for more than the total waits until nothing is
-    /// reserved.
+    /// reserved; a request for 0 bytes never waits.
     pub fn reserve(&self, bytes: usize) -> Reservation<'_> {
         let limit = self.total.saturating_sub(bytes);
-        let used = self.returned.wait_while(self.lock(), |used| used.now > limit);
+        let used = self.returned.wait_while(self.lock(), |used| bytes > 0 && used.now > limit);
         let mut used = used.unwrap_or_else(PoisonError::into_inner);
         used.now += bytes;
         used.peak = used.peak.max(used.now);
@@ -116,6 +116,10 @@ impl Drop for Reservation<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -126,10 +130,23 @@ mod tests {
             let now = used.fetch_add(bytes, Ordering::SeqCst) + bytes;
             assert!(now <= 10 || now == 99, "{now}");
             most.fetch_max(now, Ordering::SeqCst);
-            thread::sleep(std::time::Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(2));
             used.fetch_sub(bytes, Ordering::SeqCst);
         });
         assert_eq!((most.into_inner(), budget.peak(), budget.lock().now), (99, 99, 0));
+    }
+
+    #[test]
+    fn empty_request_does_not_wait_for_a_larger_request() {
+        let budget = Arc::new(MemoryBudget::new(10));
+        let _larger = budget.reserve(99);
+        let (sender, receiver) = channel();
+        let empty = budget.clone();
+        thread::spawn(move || {
+            drop(empty.reserve(0));
+            sender.send(()).expect("the test waits");
+        });
+        receiver.recv_timeout(Duration::from_secs(10)).expect("an empty request waits");
     }
 
     #[test]
