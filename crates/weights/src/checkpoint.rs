@@ -261,6 +261,11 @@ impl Checkpoint {
         &self.origin
     }
 
+    /// Returns the path of the file that contains a tensor; without the tensor, that of the file or index.
+    pub(crate) fn file_of(&self, name: &str) -> &Path {
+        self.tensors.get(name).map_or(&self.origin, |entry| &entry.view.shard.path)
+    }
+
     /// Iterates over the files, each with its size in bytes.
     #[cfg(test)]
     pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {

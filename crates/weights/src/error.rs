@@ -126,7 +126,7 @@ pub enum WeightsError {
         key: String,
     },
     /// A tensor has an unsupported element type.
-    #[error("{}: tensor `{key}` is {dtype}, expected {want}; use the bf16 files, because other quantized weights are not supported", path.display())]
+    #[error("{}: tensor `{key}` is {dtype}, expected {want}; use the bf16 file of the same component", path.display())]
     WrongDtype {
         /// The safetensors file that contains the tensor.
         path: PathBuf,
@@ -213,16 +213,15 @@ pub enum WeightsError {
         /// What to use instead.
         cure: &'static str,
     },
-    /// A weight is quantized in a form that is not supported.
-    #[error("{}: tensor `{key}` is {dtype}, without a `comfy_quant` tensor that states its format; use the bf16 file of \
-             the same component, or its fp8, int8-convrot, nvfp4 or GGUF file as published", path.display())]
-    Repack {
-        /// The file, index or folder of the checkpoint.
+    /// A weight is quantized in a form that is not supported. `reason` is a predicate.
+    #[error("{}: tensor `{key}` {reason}; {}", path.display(), unquantized_hint(key))]
+    Quantized {
+        /// The file that contains the tensor.
         path: PathBuf,
-        /// The first such weight.
+        /// The first such weight, or its scales.
         key: String,
-        /// Element type of the tensor as the file spells it, in lower case.
-        dtype: String,
+        /// Format of the weight, and what is wrong with it.
+        reason: String,
     },
     /// A component's tensors and its configuration belong to different model versions.
     #[error("{}: the {component} has `{tensor}` of LTX-{has}, but {} describes LTX-{wants}; use weights and configuration of the same model", path.display(), config.display())]
@@ -365,6 +364,19 @@ fn choices(files: &[String]) -> String {
     match files {
         [] => ", and there are no files to select by it; remove it".into(),
         files => format!("; available: {}", files.join(", ")),
+    }
+}
+
+/// Returns what to use instead of a quantized tensor that cannot be read. Only layers of transformers, connectors and
+/// text encoders are published in quantized forms, and can be quantized by `ltx2 convert`.
+fn unquantized_hint(key: &str) -> &'static str {
+    let has_forms = ["transformer_blocks.", "transformer_1d_blocks.", ".self_attn.", ".mlp."];
+    match has_forms.iter().any(|part| key.contains(part)) {
+        true => {
+            "use the bf16 file of the same component, one of its published fp8, int8-convrot, nvfp4 or GGUF files, or a \
+             file that `ltx2 convert --weights int8-convrot` makes of the bf16 file"
+        }
+        false => "use the bf16 file of the same component",
     }
 }
 

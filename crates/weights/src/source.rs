@@ -418,6 +418,7 @@ impl ModelSource {
         }
         let folder = self.folder(component)?;
         let checkpoint = Checkpoint::open_variant(&folder, self.variant.as_deref())?;
+        unsupported::refuse_repack(&checkpoint)?;
         let config = folder.join(component.config_file());
         if config.is_file() {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;

@@ -86,13 +86,23 @@ pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsErro
     Ok(())
 }
 
-/// Returns an error for the first weight that is not floating point: it is quantized in a form that is not recognized.
+/// Returns an error for the first weight that is not floating point, or whose scales are not: it is quantized in a form
+/// that is not recognized.
 pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
-    let is_unknown = |key: &str| key.ends_with(".weight") && !checkpoint.is_float(key);
-    match checkpoint.headers().find(|(key, ..)| is_unknown(key)) {
-        None => Ok(()),
-        Some((key, dtype, _)) => {
-            Err(WeightsError::Repack { path: checkpoint.path().to_path_buf(), key: key.into(), dtype })
+    let is_unknown = |key: &str| match key.strip_suffix("_scale").filter(|weight| weight.ends_with(".weight")) {
+        Some(weight) => checkpoint.contains(weight) && !checkpoint.is_float(key),
+        None => key.ends_with(".weight") && !checkpoint.is_float(key),
+    };
+    let Some((key, dtype, _)) = checkpoint.headers().find(|(key, ..)| is_unknown(key)) else { return Ok(()) };
+    let scales = checkpoint.dtype_name(&format!("{key}_scale"));
+    let unmarked = "without a `comfy_quant` tensor that states its format";
+    let reason = match (&*dtype, scales.as_deref()) {
+        ("f8_e8m0", _) => "is f8_e8m0, as the scales of mxfp8 weights are; mxfp8 is not supported".into(),
+        ("u8" | "f4", Some("f8_e8m0")) => {
+            format!("is {dtype} with scales of f8_e8m0, as mxfp4 weights are; mxfp4 is not supported")
         }
-    }
+        ("i8", _) => format!("is i8, {unmarked}: int8 or int8-convrot"),
+        _ => format!("is {dtype}, {unmarked}"),
+    };
+    Err(WeightsError::Quantized { path: checkpoint.file_of(key).to_path_buf(), key: key.into(), reason })
 }

@@ -45,12 +45,8 @@ struct QuantizedLayer<'a> {
 
 impl QuantizedLayer<'_> {
     fn refused(&self, why: &str) -> WeightsError {
-        let reason = format!(
-            "is quantized as {}, {why}; use the bf16 file of the same component, or one of its fp8, int8-convrot, nvfp4 \
-             or GGUF files",
-            self.conf
-        );
-        WeightsError::Config { path: self.all.path().to_path_buf(), key: self.weight(), reason }
+        let (key, reason) = (self.weight(), format!("is quantized as {}, {why}", self.conf));
+        WeightsError::Quantized { path: self.all.file_of(&key).to_path_buf(), key, reason }
     }
 
     fn weight(&self) -> String {

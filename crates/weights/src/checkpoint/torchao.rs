@@ -36,7 +36,7 @@ impl Checkpoint {
         let form: Value = self.metadata(name).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let kind = form["_type"].as_str().unwrap_or("an unnamed type");
         let refused = |what: String| WeightsError::Config {
-            path: self.origin.clone(),
+            path: self.file_of(&format!("{stem}{NUMBERS}")).to_path_buf(),
             key: name.into(),
             reason: format!("is quantized by torchao as {kind}{what}, which is not supported; {CURE}"),
         };

@@ -224,7 +224,7 @@ fn marked(dir: &Path, tensors: &[(&str, &str, &[usize])], conf: &Value) -> Resul
 #[test]
 fn unsupported_comfy_formats_are_refused() {
     let dir = TempDir::new().expect("dir");
-    let cure = ["x.safetensors", "`a.weight`", "use the bf16 file", "int8-convrot"];
+    let cure = ["x.safetensors", "`a.weight`", "use the bf16 file of the same component"];
     let refused = |tensors: &[(&str, &str, &[usize])], conf: Value, what: &str| {
         fails(marked(dir.path(), tensors, &conf), &[&cure[..], &[what]].concat());
     };
@@ -254,6 +254,61 @@ fn unsupported_comfy_formats_are_refused() {
     );
     let read = marked(dir.path(), &[weight("I8", &[2, 256]), scale], &int8(Value::Null)).expect("256 by default");
     assert_eq!(read.names().collect::<Vec<_>>(), ["a.weight"]);
+}
+
+/// Writes two shards with their index; the second contains `tensors`, the last of which has these bytes.
+fn in_second_shard(dir: &Path, tensors: &[(&str, &str, &[usize])], last: &str) -> PathBuf {
+    let shard = |i: usize| format!("model-0000{i}-of-00002.safetensors");
+    put(dir.join(shard(1)), safetensors(&[("first", "BF16", &[4])], Value::Null));
+    let mut bytes = safetensors(tensors, Value::Null);
+    let at = bytes.len() - last.len();
+    bytes[at..].copy_from_slice(last.as_bytes());
+    put(dir.join(shard(2)), bytes);
+    let mut map = json!({"first": shard(1)});
+    tensors.iter().for_each(|(name, ..)| map[*name] = json!(shard(2)));
+    put(dir.join("model.safetensors.index.json"), json!({"weight_map": map}).to_string())
+}
+
+#[test]
+fn refusal_contains_shard_tensor_format_and_remedy() {
+    let dir = TempDir::new().expect("dir");
+    let open = |tensors: &[(&str, &str, &[usize])], last: &str| {
+        Checkpoint::open(&in_second_shard(dir.path(), tensors, last)).map(drop)
+    };
+    let shard = "model-00002-of-00002.safetensors: ";
+    let marker = json!({"format": "mxfp8"}).to_string();
+    let marked = |weight: &str, marks: &str| open(&[(weight, "U8", &[2, 4]), (marks, "U8", &[marker.len()])], &marker);
+    let block = "transformer_blocks.0.attn1.to_q";
+    let said = marked(&format!("{block}.weight"), &format!("{block}.comfy_quant"));
+    let forms = ["published fp8, int8-convrot, nvfp4 or GGUF files", "`ltx2 convert --weights int8-convrot`"];
+    fails(said, &[&[shard, "`transformer_blocks.0.attn1.to_q.weight`", "mxfp8", "bf16 file"], &forms[..]].concat());
+    let said = super::message(marked("decoder.conv_in.weight", "decoder.conv_in.comfy_quant"));
+    assert!(said.contains(shard) && said.ends_with("not supported; use the bf16 file of the same component"), "{said}");
+    let torchao = open(&[("a._weight_scale", "F32", &[2, 4]), ("a._weight_qdata", "I8", &[2, 4])], "");
+    fails(torchao, &[shard, "`a.weight`", "torchao", "Int8WeightOnlyConfig"]);
+}
+
+#[test]
+fn unmarked_quantized_weights_are_refused_in_folders_and_by_conversions() {
+    let dir = TempDir::new().expect("dir");
+    super::diffusers_folder(dir.path());
+    let folder = dir.path().join("transformer");
+    std::fs::remove_file(folder.join("diffusion_pytorch_model.safetensors")).expect("removed");
+    let name = "transformer_blocks.0.attn1.to_q.weight";
+    let scales = format!("{name}_scale");
+    for (dtype, scale, words) in [
+        ("F8_E4M3", "F8_E8M0", [&*scales, "is f8_e8m0", "mxfp8 is not supported"]),
+        ("U8", "F8_E8M0", [name, "is u8", "mxfp4 is not supported"]),
+        ("I8", "F32", [name, "is i8, without a `comfy_quant` tensor", "int8 or int8-convrot"]),
+    ] {
+        in_second_shard(&folder, &[(name, dtype, &[32, 32]), (&scales, scale, &[32])], "");
+        let remedy = ["model-00002-of-00002.safetensors: ", "bf16 file", "`ltx2 convert --weights int8-convrot`"];
+        let words = [&words[..], &remedy].concat();
+        let model = super::open(dir.path()).expect("opens");
+        fails(model.checkpoint(Component::Transformer), &words);
+        let plan = Conversion::plan(&folder, Some(QuantizedForm::Int8)).map(drop);
+        fails(plan, &words);
+    }
 }
 
 #[test]
