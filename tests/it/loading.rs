@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use ltx2::hlo::{DType, Type};
 use ltx2::models::{Network, transformer};
@@ -11,7 +13,7 @@ use ltx2::nn::{Axis, Build, Lowering, Params, Quantization, linear};
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::run_plan::RunPlan;
 use ltx2::pjrt::SharedBytes;
-use ltx2::runtime::{Engine, FileTensor, LoadedParameters, ParameterSource, QuantizedTensor, StoredTensor};
+use ltx2::runtime::{Engine, FileTensor, LoadLimits, LoadedParameters, ParameterSource, QuantizedTensor, StoredTensor};
 use ltx2::weights::quantize::{QuantizedForm, quantize};
 use ltx2::{Config, Session};
 
@@ -73,14 +75,41 @@ struct CountingSource {
     form: Option<QuantizedForm>,
     /// Whether f32 weights can be read piece by piece.
     in_pieces: bool,
+    /// Weight whose reads panic.
+    panics: Option<&'static str>,
     /// Number of weights that were read as a whole.
     wholes: AtomicUsize,
+    /// Current and largest number of bytes of weights that were read as a whole.
+    memory: Arc<[AtomicUsize; 2]>,
     /// Number of bytes that were read piece by piece.
     bytes: Arc<AtomicUsize>,
 }
 
 fn values(key: &str) -> Vec<u8> {
     scattered(key, &[256, 256]).bytes().into_owned()
+}
+
+/// A weight in host memory, with the current and the largest number of bytes of all weights.
+struct CountedBytes(Vec<u8>, Arc<[AtomicUsize; 2]>);
+
+impl CountedBytes {
+    fn new(bytes: Vec<u8>, memory: &Arc<[AtomicUsize; 2]>) -> Self {
+        let [now, peak] = &**memory;
+        peak.fetch_max(now.fetch_add(bytes.len(), Ordering::SeqCst) + bytes.len(), Ordering::SeqCst);
+        CountedBytes(bytes, memory.clone())
+    }
+}
+
+impl AsRef<[u8]> for CountedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for CountedBytes {
+    fn drop(&mut self) {
+        self.1[0].fetch_sub(self.0.len(), Ordering::SeqCst);
+    }
 }
 
 impl CountingSource {
@@ -98,8 +127,16 @@ impl CountingSource {
 
 impl ParameterSource for CountingSource {
     fn in_file(&self, part: &'static str, key: &str, dtype: DType) -> Result<Option<FileTensor>, String> {
+        if self.in_pieces && dtype == DType::BF16 {
+            let values = scattered(key, &[256, 256]).cast(dtype).expect("bf16");
+            return Ok(Some(self.tensor_in_file(dtype, values.bytes().into_owned())));
+        }
         if self.in_pieces {
-            return Ok(Some(self.tensor_in_file(DType::F32, values(key))));
+            let mut weight = self.tensor_in_file(DType::F32, values(key));
+            if self.panics == Some(key) {
+                weight.read = Box::new(|_, _| panic!("the file cannot be read"));
+            }
+            return Ok(Some(weight));
         }
         let form = self.form.filter(|form| form.dtype() == dtype);
         Ok(form.map_or(Ok(None), |form| self.quantized(part, key, form))?.map(|weight| weight.codes))
@@ -117,16 +154,26 @@ impl ParameterSource for CountingSource {
 
     fn tensor(&self, _: &'static str, key: &str) -> Result<StoredTensor, String> {
         self.wholes.fetch_add(1, Ordering::Relaxed);
-        let (dtype, shape, bytes) = (DType::F32, vec![256, 256], SharedBytes::from(values(key)));
+        let (dtype, shape) = (DType::F32, vec![256, 256]);
+        let bytes = SharedBytes::new(Arc::new(CountedBytes::new(values(key), &self.memory)));
+        // Other readers start their conversions meanwhile.
+        thread::sleep(Duration::from_millis(2));
         Ok(StoredTensor { dtype, shape, bytes, scales: None, file: "weights".into(), key: key.into() })
     }
 }
 
-/// Loads `layers` weights of the form `form`, stacked or one by one, and compares them with those of [`values`].
-fn load(layers: usize, form: QuantizedForm, stacked: bool, engine: &Engine, source: &CountingSource) {
+/// Loads `layers` weights of the form `form` (`None`: bf16), stacked or one by one.
+fn loaded(
+    layers: usize,
+    form: Option<QuantizedForm>,
+    stacked: bool,
+    engine: &Engine,
+    source: &CountingSource,
+) -> LoadedParameters {
     let quantization = match form {
-        QuantizedForm::Fp8 => Quantization::Fp8,
-        _ => Quantization::Int8 { activations: false, rotated: form == QuantizedForm::Int8Convrot },
+        None => Quantization::None,
+        Some(QuantizedForm::Fp8) => Quantization::Fp8,
+        Some(form) => Quantization::Int8 { activations: false, rotated: form == QuantizedForm::Int8Convrot },
     };
     let build = build(DType::BF16, quantization);
     let lowering = Lowering { unroll_layers: !stacked, ..build.lowering };
@@ -138,6 +185,12 @@ fn load(layers: usize, form: QuantizedForm, stacked: bool, engine: &Engine, sour
     let network = Network::finish(&p, vec![p.output("y", &y[0], &axes, y[0].dims())]).expect("builds");
     let mut loaded = LoadedParameters::default();
     loaded.load(engine, &network.program, &network.params, source, &|_| true).expect("loads");
+    loaded
+}
+
+/// Loads weights as [`loaded`] does, and compares them with those of [`values`].
+fn load(layers: usize, form: QuantizedForm, stacked: bool, engine: &Engine, source: &CountingSource) {
+    let loaded = loaded(layers, Some(form), stacked, engine, source);
     let read = |name: String| loaded.get(&name).expect("loaded").download().expect("floats");
     for places in Vec::from_iter(0..layers).chunks(if stacked { layers } else { 1 }) {
         let name = if stacked { "*".into() } else { places[0].to_string() };
@@ -146,9 +199,8 @@ fn load(layers: usize, form: QuantizedForm, stacked: bool, engine: &Engine, sour
             places.iter().map(|layer| quantize(form, DType::F32, 256, &values(&format!("blocks.{layer}.to_q.weight"))));
         let (codes, scales): (Vec<_>, Vec<_>) = want.map(|weight| (weight.codes, weight.scales)).unzip();
         assert_eq!(*read(format!("{name}_scale")).to_f32().as_slice().expect("dense"), scales.concat(), "{name}");
-        if form == QuantizedForm::Fp8 {
-            assert_eq!(*read(name.clone()).bytes(), codes.concat(), "{name}");
-        }
+        let stored = loaded.get(&name).expect("loaded").buffers()[0].to_host().expect("downloads");
+        assert!(stored == codes.concat(), "{name}");
     }
 }
 
@@ -158,10 +210,34 @@ fn weights_that_are_quantized_at_load_are_read_once() {
     let (layers, source) = (64, CountingSource::default());
     let engine = Engine::new(cpu(1), quick());
     load(layers, QuantizedForm::Int8Convrot, false, &engine, &source);
-    // Each of at most 16 threads converts one weight, which takes at most 12 bytes per value.
-    let peak = engine.peak_load_memory();
-    assert!(peak > 0 && peak <= 16 * 12 * 256 * 256, "{peak}");
     assert_eq!(source.wholes.into_inner(), layers);
+}
+
+/// A conversion to int8 reserves 6 bytes per value, so the limit allows two at a time.
+#[needs(cpu)]
+fn weights_in_host_memory_stay_within_the_limit() {
+    for (conversions, is_limited) in [(2 * 6 * 256 * 256, true), (usize::MAX, false)] {
+        let limits = LoadLimits { conversions, readers: 4, ..LoadLimits::default() };
+        let (engine, source) = (Engine::new(cpu(1), quick()).with_load_limits(limits), CountingSource::default());
+        load(64, QuantizedForm::Int8, false, &engine, &source);
+        let [now, peak] = [0, 1].map(|i| source.memory[i].load(Ordering::SeqCst));
+        assert_eq!((now, peak <= 2 * 4 * 256 * 256), (0, is_limited), "{peak}");
+    }
+}
+
+#[needs(cpu)]
+fn weights_that_are_quantized_in_several_jobs_equal_unsplit_weights() {
+    // Half a piece has 100 rows of f32 values, so a weight takes three jobs.
+    let limits = LoadLimits { piece: 2 * 100 * 4 * 256, readers: 2, ..LoadLimits::default() };
+    let engine = Engine::new(cpu(1), quick()).with_load_limits(limits);
+    for form in QuantizedForm::ALL {
+        for layers in [2, 7] {
+            let source = CountingSource { in_pieces: true, ..CountingSource::default() };
+            load(layers, form, true, &engine, &source);
+            let read = (source.wholes.into_inner(), source.bytes.load(Ordering::Relaxed));
+            assert_eq!(read, (0, layers * 4 * 256 * 256), "{form:?}");
+        }
+    }
 }
 
 #[needs(cpu)]

@@ -13,6 +13,7 @@ use super::error::{MemoryPhase, RuntimeError};
 use super::executable::{CompiledProgram, ExecutableOrigin, Outputs};
 use super::flags::Toolchain;
 use super::gather;
+use super::loader::LoadLimits;
 use super::platforms::PlatformSpec;
 use super::process_locks::ProcessLock;
 use super::processes::Group;
@@ -63,6 +64,7 @@ pub struct Engine {
     staging: Arc<Mutex<Vec<Staging>>>,
     /// Largest host memory of a load's buffers so far, in bytes.
     load_memory: Arc<AtomicUsize>,
+    load_limits: LoadLimits,
     /// Executables of [`Engine::compile_once`], by program hash.
     compiled: Arc<Mutex<HashMap<String, Arc<CompiledProgram>>>>,
     watchdog: DeviceWatchdog,
@@ -102,6 +104,7 @@ impl Engine {
             saves,
             staging,
             load_memory,
+            load_limits: LoadLimits::default(),
             compiled,
             watchdog,
             queue,
@@ -137,6 +140,16 @@ impl Engine {
     /// Keeps staging memory for reuse by the next load.
     pub(super) fn keep_staging(&self, staging: Staging) {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
+    }
+
+    /// Sets the limits of the host memory of loads, which have a default.
+    #[must_use]
+    pub fn with_load_limits(self, load_limits: LoadLimits) -> Self {
+        Engine { load_limits, ..self }
+    }
+
+    pub(super) fn load_limits(&self) -> LoadLimits {
+        self.load_limits
     }
 
     /// Records the host memory that a finished load took: the staging memory and `conversions` bytes.

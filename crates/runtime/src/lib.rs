@@ -41,6 +41,7 @@ pub use engine::{Engine, ProgramStatistics};
 pub use error::{MemoryPhase, RuntimeError};
 pub use executable::{CompiledProgram, ExecutableOrigin, Outputs};
 pub use flags::Toolchain;
+pub use loader::LoadLimits;
 pub use module_store::CompileKey;
 pub use module_store::{CompileOutcome, ModuleStore, StoredModule};
 pub use peak_matmul::PeakMatmul;

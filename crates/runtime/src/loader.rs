@@ -38,6 +38,23 @@ const BUFFERS: usize = 2_000_000_000;
 // With several devices, each reader needs two pieces of staging memory.
 const _: () = assert!(2 * READERS * PIECE + CONVERSIONS <= BUFFERS);
 
+/// Limits of the host memory of loads.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadLimits {
+    /// Bytes per read.
+    pub piece: usize,
+    /// Bytes of host memory for the tensors that are being converted; a larger tensor is converted alone.
+    pub conversions: usize,
+    /// Number of reader threads.
+    pub readers: usize,
+}
+
+impl Default for LoadLimits {
+    fn default() -> Self {
+        LoadLimits { piece: PIECE, conversions: CONVERSIONS, readers: threads::cores().clamp(2, READERS) }
+    }
+}
+
 /// Uploads `params`, which are arguments of `program`, and returns them in the same order. Calls `on_progress` with the byte
 /// count of each uploaded piece; cancels with [`RuntimeError::Stopped`] if it returns `false`.
 ///
@@ -60,9 +77,10 @@ pub(super) fn load(
     jobs.sort_by_cached_key(|job| source.computes_scales(uploads[job.upload].param, job.key));
     // The first half of the staging memory receives bytes from the file; the second half receives the shards that are
     // copied out of these bytes.
-    let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(PIECE);
+    let limits = engine.load_limits();
+    let largest = jobs.iter().map(LoadJob::room).max().unwrap_or(0).max(limits.piece);
     let halves = if program.devices() > 1 { 2 } else { 1 };
-    let budget = MemoryBudget::new(CONVERSIONS);
+    let budget = MemoryBudget::new(limits.conversions);
     let run = |job: &LoadJob| {
         let upload = &uploads[job.upload];
         let _converted = budget.reserve(job.converted(upload.param, source));
@@ -80,7 +98,7 @@ pub(super) fn load(
         Ok(())
     };
     let run = |job: &LoadJob| run(job).inspect_err(|_| source.fail());
-    threads::try_in_order(&jobs, threads::cores().clamp(2, READERS), run)?;
+    threads::try_in_order(&jobs, limits.readers, run)?;
     engine.record_load_memory(budget.peak());
     uploads.into_iter().map(Upload::finish).collect()
 }
@@ -255,7 +273,7 @@ impl<'a> Upload<'a> {
         let layout = argument.map(device_layout).transpose()?.flatten();
         let memory = argument.map(|a| a.memory).unwrap_or_default();
         let devices = engine.addressable(shards.len());
-        let (first, size) = (jobs.len(), param.bytes());
+        let (first, size, piece) = (jobs.len(), param.bytes(), engine.load_limits().piece);
         let in_file = |name: &str, shape: &[usize]| {
             let found = source.in_file(param.component, name, param.ty.dtype).map_err(RuntimeError::Parameter)?;
             // Tensors of another type or shape are converted on the host, or rejected there.
@@ -264,11 +282,11 @@ impl<'a> Upload<'a> {
         let is_tiled = layout.is_some() || engine.spec().tiles_memory;
         let outer = match &param.source {
             Source::View { key, shape, strides } => match by_rows(param, shape, strides).filter(|_| !is_tiled) {
-                // `PIECE / 2`, because the shards copied out of a piece need as much memory again.
+                // `piece / 2`, because the shards copied out of a piece need as much memory again.
                 Some(strides) => in_file(key, shape)?.map(|stored| {
                     let row = strides[1] * param.ty.dtype.size();
                     let part = |rows, read| Part::View(rows, strides, read);
-                    jobs.extend(in_rows(upload, 0, stored, shape[0], row, PIECE / 2, part));
+                    jobs.extend(in_rows(upload, 0, stored, shape[0], row, piece / 2, part));
                     1
                 }),
                 None => None,
@@ -290,11 +308,11 @@ impl<'a> Upload<'a> {
                     };
                     let wide = if stored.is_none() { quantizable(source, param, name)? } else { None };
                     match (stored, wide) {
-                        (Some(stored), _) => jobs.extend(in_rows(upload, key, stored, dims[0], row, PIECE, Part::Rows)),
+                        (Some(stored), _) => jobs.extend(in_rows(upload, key, stored, dims[0], row, piece, Part::Rows)),
                         (None, Some(wide)) => {
                             let dtype = wide.dtype;
                             // The values are read into half a piece; they take at least twice the memory of the codes.
-                            let bytes = PIECE / 2 / dtype.size();
+                            let bytes = piece / 2 / dtype.size();
                             let part = |rows, read| Part::Quantized(rows, read, dtype);
                             jobs.extend(in_rows(upload, key, wide, dims[0], row, bytes, part));
                         }
