@@ -225,6 +225,18 @@ fn weights_in_host_memory_stay_within_the_limit() {
     }
 }
 
+/// Weights of less than 1 MiB are uploaded in one copy, as tiled weights are.
+#[needs(cpu)]
+fn weights_that_are_uploaded_in_one_copy_are_converted_as_they_are_read() {
+    let engine = Engine::new(cpu(1), quick());
+    let source = CountingSource { in_pieces: true, ..CountingSource::default() };
+    let loaded = loaded(4, None, false, &engine, &source);
+    let read = (source.wholes.into_inner(), source.bytes.load(Ordering::Relaxed));
+    assert_eq!(read, (0, 4 * 2 * 256 * 256));
+    let weight = loaded.get("transformer.blocks.3.to_q.weight").expect("loaded").download().expect("floats");
+    assert_eq!(weight, scattered("blocks.3.to_q.weight", &[256, 256]).cast(DType::BF16).expect("bf16"));
+}
+
 #[needs(cpu)]
 fn weights_that_are_quantized_in_several_jobs_equal_unsplit_weights() {
     // Half a piece has 100 rows of f32 values, so a weight takes three jobs.

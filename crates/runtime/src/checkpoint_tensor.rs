@@ -38,13 +38,20 @@ impl StoredTensor {
         quantized
     }
 
-    /// Converts a tensor of 8-bit floats to f32, multiplying each row by its scale.
-    pub(super) fn widened(&self) -> Result<Tensor, TensorError> {
-        let mut wide = Tensor::from_bytes(self.dtype, &self.shape, self.bytes.bytes())?.to_f32();
-        for (mut row, scale) in wide.outer_iter_mut().zip(self.row_scales()) {
-            row *= scale;
+    /// Converts the values to `dtype` row by row, and returns their bytes. Rows of 8-bit floats are multiplied by their
+    /// scales.
+    pub(super) fn cast(&self, dtype: DType) -> Result<Vec<u8>, TensorError> {
+        let (scales, bytes) = (self.row_scales(), self.bytes.bytes());
+        let columns = bytes.len() / self.dtype.size() / scales.len().max(1);
+        let mut cast = Vec::with_capacity(scales.len() * columns * dtype.size());
+        for (row, scale) in bytes.chunks_exact((columns * self.dtype.size()).max(1)).zip(scales) {
+            let mut wide = Tensor::from_bytes(self.dtype, &[columns], row)?.into_f32();
+            if self.dtype == DType::F8E4M3FN {
+                wide *= scale;
+            }
+            cast.extend_from_slice(&Tensor::F32(wide).cast(dtype)?.bytes());
         }
-        Ok(Tensor::F32(wide))
+        Ok(cast)
     }
 }
 
@@ -92,6 +99,13 @@ pub trait ParameterSource: Sync {
         form: QuantizedForm,
     ) -> Result<Option<QuantizedTensor>, String>;
 
+    /// Returns the host memory, in bytes, that [`ParameterSource::tensor`] needs to merge LoRAs into a tensor, in addition
+    /// to the stored values; 0 if there are none.
+    fn merge_bytes(&self, component: &'static str, key: &str) -> usize {
+        let _ = (component, key);
+        0
+    }
+
     /// Reads one tensor of a component by its checkpoint name and checks it for NaN and infinity.
     ///
     /// # Errors
@@ -124,8 +138,8 @@ mod tests {
         for (given, want) in [(None, [1.0, 1.0]), (Some(vec![0.5]), [0.5, 0.5]), (Some(vec![0.5, 0.25]), [0.5, 0.25])] {
             let t = stored_tensor(given);
             assert_eq!(t.row_scales(), want);
-            let wide = t.widened().expect("f8").to_f32();
-            assert_eq!(wide.as_slice().expect("dense"), [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);
+            let wide: Vec<f32> = bytemuck::pod_collect_to_vec(&t.cast(DType::F32).expect("f8"));
+            assert_eq!(wide, [want[0], -2.0 * want[0], 8.0 * want[1], 448.0 * want[1]]);
         }
     }
 }

@@ -19,7 +19,6 @@ use ltx2_pjrt::{
 };
 use ltx2_stablehlo::{DType, MemorySpace, Program};
 use ltx2_weights::quantize::{GROUP, Quantized, QuantizedForm, quantize_rows};
-use ltx2_weights::tensor::Tensor;
 
 // The host rotates weights in the same groups in which programs rotate activations.
 const _: () = assert!(GROUP == ROTATED_INPUTS);
@@ -396,13 +395,15 @@ impl LoadJob {
         }
     }
 
-    /// Bytes of host memory for a conversion: the stored values, at most 4 bytes each, their new form, and the shards
-    /// copied out of it.
+    /// Bytes of host memory for a conversion: the stored or merged values, at most 4 bytes each, and the larger of the
+    /// memory for merging LoRAs and that for the new form and the shards copied out of it.
     fn converted(&self, param: &Param, source: &Conversions) -> usize {
         match self.part {
             Part::Whole | Part::Made if source.has_scales(param, self.key) => 0,
             Part::Whole | Part::Made => {
-                param.source.shape().iter().product::<usize>() * (4 + 2 * param.ty.dtype.size())
+                let values = param.source.shape().iter().product::<usize>();
+                let merge = source.source.merge_bytes(param.component, param.source.tensors()[self.key].0);
+                4 * values + merge.max(2 * values * param.ty.dtype.size())
             }
             Part::Rows(..) | Part::View(..) | Part::Quantized(..) => 0,
         }
@@ -778,10 +779,20 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
     {
         return Ok(bytemuck::cast_slice(&scales).to_vec().into());
     }
+    let shape = param.source.shape();
+    if form(param).is_none() {
+        // Values that need not be computed are converted as they are read.
+        let found = source.in_file(param.component, key, param.ty.dtype).map_err(RuntimeError::Parameter)?;
+        let is_converted = |t: &FileTensor| t.dtype == param.ty.dtype && t.dtype.is_float() && t.shape == shape;
+        if let Some(found) = found.filter(is_converted) {
+            let mut bytes = vec![0; shape.iter().product::<usize>() * found.dtype.size()];
+            (found.read)(0, &mut bytes).map_err(RuntimeError::Parameter)?;
+            return Ok(bytes.into());
+        }
+    }
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
         |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
-    let shape = param.source.shape();
     if stored.shape != shape {
         return Err(fail(format!("has shape {:?}, but the model configuration requires {shape:?}", stored.shape)));
     }
@@ -800,12 +811,6 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
             conversions.add(&name, 0, &scales);
             codes.into()
         }
-        (_, None, file, wanted) => {
-            let wide = match file {
-                DType::F8E4M3FN => stored.widened()?,
-                _ => Tensor::from_bytes(file, shape, stored.bytes.bytes())?,
-            };
-            wide.cast(wanted)?.bytes().into_owned().into()
-        }
+        (_, None, _, wanted) => stored.cast(wanted)?.into(),
     })
 }

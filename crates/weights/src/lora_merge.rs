@@ -82,7 +82,7 @@ impl Sum {
                 MergeOrder::Official1 if up.dtype() == DType::BF16 => to_bf16,
                 MergeOrder::Official1 | MergeOrder::Exact => |v| v,
             };
-            let (mut up, down) = (matrix(up)?.mapv(operands), matrix(down)?.mapv(operands));
+            let (mut up, down) = (matrix(up)?.mapv_into(operands), matrix(down)?.mapv_into(operands));
             let mut factor = update.factor(order, *strength) as f32;
             // Here the factor is multiplied into `B` and the result is rounded. In the other cases the factor is
             // applied in the matmul or to its result.
@@ -234,6 +234,18 @@ pub fn merge(
         }),
         _ => Ok(merged),
     }
+}
+
+/// Returns the host memory, in bytes, that [`merge`] needs in addition to the stored values: the merged values, the
+/// updates' tensors in f32, two more copies of the tensor that is being read, and three blocks of rows for each thread.
+pub fn memory(weight: &TensorView, updates: &[(&LoraFile, &Update, f64)]) -> usize {
+    let count = |view: &TensorView| view.shape().iter().product::<usize>();
+    let (values, rows) = (count(weight), weight.shape().first().copied().unwrap_or(1));
+    let merged = if matches!(weight.dtype(), DType::F32 | DType::F64) { 4 } else { 2 };
+    let views = || updates.iter().flat_map(|(_, update, _)| update.views()).map(count);
+    let block = ROWS.min(rows) * (values / rows.max(1));
+    let blocks = rayon::current_num_threads().min(rows.div_ceil(ROWS)) * block;
+    merged * values + 4 * views().sum::<usize>() + 8 * views().max().unwrap_or(0) + 3 * 4 * blocks
 }
 
 /// Reads a matrix in f32.

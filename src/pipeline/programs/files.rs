@@ -93,6 +93,16 @@ impl ParameterSource for Files {
         Ok(Some(QuantizedTensor { codes: file_tensor(codes), scales }))
     }
 
+    fn merge_bytes(&self, component: &'static str, key: &str) -> usize {
+        let updates = part(component).map(|part| (part, lora::updates(&self.loras, part, key)));
+        match updates {
+            Ok((part, updates)) if !updates.is_empty() => {
+                self.view(part, key).map_or(0, |view| lora_merge::memory(&view, &updates))
+            }
+            _ => 0,
+        }
+    }
+
     fn tensor(&self, component: &'static str, key: &str) -> FileResult<StoredTensor> {
         let component = part(component)?;
         let view = self.view(component, key)?;

@@ -120,6 +120,11 @@ impl Update {
         &self.shape
     }
 
+    /// Returns the tensors of the change and of its magnitude.
+    pub(crate) fn views(&self) -> Vec<&TensorView> {
+        self.delta.views().into_iter().chain(self.magnitude.iter().map(|(view, _)| view)).collect()
+    }
+
     /// Returns the name that the file gives to the update's first tensor, for error messages.
     pub(crate) fn key(&self) -> &str {
         self.delta.views()[0].key()

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::lora::{lora_fingerprint, updates};
-use super::super::lora_merge::{MergedTensor, merge};
+use super::super::lora_merge::{MergedTensor, memory, merge};
 use super::super::*;
 use super::{fails, open, put};
 
@@ -68,6 +68,20 @@ fn merged(model: &ModelSource, name: &str, loras: &[ScaledLora], order: MergeOrd
     let view = model.checkpoint(Component::Transformer)?.get_float(name)?;
     let found = updates(loras, Component::Transformer, name);
     merge(&view, None, order, &found).map(|merged| numbers(&merged))
+}
+
+#[test]
+fn memory_of_a_merge_includes_merged_values_adapters_and_blocks() {
+    let dir = TempDir::new().unwrap();
+    let weight = format!("{Q}.weight");
+    let model = model_of(dir.path(), &tensors(&[(&weight, &[8, 16])]));
+    let [a, b] = ["A", "B"].map(|matrix| format!("transformer.{Q}.lora_{matrix}.weight"));
+    let path = write(&dir.path().join("lora.safetensors"), &tensors(&[(&a, &[4, 16]), (&b, &[8, 4])]), &[]);
+    let loras = [ScaledLora { file: Arc::new(lora(&path).unwrap()), strength: 1.0 }];
+    let view = model.checkpoint(Component::Transformer).unwrap().get_float(&weight).unwrap();
+    let (values, [a, b]) = (8 * 16, [4 * 16, 8 * 4]);
+    let want = 4 * values + 4 * (a + b) + 8 * a + 3 * 4 * values;
+    assert_eq!(memory(&view, &updates(&loras, Component::Transformer, &weight)), want);
 }
 
 #[test]
