@@ -1,9 +1,11 @@
 //! Loading of parameters.
 
 use std::fs::{self, File};
+use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -250,6 +252,23 @@ fn weights_that_are_quantized_in_several_jobs_equal_unsplit_weights() {
             assert_eq!(read, (0, layers * 4 * 256 * 256), "{form:?}");
         }
     }
+}
+
+/// The scales of the weight will never be known.
+#[needs(cpu)]
+fn panic_of_a_reader_ends_the_load() {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let ended = catch_unwind(|| {
+            let limits = LoadLimits { readers: 2, ..LoadLimits::default() };
+            let engine = Engine::new(cpu(1), quick()).with_load_limits(limits);
+            let panics = Some("blocks.1.to_q.weight");
+            let source = CountingSource { in_pieces: true, panics, ..CountingSource::default() };
+            load(4, QuantizedForm::Int8, true, &engine, &source);
+        });
+        sender.send(ended.is_err()).expect("the test waits");
+    });
+    assert!(receiver.recv_timeout(Duration::from_secs(60)).expect("the load does not end"), "the load succeeds");
 }
 
 #[needs(cpu)]

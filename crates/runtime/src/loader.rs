@@ -96,7 +96,11 @@ pub(super) fn load(
         }
         Ok(())
     };
-    let run = |job: &LoadJob| run(job).inspect_err(|_| source.fail());
+    let run = |job: &LoadJob| {
+        let guard = FailureGuard(source);
+        let result = run(job);
+        result.inspect(|()| std::mem::forget(guard))
+    };
     threads::try_in_order(&jobs, limits.readers, run)?;
     engine.record_load_memory(budget.peak());
     uploads.into_iter().map(Upload::finish).collect()
@@ -109,6 +113,15 @@ struct Conversions<'a> {
     scales: Mutex<ComputedScales>,
     /// Notified when all scales of a weight are known, and when a job fails.
     changed: Condvar,
+}
+
+/// Guard over a job. Dropping it makes threads that wait for scales return, because the job failed or panicked.
+struct FailureGuard<'a>(&'a Conversions<'a>);
+
+impl Drop for FailureGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
+    }
 }
 
 /// Component and checkpoint name of a weight.
@@ -525,9 +538,9 @@ fn send(
             }
         };
         known.push((inner, piece));
-        pieces.push((fill, fill.begin(at, piece)));
+        pieces.push(fill.begin(at, piece));
     }
-    write(&pieces)
+    write(pieces)
 }
 
 /// Sends rows of a stored matrix, of which the parameter `[parts, rows, columns]` is a view with `strides`. Each
@@ -569,10 +582,10 @@ fn send_view(
         known.push((shard, cut));
         for (part, piece) in cut.chunks_exact(each).enumerate() {
             let at = (part * all_rows + own.start - shard.start[1]) * columns * element;
-            pieces.push((fill, fill.begin(at, piece)));
+            pieces.push(fill.begin(at, piece));
         }
     }
-    write(&pieces)
+    write(pieces)
 }
 
 /// Copies part of a matrix, viewed as `[parts, rows, columns]` with elements of `N` bytes, into `cut`. The row loop is
@@ -592,37 +605,42 @@ fn cut_view<const N: usize>(bytes: &[u8], start: [usize; 3], size: [usize; 3], s
 
 /// Writes pieces. The last piece of an array waits until the array's other pieces are written. Other pieces never wait,
 /// so threads cannot deadlock.
-fn write(pieces: &[(&DeviceArray, Piece)]) -> Result<(), RuntimeError> {
-    let write = |last: bool| {
-        let now: Vec<_> = pieces.iter().filter(|(_, piece)| piece.last == last).collect();
-        now.iter().for_each(|(fill, _)| fill.wait_for_others(last));
-        let over =
-            |(fill, piece): &&(&DeviceArray, Piece)| Some(fill.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
-        let _guards: Vec<_> = now.iter().map(over).collect();
+fn write(pieces: Vec<Piece>) -> Result<(), RuntimeError> {
+    let write = |pieces: Vec<Piece>, last: bool| {
+        pieces.iter().for_each(|piece| piece.array.wait_for_others(last));
+        let over = |piece: &Piece| Some(piece.array.watch.as_ref()?.guard_upload(0, piece.bytes.len()));
+        let _guards: Vec<_> = pieces.iter().map(over).collect();
         let mut chunks = Vec::new();
-        for (fill, Piece { offset, bytes, last }) in &now {
-            match &fill.target {
+        for Piece { array, offset, bytes, last } in &pieces {
+            match &array.target {
                 ArrayTarget::Transfer(transfer) => {
                     chunks.push(TransferChunk { transfer, index: 0, offset: *offset, bytes, last: *last });
                 }
                 ArrayTarget::Pinned(array) => array.write(*offset, bytes),
             }
         }
-        let written = Transfer::write_all(&chunks);
-        now.iter().for_each(|(fill, _)| fill.end());
-        written
+        Transfer::write_all(&chunks)
     };
-    let first = write(false);
-    first.and(write(true)).map_err(RuntimeError::from)
+    let (last, others) = pieces.into_iter().partition(|piece| piece.last);
+    let first = write(others, false);
+    first.and(write(last, true)).map_err(RuntimeError::from)
 }
 
-/// Part of an array.
+/// Part of an array. Dropping it ends it, whether or not it was written successfully, so that the last piece does not wait
+/// forever if a thread panics.
 struct Piece<'a> {
+    array: &'a DeviceArray<'a>,
     /// Position in the array, in bytes.
     offset: usize,
     bytes: &'a [u8],
     /// Whether this is the last piece of the array.
     last: bool,
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        self.array.end();
+    }
 }
 
 /// An array of a device that several threads fill.
@@ -701,10 +719,10 @@ impl<'a> DeviceArray<'a> {
         Ok(DeviceArray { target, pieces, state: Mutex::default(), ended: Condvar::new(), watch })
     }
 
-    fn begin<'b>(&self, offset: usize, bytes: &'b [u8]) -> Piece<'b> {
+    fn begin<'b>(&'b self, offset: usize, bytes: &'b [u8]) -> Piece<'b> {
         let mut state = lock(&self.state);
         state.0 += 1;
-        Piece { offset, bytes, last: state.0 == self.pieces }
+        Piece { array: self, offset, bytes, last: state.0 == self.pieces }
     }
 
     fn wait_for_others(&self, last: bool) {
@@ -713,7 +731,7 @@ impl<'a> DeviceArray<'a> {
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Ends a piece, whether or not it was written successfully.
+    /// Counts an ended piece.
     fn end(&self) {
         lock(&self.state).1 += 1;
         self.ended.notify_all();
