@@ -1,6 +1,6 @@
 //! 8-bit transformers on the CPU plugin: their distance from wider ones, random and stored weights, and sharding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use ltx2::nn::{
 };
 use ltx2::pipeline::output::tensors;
 use ltx2::pipeline::plan::origin::Weights;
+use ltx2::pipeline::plan::setup::describe_rotated;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
 use ltx2::pipeline::programs::configs::ModelConfigs;
@@ -645,6 +646,13 @@ fn transformer_quantizes_only_weights_stored_as_int8_convrot() {
     let others = narrow.unrotated(part).expect("int8-convrot weights");
     assert!(others.len() > 10 && others.iter().all(|name| is_other(name) || name.contains("to_gate_logits")));
     assert_eq!(restored.unrotated(part), None);
+    let (gates, count) = (|name: &&String| name.contains("to_gate_logits"), others.len());
+    let only_gates: BTreeSet<String> = others.iter().filter(gates).cloned().collect();
+    assert!(!only_gates.is_empty());
+    let unchanged = "transformer: int8-convrot weights are used unchanged";
+    assert_eq!(describe_rotated(part, &only_gates), unchanged);
+    let counted = format!("; {} weights in other forms are not quantized", count - only_gates.len());
+    assert!(describe_rotated(part, &others).ends_with(&counted));
     let of = |model: &Arc<ModelSource>, build: &Build| run(&client, &case, model, model.clone().into(), build);
     let exact = of(&restored, &looped(DType::F32, Quantization::None));
     let builds = [looped(DType::F32, ROTATED_WEIGHTS), build(DType::F32, ROTATED_WEIGHTS)];

@@ -1,5 +1,6 @@
 //! Derives the options of the platform, the programs and the engine from a configuration.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,11 +148,7 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights) {
         for (part, others) in ROTATABLE.iter().filter_map(|part| Some((part, source.unrotated(*part)?))) {
-            let (part, count) = (part.folder(), others.len());
-            tracing::info!(
-                "{part}: int8-convrot weights are used unchanged, unless they are fused with a weight in another form; \
-                 {count} weights in other forms are not quantized"
-            );
+            tracing::info!("{}", describe_rotated(*part, &others));
         }
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
@@ -164,6 +161,19 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Describes how the weights of a component are used whose file stores some of its linear weights as int8-convrot, and
+/// `others` in other forms. Gates, which are never quantized, are not counted.
+pub fn describe_rotated(part: Component, others: &BTreeSet<String>) -> String {
+    let unchanged = format!("{}: int8-convrot weights are used unchanged", part.folder());
+    match others.iter().filter(|name| !name.contains(".to_gate_logits.")).count() {
+        0 => unchanged,
+        count => format!(
+            "{unchanged}, unless they are fused with a weight in another form; {count} weights in other forms are not \
+             quantized"
+        ),
+    }
 }
 
 /// Returns the value of `runtime.weights`.
