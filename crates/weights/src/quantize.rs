@@ -91,7 +91,7 @@ pub fn quantize_rows(form: QuantizedForm, dtype: DType, values: &[u8], codes: &m
 }
 
 /// Returns the blocks of a transformer with `count` blocks that the forms fp8 and int8 quantize. The first block and
-/// about the last tenth are not quantized, as in the published fp8 models (of 48 blocks: 0 and 43 to 47).
+/// about the last tenth are not quantized (of 48 blocks: 0 and 43 to 47).
 pub fn quantized_blocks(count: usize) -> Range<usize> {
     1..count.saturating_sub((5 * count + 24) / 48)
 }
