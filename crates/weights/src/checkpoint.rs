@@ -297,8 +297,9 @@ impl Checkpoint {
         let rows = self.shape(name).and_then(|shape| shape.first()).copied().unwrap_or(1);
         let count: usize = entry.view.shape.iter().product();
         if count != 1 && (count != rows || entry.view.shape[0] != rows) {
-            let scales = Misscaled { name: entry.view.key.to_string(), shape: entry.view.shape.to_vec(), rows };
-            return Err(WeightsError::Scales { path: entry.view.shard.path.clone(), scales });
+            let (file, name) = (entry.view.shard.path.clone(), entry.view.key.to_string());
+            let scales = Misscaled { file: file.clone(), name, shape: entry.view.shape.to_vec(), rows };
+            return Err(WeightsError::Scales { path: file, scales });
         }
         self.get_float(&format!("{name}_scale")).map(Some)
     }

@@ -329,6 +329,8 @@ pub enum WeightsError {
 /// Dequantization scales that are neither one per row nor one for all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misscaled {
+    /// The file that contains the scales; not part of the `Display` text.
+    pub file: PathBuf,
     /// Name of the scales in the file.
     pub name: String,
     /// Shape of the scales.
@@ -339,7 +341,7 @@ pub struct Misscaled {
 
 impl fmt::Display for Misscaled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Misscaled { name, shape, rows } = self;
+        let Misscaled { name, shape, rows, .. } = self;
         write!(
             f,
             "`{name}` has shape {shape:?}, but 8-bit weights need one scale, or one for each of {rows} rows; use bf16 \

@@ -136,7 +136,7 @@ impl ValidationReport {
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.missing.iter().map(|n| format!("missing    {n}")).collect();
         lines.extend(self.misshaped.iter().map(|m| format!("mis-shaped {m}")));
-        lines.extend(self.misscaled.iter().map(|m| format!("mis-scaled {m}")));
+        lines.extend(self.misscaled.iter().map(|m| format!("mis-scaled {}: {m}", m.file.display())));
         lines.extend(self.wrong_dtype.iter().map(|(n, d)| format!("wrong type {n}: {d}, not floating point")));
         lines.extend(self.extra.iter().map(|n| format!("extra      {n}")));
         lines
@@ -161,7 +161,7 @@ impl fmt::Display for ValidationReport {
         let shapes = self.misshaped.iter().take(3).map(ToString::to_string).collect();
         parts.extend(part(self.misshaped.len(), "mis-shaped", shapes));
         // Lists only the first, because every message ends with the same advice.
-        let scales = self.misscaled.iter().take(1).map(ToString::to_string).collect();
+        let scales = self.misscaled.iter().take(1).map(|m| format!("{}: {m}", m.file.display())).collect();
         parts.extend(part(self.misscaled.len(), "with unsupported scales", scales));
         let types = self.wrong_dtype.iter().take(3).map(|(n, d)| format!("{n}: {d}")).collect();
         parts.extend(part(self.wrong_dtype.len(), "not floating point", types));

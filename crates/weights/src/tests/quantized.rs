@@ -284,6 +284,13 @@ fn refusal_contains_shard_tensor_format_and_remedy() {
     fails(said, &[&[shard, "`transformer_blocks.0.attn1.to_q.weight`", "mxfp8", "bf16 file"], &forms[..]].concat());
     let said = super::message(marked("decoder.conv_in.weight", "decoder.conv_in.comfy_quant"));
     assert!(said.contains(shard) && said.ends_with("not supported; use the bf16 file of the same component"), "{said}");
+    let blocks = [("a.weight", "F8_E4M3", &[2, 4][..]), ("a.weight_scale", "F32", &[2, 2])];
+    let blocks = Checkpoint::open(&in_second_shard(dir.path(), &blocks, "")).expect("opens");
+    let declared: [(&str, &[usize]); 2] = [("a.weight", &[2, 4]), ("first", &[4])];
+    let report = validate(&blocks, Component::Transformer, declared);
+    assert!(report.lines()[0].contains(shard), "{:?}", report.lines());
+    let words = [shard, "`a.weight_scale` has shape [2, 2]", "8-bit weights need one scale", "use bf16 weights"];
+    fails(report.into_result(Component::Transformer, &blocks), &words);
     let torchao = open(&[("a._weight_scale", "F32", &[2, 4]), ("a._weight_qdata", "I8", &[2, 4])], "");
     fails(torchao, &[shard, "`a.weight`", "torchao", "Int8WeightOnlyConfig"]);
 }
