@@ -115,7 +115,9 @@ impl Plugin {
         if !self.has_extension(GPU_CUSTOM_CALL) {
             return None;
         }
-        gpu_kind(&self.attributes().unwrap_or_default(), self.path())
+        // Without attributes, the path decides.
+        let stated = self.attributes().unwrap_or_else(|_| Attributes::new());
+        gpu_kind(&stated, self.path())
     }
 
     /// Returns the plugin's attributes, such as `stablehlo_current_version`.
