@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Times and checks weights streamed from host memory, with random weights: scripts/gpu/stream.sh LTX2 OUT [ROW…].
-# Needs the CUDA plugin, one GPU and about 100 GiB of host memory.
+# Needs the CUDA plugin, one GPU (two for rows pair-*) and 100 GiB of host memory; rows file-* and lora-* another 90 GiB in
+# MODELS (default /dev/shm/ltx2), which is not removed.
 set -euo pipefail
 . "$(dirname "$0")/rows.sh"
 one=(--platform cuda --width 768 --height 512 --num-frames 121)
@@ -8,8 +9,9 @@ place=(--weights random --layout replicated --mesh data=1)
 on=(--set runtime.stream=on)
 off=(--set runtime.stream=off)
 models=${MODELS:-/dev/shm/ltx2}
+programs=denoise
 available() { awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo; }
-# Prints exit code, seconds, peak memory and the smallest available host memory of a command.
+# Prints a command's exit code and seconds, and the largest decrease of the machine's available memory meanwhile.
 watched() {
     local before started=$SECONDS least status=0 now
     before=$(available)
@@ -48,30 +50,33 @@ files() {
     "$ltx2" init --preset ltx2_5 --seed 1 "$models"
     "$ltx2" convert "$models/transformer" "$models/convrot.safetensors" --weights int8-convrot
 }
-# Requests of three sizes to one server: the second needs more memory than the first.
+# Three requests to one server: the second is larger than the others.
 serve() {
-    local id size
+    local id size server
     "$ltx2" serve -v -c ltx2 --weights random --platform cuda --listen 127.0.0.1:8123 --state "$out/$1" --warm none "${@:2}" > "$out/$1.log" 2>&1 &
     server=$!
+    trap 'kill $server 2> /dev/null || true' EXIT
     until curl -sf localhost:8123/ready > /dev/null; do
-        kill -0 $server || return 0
+        kill -0 $server 2> /dev/null || { echo "the server ended"; tail -5 "$out/$1.log"; return 0; }
         sleep 1
     done
     for size in 512x320 768x512 512x320; do
         id=$(curl -s localhost:8123/v1/videos -F prompt="a red circle bounces on blue" -F size=$size -F num_frames=121 -F seed=7 \
-            -F 'ltx2={"sampler":{"steps":4}}' | grep -o 'video_[0-9a-z]*' | head -1)
+            -F 'ltx2={"sampler":{"steps":4}}' | grep -om1 'video_[0-9a-z]*' || true)
         curl -sN "localhost:8123/v1/videos/$id/events" | tail -2
         curl -s "localhost:8123/v1/videos/$id/content?variant=sidecar" | grep -A2 '"sha256"' || true
     done
     kill $server
     wait $server || true
+    trap - EXIT
     grep -i stream "$out/$1.log" || true
 }
 # Interrupts a run after its first checkpoint, and resumes it.
 resume() {
+    rm -f "$out/$1.mp4.steps.safetensors"
     generate "$@" --checkpoint-every 2 &
     while kill -0 $! 2> /dev/null && [ ! -e "$out/$1.mp4.steps.safetensors" ]; do sleep 0.2; done
-    pkill -TERM -f "$out/$1.mp4"
+    pkill -TERM -P $! -f "$1.mp4" || true
     wait $! || true
     generate "$@" --checkpoint-every 2 --resume
 }
@@ -79,11 +84,11 @@ measure() {
     local name=$1 what=$2
     shift 2
     case $what in
-        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs "${PROGRAMS:-denoise}" --json "$out/$name.json" --force "${one[@]}" \
+        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs "$programs" --json "$out/$name.json" --force "${one[@]}" \
             "${place[@]}" "$@" ;;
         micro) "$ltx2" bench --micro --platform cuda --runs 4 --json "$out/$name.json" --force ;;
         *) "$what" "$name" "$@" ;;
-    esac 2>&1 | grep -v DEBUG.*built
+    esac 2>&1 | { grep -v 'DEBUG.*built' || true; }
 }
 for model in ltx2 ltx2_3; do
     step=(bench -c "$model" --steps 4)
@@ -111,10 +116,10 @@ row ltx2_5-24 1 generate -c ltx2_5_distilled --set model.decoder=diffusion --set
 row resume 1 resume -c ltx2 --steps 8 "${on[@]}"
 row serve 1 serve --set runtime.memory_fraction=0.106
 # A model in files, also with a transformer in int8-convrot, which keeps its bytes.
-[[ "$wanted" =~ ^"  "$|" file-"|" lora-" ]] && files
+if [[ "$wanted" =~ ^"  "$|" file-"|" lora-" ]]; then files; fi
 distilled=(-c ltx2_5_distilled --weights file)
 place=(--layout replicated --mesh data=1)
-PROGRAMS=refine
+programs=refine
 row file-off 1 bench "${distilled[@]}" -m "$models" "${off[@]}"
 row file-on 1 bench "${distilled[@]}" -m "$models" "${on[@]}"
 convrot=("${distilled[@]}" -m "$models/convrot.safetensors" --set runtime.weights=int8-convrot)
@@ -125,11 +130,11 @@ row file-convrot-load 1 bench "${convrot[@]}" "${off[@]}"
 row file-convrot-off 1 generate "${convrot[@]}" "${off[@]}"
 row file-convrot-on 1 generate "${convrot[@]}" "${on[@]}"
 # Two passes, of which only the second has a LoRA.
-[[ "$wanted" != "  " && "$wanted" != *" lora-"* ]] || lora
+if [[ "$wanted" =~ ^"  "$|" lora-" ]]; then lora; fi
 pass=("${distilled[@]}" -m "$models" --set "model.loras=[{path: $out/lora.safetensors, stages: [2]}]")
 row lora-off 1 generate "${pass[@]}" "${off[@]}"
 row lora-on 1 generate "${pass[@]}" "${on[@]}"
-PROGRAMS=denoise
+programs=denoise
 # Two GPUs, each of which streams its shard.
 for layout in tensor fsdp-ulysses; do
     place=(--weights random --layout $layout)
