@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::support::drawn::{WHOLE_2_5 as MODEL, with_diffusion_decoder, write_upsampler};
 use crate::support::official::open_with_overrides;
-use crate::support::{Case, case, cpu, dumped, dumping, full, generate, needs, open, plain, thresholds};
+use crate::support::{Case, case, cpu, dumped, dumping, generate, needs, open, plain, thresholds};
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::pipeline::model::OpenModel;
@@ -147,7 +147,7 @@ fn generated_keyframe_matches_diffusers() {
 }
 
 /// Tiles with features on both sides of every border, each with its own noise, decoded and blended like in diffusers.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn tiled_diffusion_decoding_matches_diffusers() {
     let case = named("decoded_tiled");
     let folder = tempfile::tempdir().expect("a folder");
@@ -174,10 +174,8 @@ fn tiled_diffusion_decoding_matches_diffusers() {
         case.within(name, dumped(&made, name), limit);
     }
     // In chunks, converted to bytes; `diffusion_decoding_matches_reference` does so without tiles.
-    if full() {
-        let pieces = generate(&mut runner, &request, &RunOptions::default());
-        assert_eq!(pieces.frames.data(), made.frames.data());
-    }
+    let pieces = generate(&mut runner, &request, &RunOptions::default());
+    assert_eq!(pieces.frames.data(), made.frames.data());
 
     // Lightricks' tiles: a single tile equals untiled decoding, and too little overlap is rejected.
     runner.model.configs = open(&cpu(8), &model, plain(DType::F32)).model.configs;

@@ -125,3 +125,52 @@ fn concatenated(parts: &[Array5<f32>], axis: usize) -> Result<Array5<f32>> {
     let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
     ndarray::concatenate(Dim(axis), &views).map_err(|e| PipelineError::Bug(e.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tiles of six frames, rows or columns that overlap by two.
+    fn two() -> Vec<Tile> {
+        let tile = |first| Tile { from: [0, 6], to: [first, first + 6], weights: Vec::new() };
+        vec![tile(0), tile(4)]
+    }
+
+    /// Returns the video joined from tiles whose elements are all `value` of the tile's first frame, row and column.
+    fn joined(value: impl Fn([usize; 3]) -> f32) -> Array5<f32> {
+        let axes = [two(), two(), two()];
+        let decode = |parts: [&Tile; 3]| Ok(Array5::from_elem((1, 3, 6, 6, 6), value(parts.map(|part| part.to[0]))));
+        let mut pieces = Vec::new();
+        faded_pieces(&axes, [2; 3], decode, |piece| {
+            pieces.push(piece);
+            Ok(())
+        })
+        .expect("joined");
+        concatenated(&pieces, 2).expect("equal sizes")
+    }
+
+    #[test]
+    fn adjacent_tiles_are_crossfaded_along_each_axis() {
+        for axis in 0..3 {
+            let video = joined(|first| if first[axis] == 0 { 1.0 } else { 3.0 });
+            assert_eq!(video.shape(), [1, 3, 10, 10, 10]);
+            for (at, value) in video.indexed_iter() {
+                let mut positions = [at.2, at.3, at.4];
+                let position = std::mem::take(&mut positions[axis]);
+                // As in diffusers, elements in two overlaps are crossfaded twice.
+                if positions.iter().any(|other| (4..6).contains(other)) {
+                    continue;
+                }
+                // The second tile's weight is 0 in its first element and 0.5 in the next.
+                let expected = if position < 5 {
+                    1.0
+                } else if position == 5 {
+                    2.0
+                } else {
+                    3.0
+                };
+                assert_eq!(*value, expected, "axis {axis}, {at:?}");
+            }
+        }
+    }
+}
