@@ -1028,9 +1028,9 @@ pub enum WeightType {
     Fp8,
     /// 8-bit integers; `runtime.activations` selects the type of the activations that are multiplied with them.
     Int8,
-    /// 8-bit integers of rotated weights, as ComfyUI's int8-convrot files store them, in all blocks of the transformer
-    /// and of the connectors; if a component's file stores some weights so, only in these. In the text encoder, only in
-    /// such weights. Activations are rotated too.
+    /// 8-bit integers of rotated weights, as in ComfyUI's int8-convrot files: all blocks of transformer and connectors or,
+    /// if the component's file stores such weights, only these. The text encoder is quantized only in the second case.
+    /// Activations are rotated too.
     #[serde(rename = "int8-convrot")]
     Int8Convrot,
 }

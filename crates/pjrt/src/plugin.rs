@@ -196,8 +196,8 @@ impl Plugin {
     }
 }
 
-/// Returns the platform of a GPU plugin with these attributes. Of jax's plugins, only the newer ones for CUDA state a
-/// version: with PJRT 0.115, but not with 0.81; those for ROCm state none (0.115).
+/// Returns the platform of a GPU plugin with these attributes. jax's CUDA plugins state a version with PJRT 0.115, but
+/// not with 0.81; its ROCm plugins (0.115) state none.
 fn gpu_kind(stated: &Attributes, path: &Path) -> Option<Kind> {
     let found = ["cuda", "rocm"].into_iter().find(|name| stated.contains_key(&format!("{name}_version")));
     found.map(Kind::named).or_else(|| Kind::of_file(path))

@@ -67,7 +67,7 @@ impl DerefMut for HostMemory {
     }
 }
 
-/// A buffer's memory, and where its deletion puts the memory.
+/// Memory of a view, and the list that receives the memory when the view is deleted.
 struct ViewMemory {
     memory: HostMemory,
     released: Released,
@@ -144,8 +144,8 @@ impl Client {
     }
 }
 
-/// Puts the memory of a view among the released memory of the client, which a later call unmaps. The plugin calls this
-/// function when no program reads the buffer any more.
+/// Adds the memory of a view to the client's released memory, which a later call unmaps. The plugin calls this function
+/// when it deletes the buffer.
 unsafe extern "C" fn release(_: *mut c_void, view: *mut c_void) {
     // SAFETY: `view` passed this pointer, and the plugin calls this function once.
     let ViewMemory { memory, released } = *unsafe { Box::from_raw(view.cast::<ViewMemory>()) };

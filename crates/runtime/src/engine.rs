@@ -62,7 +62,7 @@ pub struct Engine {
     /// Host staging memory. It is reused between loads, because freeing it makes the driver wait for all work on the
     /// devices.
     staging: Arc<Mutex<Vec<Staging>>>,
-    /// Largest host memory of a load's buffers so far, in bytes.
+    /// Peak host memory of a load's buffers, in bytes.
     load_memory: Arc<AtomicUsize>,
     load_limits: LoadLimits,
     /// Executables of [`Engine::compile_once`], by program hash.
@@ -128,7 +128,7 @@ impl Engine {
         match all.iter().position(|staging| staging.len() >= size) {
             Some(place) => all.swap_remove(place),
             None => {
-                // A larger one replaces a smaller one, so that there are no more than threads that load.
+                // Replace a smaller buffer, so that there are never more buffers than loading threads.
                 let smaller = all.pop();
                 drop(all);
                 drop(smaller);
@@ -142,7 +142,7 @@ impl Engine {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner).push(staging);
     }
 
-    /// Sets the limits of the host memory of loads, which have a default.
+    /// Sets the limits of host memory for loads.
     #[must_use]
     pub fn with_load_limits(self, load_limits: LoadLimits) -> Self {
         Engine { load_limits, ..self }
@@ -159,8 +159,7 @@ impl Engine {
         self.load_memory.fetch_max(staging + conversions, Ordering::Relaxed);
     }
 
-    /// Returns the largest host memory that the buffers of a load have taken, in bytes: staging memory and tensors that
-    /// were converted.
+    /// Returns the peak host memory of a load's buffers, in bytes: staging memory and tensors that were converted.
     pub fn peak_load_memory(&self) -> usize {
         self.load_memory.load(Ordering::Relaxed)
     }
@@ -297,7 +296,7 @@ impl Engine {
                     }
                 };
                 let agreed = match self.peers_of(program) {
-                    Some(group) => agreed(group, self.client.plugin().path(), compiled),
+                    Some(group) => first_error(group, self.client.plugin().path(), compiled),
                     None => compiled,
                 };
                 let loaded = agreed.map_err(|e| e.during(MemoryPhase::Compile, name))?;
@@ -529,7 +528,7 @@ impl Engine {
 
 /// Returns the result of compiling a program, or the error of the first process that could not compile it: if only some
 /// processes failed, they would go on to compile different programs. `plugin`: path of the plugin, for the error.
-fn agreed<T>(group: &Group, plugin: &Path, own: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
+fn first_error<T>(group: &Group, plugin: &Path, own: Result<T, RuntimeError>) -> Result<T, RuntimeError> {
     let code = |error: &RuntimeError| match error {
         RuntimeError::Plugin(source) => source.code(),
         _ => None,
@@ -604,7 +603,8 @@ mod tests {
                 _ => error(Code::RESOURCE_EXHAUSTED, "no room"),
             };
             [exhausted, first, Ok(7)].map(|own| {
-                let agreed = agreed(group, Path::new("p.so"), own).map_err(|e| e.during(MemoryPhase::Compile, "x"));
+                let agreed =
+                    first_error(group, Path::new("p.so"), own).map_err(|e| e.during(MemoryPhase::Compile, "x"));
                 let is_out_of_memory = matches!(agreed, Err(RuntimeError::OutOfMemory { is_host: false, .. }));
                 (is_out_of_memory, agreed.map_err(|error| error.to_string()))
             })

@@ -66,7 +66,7 @@ impl LoadedParameters {
         let rate = gigabytes / since.elapsed().as_secs_f64();
         let buffers = engine.peak_load_memory() >> 20;
         tracing::debug!(
-            "loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s, at most {buffers} MiB of host buffers"
+            "loaded {components}: {gigabytes:.2} GB, {rate:.2} GB/s, host buffers of all loads: at most {buffers} MiB"
         );
         engine.timeline().add(SpanKind::Load, &components, since, Some(bytes));
         missing.into_iter().zip(tensors).for_each(|(param, tensor)| self.insert(param, tensor));
@@ -111,8 +111,8 @@ impl LoadedParameters {
             .retain(|name, loaded| wanted.get(name.as_str()).is_none_or(|memory| *memory == loaded.tensor.memory()));
     }
 
-    /// Removes the parameters of the components in `wanted`, except those that `wanted` has in the same memory. `wanted`:
-    /// component and memory of each parameter, by name.
+    /// Removes the parameters that a run does not read or needs in another memory, but not those of components that it
+    /// does not use. `wanted`: component and memory of each parameter that the run reads, by name.
     pub fn retain_placed(&mut self, wanted: &HashMap<String, (&'static str, MemorySpace)>) {
         let components: HashSet<&str> = wanted.values().map(|(component, _)| *component).collect();
         self.tensors.retain(|name, loaded| match wanted.get(name) {

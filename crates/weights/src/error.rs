@@ -376,7 +376,7 @@ fn unquantized_hint(key: &str) -> &'static str {
     match has_forms.iter().any(|part| key.contains(part)) {
         true => {
             "use the bf16 file of the same component, one of its published fp8, int8-convrot, nvfp4 or GGUF files, or a \
-             file that `ltx2 convert --weights int8-convrot` makes of the bf16 file"
+             file that `ltx2 convert --weights int8-convrot` writes from the bf16 file"
         }
         false => "use the bf16 file of the same component",
     }

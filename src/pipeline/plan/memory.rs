@@ -219,9 +219,8 @@ impl BuiltRun {
         }
         let mut compiled = self.compile_all(executor);
         let is_too_large = compiled.as_ref().is_err_and(PipelineError::is_out_of_device_memory);
-        if is_too_large && executor.footprint() != Footprint::default() {
-            // Parameters of earlier requests take memory in which the compiler times kernels.
-            executor.unload();
+        // Loaded parameters take memory in which the compiler times kernels.
+        if is_too_large && executor.unload() {
             compiled = self.compile_all(executor);
         }
         if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, is_host: false, source, .. })) = &compiled
@@ -230,7 +229,7 @@ impl BuiltRun {
             let (source, usable) = (source.clone(), self.memory.limits.device);
             executor.remember(network.program.hash(), MemoryOutcome::OutOfMemory { source, usable });
         }
-        let works = agreed(group, compiled?)?;
+        let works = largest_needs(group, compiled?)?;
         for (need, ((_, network), work)) in self.memory.needs.iter_mut().zip(self.networks.iter().zip(works)) {
             need.work = work;
             executor.remember(network.program.hash(), MemoryOutcome::Compiled(work));
@@ -289,7 +288,7 @@ fn has_grown(now: Option<usize>, before: Option<usize>) -> bool {
 }
 
 /// Returns for each program the largest need of all processes, so that all make the same decisions. `None`: unknown.
-fn agreed(group: Option<&Arc<Group>>, own: Vec<Option<usize>>) -> Result<Vec<Option<usize>>> {
+fn largest_needs(group: Option<&Arc<Group>>, own: Vec<Option<usize>>) -> Result<Vec<Option<usize>>> {
     let Some(group) = group else { return Ok(own) };
     let invalid = |e: serde_json::Error| PipelineError::Bug(format!("memory needs of another process: {e}"));
     let all = group.all_gather(&serde_json::to_string(&own).map_err(invalid)?)?;
@@ -385,7 +384,7 @@ impl MemoryPlan {
             return PipelineError::TooLarge(format!(
                 "{during} {name}: out of pinned host memory: streamed weights take {weights:.2} GiB per device{free}: {}; \
                  plugin error: {said}",
-                self.less_host()
+                self.host_memory_hint()
             ));
         }
         let Some(need) = self.need_of(name) else { return error };
@@ -504,8 +503,6 @@ pub(crate) fn plan(
     let (residency, before) = (plan.config.runtime.residency, build.streaming);
     let mut search = StreamSearch::new(plan, executor);
     let mut built = BuiltRun::new(plan, executor, search.first(build), limits)?;
-    // Programs that other requests may use.
-    let mut shared: BTreeSet<String> = built.hashes().filter(|hash| executor.has_program(hash)).collect();
     // Do not compile programs whose parameters, arguments and results alone do not fit.
     if built.memory.keep(residency).is_none() {
         match (search.next(&built, Misfit::Parameters, executor)?, search.all_streamed()) {
@@ -516,8 +513,11 @@ pub(crate) fn plan(
             (None, None) => {}
         }
     }
+    // Programs compiled before this request; others may use them.
+    let mut shared: BTreeSet<String> = built.hashes().filter(|hash| executor.has_program(hash)).collect();
     loop {
-        // Parameters in other memories take the room of those to load, and are needed if this choice does not fit.
+        // Load later if parameters of another choice are loaded: they take the memory, and are needed if this choice
+        // does not fit.
         let loads = built.build.streaming == before || executor.footprint() == Footprint::default();
         let compiled = built.compile(executor, loads, group);
         let misfit = match &compiled {
@@ -606,7 +606,7 @@ impl MemoryPlan {
             return format!(
                 "{name}: streamed weights need {bytes:.2} GiB of host memory per device, but only {free:.2} GiB are \
                  usable: {}",
-                self.less_host()
+                self.host_memory_hint()
             );
         }
         let limit = self.limits.device.unwrap_or(usize::MAX);
@@ -626,7 +626,7 @@ impl MemoryPlan {
     }
 
     /// Proposes changes after which the run needs less host memory.
-    fn less_host(&self) -> String {
+    fn host_memory_hint(&self) -> String {
         let runtime = &self.config.runtime;
         let narrow = (runtime.weights == WeightType::Bf16).then_some("set runtime.weights to int8");
         let more = (runtime.stream == Stream::On).then_some("increase runtime.resident_blocks");

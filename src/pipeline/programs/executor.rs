@@ -23,7 +23,7 @@ use crate::weights::{Component, MergeOrder, ScaledLora, lora};
 /// Component and memory of each parameter that the programs of a run read, by name.
 pub(crate) type ParameterPlaces = HashMap<String, (&'static str, MemorySpace)>;
 
-/// What the compilation of a program showed about its memory.
+/// Memory needs of a program, as its compilation showed them.
 #[derive(Clone, Debug)]
 pub(crate) enum MemoryOutcome {
     /// Bytes that the program needs besides its parameters. `None`: the plugin does not report them.
@@ -143,8 +143,8 @@ impl Executor {
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All && fits_host));
     }
 
-    /// Frees the parameters of the components in `wanted`, except those that `wanted` has in the same memory. `wanted`:
-    /// component and memory of each parameter that the programs of a run read, by name.
+    /// Frees the parameters that the run does not read or needs in another memory, but not those of components that it
+    /// does not use. `wanted`: component and memory of each parameter that the run's programs read, by name.
     pub(crate) fn drop_misplaced(&mut self, wanted: &ParameterPlaces) {
         let all = std::iter::once(&mut self.parameters).chain(self.parked.values_mut());
         all.for_each(|parameters| parameters.retain_placed(wanted));
@@ -194,11 +194,13 @@ impl Executor {
         self.ahead = None;
     }
 
-    /// Drops all loaded parameters; programs load them again when they run.
-    pub(crate) fn unload(&mut self) {
-        self.stop_load();
+    /// Stops the background load and drops all loaded parameters; programs load them again when they run. Returns
+    /// whether there was anything to drop.
+    pub(crate) fn unload(&mut self) -> bool {
+        let had_any = self.ahead.take().is_some() || self.footprint() != Footprint::default();
         self.parameters = LoadedParameters::default();
         self.parked.clear();
+        had_any
     }
 
     /// Returns the source of the parameters; `None` for random weights.

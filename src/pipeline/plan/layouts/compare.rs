@@ -77,7 +77,7 @@ fn compare_source(
     // Without a memory limit every layout fits. Skip the check then: it builds all programs of the run, which takes
     // longer than estimating the denoising loops.
     let fits = |e: &Estimate, at: &Point| estimator.limits.device.is_none() || estimator.fits(e, at);
-    let own = if fits(&own, &own_point) { own } else { estimator.in_memory(own, &own_point) };
+    let own = if fits(&own, &own_point) { own } else { estimator.adjusted(own, &own_point) };
     let MissingRuleReport { candidates, nearest } = lack(source, mesh)?;
     let mut additions = Vec::new();
     for lacking in candidates {

@@ -54,7 +54,8 @@ pub(crate) struct Estimate {
     pub(crate) parameters: Vec<i64>,
     /// Bytes of arguments and results per device, without parameters, for the loop that needs the most.
     pub(crate) values: i64,
-    /// Whether each loop fits in memory together with all parameters of the run, or as the run loads or streams them.
+    /// Whether each loop fits in memory: with all parameters loaded, with components reloaded for each video, or with
+    /// streamed weights.
     pub(super) fits: bool,
     /// Number of resident transformer blocks if `runtime.stream: auto` streams weights; `cost` then includes their copies.
     /// `None`: no weights are streamed.
@@ -160,14 +161,14 @@ impl<'a> Estimator<'a> {
         needed.is_ok_and(|bytes| self.has_room(bytes))
     }
 
-    /// Returns whether a device has so many bytes.
+    /// Returns whether `bytes` fit on a device.
     fn has_room(&self, bytes: i64) -> bool {
         self.limits.device.is_none_or(|limit| bytes <= limit as i64)
     }
 
-    /// Returns the estimate of a layout with which not all parameters fit in memory together: as `runtime.stream: auto`
-    /// streams weights or, with `in_turn`, as the run loads components again for each video. `None`: neither fits. Slow,
-    /// like [`Estimator::parameters`].
+    /// Estimates a layout again whose parameters do not fit together: with streamed weights or, if `in_turn`,
+    /// unchanged, because components are reloaded for each video. `None`: neither fits. Slow, like
+    /// [`Estimator::parameters`].
     fn reduced(&self, estimate: &Estimate, point: &Point, in_turn: bool) -> Option<Estimate> {
         let build = self.build_on(point).ok()?;
         match Decision::new(&self.config, &self.programs, &build, self.limits).ok()?.choice {
@@ -180,20 +181,20 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// Whether layouts are ranked with streamed weights.
+    /// Returns whether layouts are ranked with streamed weights.
     fn streams(&self) -> bool {
         // Bytes that other devices send are not comparable with bytes that the host sends.
         self.devices.chip.is_some() && stream::is_auto(&self.config, &self.devices.toolchain.spec())
     }
 
-    /// Returns the estimate of a layout with which not all parameters fit in memory together, as the run uses memory.
-    pub(super) fn in_memory(&self, estimate: Estimate, point: &Point) -> Estimate {
+    /// Estimates like [`Estimator::reduced`], but clears `fits` if the layout does not fit at all.
+    pub(super) fn adjusted(&self, estimate: Estimate, point: &Point) -> Estimate {
         let reduced = if self.streams() { self.reduced(&estimate, point, true) } else { None };
         reduced.unwrap_or(Estimate { fits: false, ..estimate })
     }
 
-    /// Returns the fastest of the layouts with which not all parameters fit in memory together: among those that could be
-    /// faster than `limit`, the cost of the fastest layout with which they do. `order`: indices into `all` by cost.
+    /// Returns the fastest of the layouts whose parameters do not fit together, if its reduced cost is below `limit`,
+    /// the cost of the fastest layout whose parameters do. `order`: indices into `all` by cost.
     fn fastest_reduced(&self, all: &[(Estimate, Point)], order: &[usize], limit: Option<f64>) -> Option<Estimate> {
         if !self.streams() {
             return None;
