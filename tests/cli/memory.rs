@@ -137,7 +137,9 @@ fn out_of_memory_error_uses_planned_figures() {
     let compiling = tempfile::tempdir().expect("a folder");
     let without = compiling.path().join("cache");
     standin::link_programs_except("text_encoder", &cached, &without);
-    let compiles = failed(&Standin::new().at("PJRT_Client_Compile", 1, &fault), &[], &without);
+    // It is compiled again without loaded parameters.
+    let twice = Standin::new().at("PJRT_Client_Compile", 1, &fault).at("PJRT_Client_Compile", 1, &fault);
+    let compiles = failed(&twice, &[], &without);
     start(&compiles, "compiling text_encoder: out of device memory: text_encoder needs ");
     assert!(compiles.1 != runs.1, "other residency does not reduce the need of one program: {}", compiles.0);
 

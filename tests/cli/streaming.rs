@@ -95,23 +95,24 @@ fn auto_streams_weights_that_do_not_fit() {
     let error = site.error(&standin(), &cache, &[limit, "stream=off"]);
     assert!(error.ends_with("--set runtime.stream=auto would fit (estimated without compiling)"), "{error}");
 
-    // The compiler runs out of memory: half of the blocks are streamed, then all.
-    let full = |nth| {
+    // The compiler runs out of memory, again without loaded parameters: half of the blocks are streamed, then all.
+    let full = |calls: &[usize]| {
         let fault = Fault::Fail(RESOURCE_EXHAUSTED, "out of memory while trying to allocate 1 GiB");
-        standin().at("PJRT_Client_Compile/denoise", nth, &fault).log(&log_file)
+        let standin = standin().log(&log_file);
+        calls.iter().fold(standin, |standin, nth| standin.at("PJRT_Client_Compile/denoise", *nth, &fault))
     };
     let without = site.path("without");
     link_programs_except("denoise", &cache, &without);
-    let (streamed, log) = site.video(&full(1), &without, &[]);
+    let (streamed, log) = site.video(&full(&[1, 1]), &without, &[]);
     assert_eq!(streamed, whole);
     assert!(log.contains("; 4 of 8 transformer blocks stay in device memory"), "{log}");
-    assert_eq!(lines(&log_file), 1);
+    assert_eq!(lines(&log_file), 2);
     std::fs::remove_file(&log_file).expect("removed");
     let none = site.path("none");
     link_programs_except("denoise", &cache, &none);
-    let error = site.error(&full(0), &none, &[]);
+    let error = site.error(&full(&[0]), &none, &[]);
     assert!(error.starts_with("compiling denoise: out of device memory: "), "{error}");
-    assert_eq!(lines(&log_file), 3, "without streaming, with 4 and with 0 resident blocks");
+    assert_eq!(lines(&log_file), 4, "twice without streaming, with 4 and with 0 resident blocks");
 
     // Neither this process nor the plugin can pin memory.
     let fault = |text| Fault::Fail(RESOURCE_EXHAUSTED, text);

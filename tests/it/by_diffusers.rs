@@ -89,7 +89,7 @@ fn prompts_without_bos_match_diffusers() {
 }
 
 /// A single generator draws the initial noise and step noise of both passes, and the decoder's noise.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ancestral_noise_of_both_passes_uses_one_generator() {
     let (all, runner) = cases_of(&cpu(8), "by_diffusers", "tiny_2_5");
     drop(runner);

@@ -129,10 +129,9 @@ fn agree_on_uneven_contexts(component: ProgramKind, folder: &str, name: &str, co
     }
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn connectors_match_single_device_on_uneven_contexts() {
-    let contexts = if full() { &UNEVEN[..] } else { &[7] };
-    agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", "tiny_a_mixed", contexts);
+    agree_on_uneven_contexts(ProgramKind::Connectors, "connectors", "tiny_a_mixed", &UNEVEN);
 }
 
 #[needs(cpu, full)]

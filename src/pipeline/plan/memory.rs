@@ -515,10 +515,12 @@ pub(crate) fn plan(
     }
     // Programs compiled before this request; others may use them.
     let mut shared: BTreeSet<String> = built.hashes().filter(|hash| executor.has_program(hash)).collect();
+    let mut is_tight = false;
     loop {
         // Load later if parameters of another choice are loaded: they take the memory, and are needed if this choice
         // does not fit.
-        let loads = built.build.streaming == before || executor.footprint() == Footprint::default();
+        let has_room = built.build.streaming == before || executor.footprint() == Footprint::default();
+        let loads = has_room && !is_tight;
         let compiled = built.compile(executor, loads, group);
         let misfit = match &compiled {
             Ok(()) => built.memory.keep(residency).is_none().then_some(Misfit::Compiled),
@@ -526,6 +528,7 @@ pub(crate) fn plan(
         };
         if let Err(PipelineError::Runtime(RuntimeError::OutOfMemory { name, .. })) = &compiled {
             search.failed(name);
+            is_tight = true;
         }
         if let Some(misfit) = misfit
             && let Some(next) = search.next(&built, misfit, executor)?
