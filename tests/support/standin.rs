@@ -89,11 +89,6 @@ impl Standin {
         self.at(&format!("PJRT_LoadedExecutable_Execute/{program}"), nth, fault)
     }
 
-    /// Adds a fault at every compilation of a program.
-    pub fn compilation(self, program: &str, fault: &Fault) -> Self {
-        self.at(&format!("PJRT_Client_Compile/{program}"), 0, fault)
-    }
-
     /// Sets a fault while loading the plugin.
     pub fn load(self, load: Load) -> Self {
         Standin { load: Some(load), ..self }

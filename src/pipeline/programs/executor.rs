@@ -571,7 +571,7 @@ fn evicted(
     held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let needed = held.iter().take_while(|(_, bytes)| {
         let is_over = left > room;
-        left -= if is_over { *bytes } else { 0 };
+        left -= bytes;
         is_over
     });
     needed.copied().collect()
