@@ -14,7 +14,7 @@ use crate::{failpoint, temporaries};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}", path.display())]
 pub struct FileError {
-    /// What failed, worded to precede the path in the message, such as `read` or `create folder`.
+    /// Verb phrase for the failed operation, such as `read` or `create folder`. The message continues with the path.
     pub action: &'static str,
     /// File or folder that the operation concerns, or a description of a file without a name.
     pub path: PathBuf,
@@ -26,7 +26,7 @@ pub struct FileError {
 pub type Result<T> = std::result::Result<T, FileError>;
 
 impl FileError {
-    /// Returns a closure for `map_err`.
+    /// Returns a closure for `map_err` that creates a [`FileError`].
     pub fn at(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| FileError { action, path, source }
@@ -99,7 +99,7 @@ fn replace_by(calls: &mut impl Calls, parts: &[&[u8]]) -> Result<()> {
 
 /// A temporary file in the same folder as its target.
 struct SiblingTempFile<'a> {
-    /// `None` after the rename.
+    /// The temporary file; `None` after it was renamed.
     file: Option<NamedTempFile>,
     /// Path as the caller passed it, for messages.
     path: &'a Path,
@@ -226,7 +226,7 @@ pub fn write_file(path: &Path, bytes: &[u8], replace: bool) -> Result<()> {
     }
 }
 
-/// Writes a file like [`write_file`]; `write` gets an empty temporary file.
+/// Writes a file like [`write_file`], but with the closure `write`, which receives an empty temporary file.
 ///
 /// # Errors
 /// Returns the error of `write`, or an error if the file cannot be written.
@@ -283,7 +283,7 @@ mod tests {
         SyncFolder,
     }
 
-    /// Records the calls in order.
+    /// File writer for tests that records the calls in order.
     struct RecordingWriter(Vec<FileCall>);
 
     impl Calls for RecordingWriter {

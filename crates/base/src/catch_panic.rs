@@ -28,7 +28,7 @@ pub fn catch_silently<T, E: From<String>>(call: impl FnOnce() -> Result<T, E>) -
     answer.unwrap_or_else(|payload| Err(E::from(panic_message(&*payload))))
 }
 
-/// Runs `work` and converts a panic into `error(message)`. The panic hook still prints it.
+/// Runs `work` and converts a panic into `error(message)`. The panic hook still prints the panic.
 pub fn catch_panics<T, E>(work: impl FnOnce() -> Result<T, E>, error: impl FnOnce(String) -> E) -> Result<T, E> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(error(panic_message(&*payload))))
 }

@@ -11,7 +11,7 @@ use rustix::fs::{Access, access};
 /// Maximum number of symbolic links to follow, as on Linux.
 const LINKS: usize = 40;
 
-/// Where an output is written.
+/// Destination of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// A regular file or a path that does not exist. The finished output is renamed to it; symbolic links to it are
@@ -32,7 +32,7 @@ impl Destination {
             let Ok(about) = fs::symlink_metadata(&target) else { return Ok(Destination::File(target)) };
             let kind = about.file_type();
             let refused = |kind: &str| {
-                let why = format!("it is a {kind}; use a file, a FIFO or a character device");
+                let why = format!("the path is a {kind}; use a file, a FIFO or a character device");
                 Err(io::Error::new(ErrorKind::InvalidInput, why))
             };
             if kind.is_char_device() || kind.is_fifo() || (kind.is_symlink() && descriptor(&target).is_some()) {
@@ -153,7 +153,9 @@ mod tests {
         assert_eq!(Destination::classify(&link).unwrap(), Destination::Stream("/dev/null".into()));
         let socket = folder.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
-        assert!(Destination::classify(&socket).unwrap_err().to_string().starts_with("it is a socket; use a file"));
+        assert!(
+            Destination::classify(&socket).unwrap_err().to_string().starts_with("the path is a socket; use a file")
+        );
         assert!(check_stream(Path::new("/dev/null")).is_ok());
         // Only the superuser can create a block device; most other machines have one.
         let disk = folder.path().join("disk");
@@ -163,7 +165,7 @@ mod tests {
         let others = fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path()).filter(is_block);
         for disk in is_made.then_some(disk).into_iter().chain(others) {
             let error = Destination::classify(&disk).unwrap_err().to_string();
-            assert!(error.starts_with("it is a block device; use a file"), "{}: {error}", disk.display());
+            assert!(error.starts_with("the path is a block device; use a file"), "{}: {error}", disk.display());
         }
     }
 

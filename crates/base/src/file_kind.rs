@@ -1,4 +1,4 @@
-//! Recognizes common files that are not safetensors or JSON, and says what to do about them.
+//! Recognizes common files that are not safetensors or JSON, and suggests remedies.
 
 /// Number of leading bytes needed for detection.
 pub const SIGNATURE_BYTES: usize = 512;
@@ -26,8 +26,8 @@ const PAGE: &str = "an HTML page, such as a login or error page, instead of the 
 const JSON: &str = "JSON; use the safetensors file, or the folder that contains both";
 const ZEROS: &str = "a file that begins with zeros, probably an incomplete download; download it again";
 
-/// Identifies, from its first bytes, a file that should be safetensors but is something else. Returns what it is and
-/// what to do; `None` if no other format is recognized.
+/// Detects a format other than safetensors from the first bytes of a file. Returns a description of the format and a
+/// remedy; `None` if no other format is recognized.
 pub fn kind(start: &[u8]) -> Option<&'static str> {
     let text = start.trim_ascii_start();
     match text.first() {
@@ -37,8 +37,8 @@ pub fn kind(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Identifies, from its first bytes, a file that should be JSON but is something else. Returns what it is and what to
-/// do; `None` if no other format is recognized.
+/// Detects a format other than JSON from the first bytes of a file. Returns a description of the format and a remedy;
+/// `None` if no other format is recognized.
 pub fn non_json_kind(start: &[u8]) -> Option<&'static str> {
     if let Some((_, kind)) = BEGINNINGS.iter().find(|(beginning, _)| start.starts_with(beginning)) {
         return Some(kind);

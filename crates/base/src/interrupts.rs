@@ -42,7 +42,7 @@ enum InterruptPhase {
     Ending,
 }
 
-/// What to do about a signal.
+/// Response of the process to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Exit immediately, with [`last_words`] as the error line.
@@ -177,7 +177,7 @@ pub fn block_if_ending() {
     }
 }
 
-/// Records a signal and returns what to do about it.
+/// Records a signal and returns the response to it.
 pub fn request() -> Reply {
     state().request()
 }

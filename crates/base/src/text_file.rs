@@ -29,12 +29,12 @@ pub fn unmarked(bytes: &[u8]) -> &[u8] {
 
 fn text(mut bytes: Vec<u8>) -> io::Result<String> {
     if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
-        return Err(Error::new(ErrorKind::InvalidData, "it is UTF-16 text; save it as UTF-8"));
+        return Err(Error::new(ErrorKind::InvalidData, "the file is UTF-16 text; save it as UTF-8"));
     }
     if bytes.starts_with(MARK) {
         bytes.drain(..MARK.len());
     }
-    String::from_utf8(bytes).map_err(|e| Error::new(ErrorKind::InvalidData, format!("it is not UTF-8 text: {e}")))
+    String::from_utf8(bytes).map_err(|e| Error::new(ErrorKind::InvalidData, format!("the file is not UTF-8 text: {e}")))
 }
 
 #[cfg(test)]
@@ -52,9 +52,10 @@ mod tests {
             assert_eq!(read_from(bytes, 64).unwrap(), expected);
             assert_eq!(unmarked(bytes), expected.as_bytes());
         }
-        for (bytes, reason) in
-            [(&b"\xff\xfea\0"[..], "it is UTF-16 text; save it as UTF-8"), (b"\x80", "it is not UTF-8 text")]
-        {
+        for (bytes, reason) in [
+            (&b"\xff\xfea\0"[..], "the file is UTF-16 text; save it as UTF-8"),
+            (b"\x80", "the file is not UTF-8 text"),
+        ] {
             fs::write(file.path(), bytes).unwrap();
             assert!(read(file.path()).unwrap_err().to_string().starts_with(reason));
         }

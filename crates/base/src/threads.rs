@@ -59,14 +59,15 @@ pub fn try_in_order<T: Sync, R: Send, E: Send>(
     begun.into_iter().flatten().collect()
 }
 
-/// A number of bytes that threads share; a thread that needs more than is left waits for the others.
+/// A memory budget in bytes that threads share. A thread that reserves more than is available waits until other threads
+/// release their reservations.
 pub struct MemoryBudget {
     total: usize,
     used: Mutex<MemoryUse>,
     returned: Condvar,
 }
 
-/// Bytes that are used now, and at most so far. A request for more than the total counts in full.
+/// Current and peak number of reserved bytes. A reservation of more than the total counts with its full size.
 #[derive(Default)]
 struct MemoryUse {
     now: usize,
@@ -85,8 +86,8 @@ impl MemoryBudget {
         MemoryBudget { total, used: Mutex::default(), returned: Condvar::new() }
     }
 
-    /// Waits until `bytes` bytes are left, and reserves them. A request for more than the total waits until nothing is
-    /// reserved; a request for 0 bytes never waits.
+    /// Waits until `bytes` bytes are available, and reserves them. A request for more than the total waits until
+    /// nothing is reserved; a request for 0 bytes never waits.
     pub fn reserve(&self, bytes: usize) -> Reservation<'_> {
         let limit = self.total.saturating_sub(bytes);
         let used = self.returned.wait_while(self.lock(), |used| bytes > 0 && used.now > limit);
