@@ -60,7 +60,7 @@ fn sound_of_frames(path: &Path, ffmpeg: &Path, track: usize, seconds: Option<f64
     Ok(part.map(|part| part.sound))
 }
 
-/// How much of a video to read, from its start.
+/// Limits of the part of a video to read. The part begins at the start of the video.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ClipPart {
     /// Maximum number of frames. `None`: all frames.

@@ -29,8 +29,8 @@ fn shares(speaker: Position) -> [f32; 2] {
     }
 }
 
-/// Returns `[1 or 2, samples]`. Mono and stereo stay as they are; more channels are mixed to stereo. If the speaker
-/// positions are unknown, keeps only the first two channels.
+/// Mixes audio to at most two channels and returns an array `[channels, samples]`. Keeps mono and stereo, and mixes
+/// more channels to stereo. If the speaker positions are unknown, keeps only the first two channels.
 pub(super) fn stereo(planes: Vec<Vec<f32>>, channels: &Channels) -> Array2<f32> {
     if planes.len() <= 2 {
         return array(&planes);

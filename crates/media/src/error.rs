@@ -39,7 +39,7 @@ pub enum MediaError {
     /// ffmpeg is needed to write a file or to encode an image, but cannot be run or lacks an encoder.
     #[error("ffmpeg cannot be used: {reason}; install ffmpeg with libx264 or choose the embedded encoder")]
     FfmpegMissing {
-        /// Why ffmpeg cannot be used, such as `ffmpeg is not installed`.
+        /// Reason why ffmpeg cannot be used, such as `ffmpeg is not installed`.
         reason: String,
     },
     /// [`ImageH264::Ffmpeg`](crate::ImageH264::Ffmpeg) is requested, but ffmpeg cannot be run or lacks libx264.
@@ -47,7 +47,7 @@ pub enum MediaError {
         "conditioning.h264 is ffmpeg, but {reason}; install ffmpeg with libx264, or set conditioning.h264 to auto, builtin or off"
     )]
     ImageH264 {
-        /// Why ffmpeg cannot be used, such as `ffmpeg is not installed`.
+        /// Reason why ffmpeg cannot be used, such as `ffmpeg is not installed`.
         reason: String,
     },
     /// ffmpeg is needed to read a file, but cannot be run.
@@ -63,7 +63,7 @@ pub enum MediaError {
     Clip {
         /// Video file, or folder of PNG frames.
         path: PathBuf,
-        /// What is wrong with the video, with a remedy where one exists.
+        /// Description of the problem with the video, with a remedy where one exists.
         reason: String,
     },
     /// Audio that can be decoded, but cannot be used, for example because of its sample rate or its length.
@@ -71,7 +71,7 @@ pub enum MediaError {
     Sound {
         /// Audio or video file.
         path: PathBuf,
-        /// What is wrong with the audio, with a remedy where one exists.
+        /// Description of the problem with the audio, with a remedy where one exists.
         reason: String,
     },
     /// Neither the built-in decoders nor ffmpeg can decode the audio of a file.
@@ -79,7 +79,7 @@ pub enum MediaError {
     Undecoded {
         /// Audio or video file.
         path: PathBuf,
-        /// Why the built-in decoders cannot read the file.
+        /// Reason why the built-in decoders cannot read the file.
         why: String,
         /// ffmpeg's message. `None`: ffmpeg is not installed.
         ffmpeg: Option<String>,
@@ -89,7 +89,7 @@ pub enum MediaError {
     Wav {
         /// WAV file.
         path: PathBuf,
-        /// What is malformed or not supported.
+        /// Description of the malformed or unsupported part.
         reason: String,
     },
     /// ffmpeg was started, but failed, or its output cannot be parsed.
@@ -99,7 +99,7 @@ pub enum MediaError {
         path: PathBuf,
         /// Exit status, such as `exit status: 1`.
         status: String,
-        /// Last six lines of ffmpeg's messages, joined by ` | `, or what is wrong with its output.
+        /// Last six lines of ffmpeg's messages, joined by ` | `, or a description of the problem with its output.
         tail: String,
     },
     /// A built-in encoder failed, or the image that it encoded cannot be decoded again.
@@ -126,7 +126,7 @@ pub enum MediaError {
     Image {
         /// Image file.
         path: PathBuf,
-        /// What is wrong, with a remedy where one exists.
+        /// Description of the problem, with a remedy where one exists.
         message: String,
     },
     /// A PNG frame cannot be read or encoded, or a folder has no usable PNG frames.
@@ -134,7 +134,7 @@ pub enum MediaError {
     Png {
         /// PNG file, or folder of PNG frames.
         path: PathBuf,
-        /// What is wrong with the file or folder.
+        /// Description of the problem with the file or folder.
         message: String,
     },
 }

@@ -21,8 +21,8 @@ use super::yuv;
 use ltx2_base::atomic_file;
 use ltx2_base::catch_panic::panic_message;
 
-/// Returns the version line of the ffmpeg at `program`. The error says why ffmpeg cannot be started, or which of
-/// `encoders` it lacks.
+/// Returns the version line of the ffmpeg program at the path `program`. The error message contains the reason why
+/// ffmpeg cannot be started, or the names of those `encoders` that it lacks.
 pub(super) fn probe(program: &Path, encoders: &[&str]) -> std::result::Result<String, String> {
     // One call prints the encoders to stdout and the version to stderr. A second call would take another 0.1 s.
     let output = match Command::new(program).arg("-encoders").stdin(Stdio::null()).output() {

@@ -79,7 +79,7 @@ pub(super) fn rate_of(path: &Path, times: &[i64], [num, den]: [usize; 2], timing
     Ok(f64::from(rate.num) / f64::from(rate.den))
 }
 
-/// Maximum deviation from a constant rate, in ticks, of times that were rounded only once, to ticks.
+/// Maximum deviation of frame times from a constant rate, in ticks, if the times were rounded only once, to ticks.
 const EXACT: f64 = 1.01;
 /// Relative tolerance of a frame rate if each frame duration was rounded separately, as in APNG.
 const SAME: f64 = 1e-4;

@@ -64,12 +64,14 @@ impl FrameEncoder {
         let units = encoded.map_err(|e| failed(e.to_string()))?.concat();
         match units.len() == frames.len() {
             true => Ok(units),
-            false => Err(failed(format!("it returned {} access units for {} frames", units.len(), frames.len()))),
+            false => {
+                Err(failed(format!("the encoder returned {} access units for {} frames", units.len(), frames.len())))
+            }
         }
     }
 }
 
-/// Builds a track from frames that arrive in pieces.
+/// Builder of a track from frames that arrive in pieces.
 pub(super) struct TrackBuilder {
     encoder: FrameEncoder,
     samples: Samples,

@@ -9,7 +9,7 @@ use super::video_track::{HDR_IMAGE, pixel_fault};
 /// Metadata of an image file.
 #[derive(Default)]
 pub(super) struct ImageMetadata {
-    /// Why the image cannot be used. `None`: no reason found.
+    /// Reason why the image cannot be used. `None`: no reason found.
     pub(super) fault: Option<String>,
     /// Width and height of the complete image before rotation. `None`: not stated.
     pub(super) size: Option<[usize; 2]>,

@@ -105,7 +105,8 @@ fn of_both(path: &Path, kind: ImageKind, own: Option<String>, error: MediaError)
     }
 }
 
-/// Returns why a JPEG or WebP file is known to be truncated. `None`: it is complete, or has another format.
+/// Returns a description of the truncation if a JPEG or WebP file is known to be truncated. `None`: the file is
+/// complete or has another format.
 fn truncation(kind: ImageKind, bytes: &[u8]) -> Option<&'static str> {
     match kind {
         ImageKind::Jpeg => check_jpeg_end(bytes).err(),

@@ -50,13 +50,13 @@ const LONG_PACKETS: [AudioCodecId; 6] =
 
 /// Result of the built-in decoders.
 pub(super) struct BuiltinSound {
-    /// `None`: the file has no audio.
+    /// The decoded part. `None`: the file has no audio.
     pub(super) part: Option<SoundPart>,
-    /// Why the audio may be incomplete. `None`: it is complete.
+    /// Reason why the audio may be incomplete. `None`: it is complete.
     pub(super) doubt: Option<Doubt>,
 }
 
-/// Why decoded audio may be incomplete.
+/// Reason why decoded audio may be incomplete.
 #[derive(Debug, PartialEq)]
 pub(super) enum Doubt {
     /// Nothing in the file confirms that the audio is complete.
@@ -129,7 +129,7 @@ fn has_known_head(file: &mut File) -> std::io::Result<bool> {
         || is_mpeg)
 }
 
-/// Where a track's timing comes from.
+/// Source of a track's timing.
 pub(super) enum TimingSource {
     /// The timestamps of the track's packets.
     Packets,
@@ -169,8 +169,8 @@ impl TimingSource {
         }
     }
 
-    /// Returns whether ffmpeg would skip the same samples at the start of the track. ffmpeg treats ticks of the track
-    /// as samples, and does not skip the priming of a fragmented track.
+    /// Returns whether ffmpeg would skip the same samples at the start of the track as the built-in decoders. ffmpeg
+    /// treats ticks of the track as samples, and does not skip the priming of a fragmented track.
     fn is_sure(&self, codec: &AudioCodecParameters) -> bool {
         let TimingSource::Mp4(sound) = self else { return true };
         let counts_samples = codec.sample_rate.is_some_and(|rate| f64::from(rate) == sound.timescale);
@@ -210,7 +210,7 @@ fn time_of(packet: &Packet, tracks: &[Track]) -> f64 {
     base.map_or(0.0, |base| ticks * f64::from(base.numer.get()) / f64::from(base.denom.get()))
 }
 
-/// What a file states about its audio, to verify that the decoded audio is complete.
+/// Properties that a file states about its audio. They are used to verify that the decoded audio is complete.
 struct StatedAudio {
     /// Number of samples per channel in all packets. `None`: not stated, or only estimated by symphonia's reader.
     samples: Option<u64>,
@@ -224,7 +224,7 @@ struct StatedAudio {
     is_sure: bool,
     /// Whether ffmpeg reads the same packets as symphonia's MP4 reader.
     has_long_packets: bool,
-    /// Timestamp in samples. symphonia's trimming at the end of packets is ignored for packets from this timestamp on.
+    /// Timestamp, in samples, of the first packet for which symphonia's trimming at the end of packets is ignored.
     /// `None`: the trimming always applies.
     end_of_trims: Option<i64>,
 }
@@ -285,8 +285,8 @@ impl StatedAudio {
         }
     }
 
-    /// Returns why the decoded audio may be incomplete; `None` if it is complete. `counted` is the number of samples in
-    /// the packets, and `span` the number of samples that the packets' timestamps cover.
+    /// Returns the reason why the decoded audio may be incomplete; `None` if it is complete. `counted` is the number of
+    /// samples in the packets, and `span` the number of samples that the packets' timestamps cover.
     fn doubt(&self, counted: u64, span: u64, end: End) -> Option<Doubt> {
         let missing = |counted: u64, all: u64| {
             Some(Doubt::Contradicted(format!("{} of {all} samples are missing", all - counted)))
@@ -306,7 +306,7 @@ impl StatedAudio {
     }
 }
 
-/// Where reading a file's packets ended.
+/// Position at which reading of a file's packets ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// At the regular end of the file.
@@ -319,7 +319,7 @@ enum End {
     Edited,
 }
 
-/// Collects the samples of decoded packets.
+/// Collector of the samples of decoded packets.
 struct SampleCollector {
     place: TimingSource,
     wanted: SoundRange,

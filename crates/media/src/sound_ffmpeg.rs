@@ -15,7 +15,7 @@ use super::sound_part::{SoundFault, SoundPart, SoundRange};
 use super::track_times::{FfmpegListing, packet_start, sound_start};
 use ltx2_base::catch_panic::catch_silently;
 
-/// Why ffmpeg returned no audio.
+/// Reason why ffmpeg returned no audio.
 pub(super) enum FfmpegFailure {
     /// ffmpeg cannot be started.
     Missing,
@@ -26,7 +26,7 @@ pub(super) enum FfmpegFailure {
 }
 
 impl FfmpegFailure {
-    /// Returns the message of ffmpeg or the reason; `None` if ffmpeg cannot be started.
+    /// Returns ffmpeg's message, or the reason why the audio is unusable; `None` if ffmpeg cannot be started.
     pub(super) fn words(self) -> Option<String> {
         match self {
             FfmpegFailure::Missing => None,

@@ -17,11 +17,11 @@ pub struct SoundPart {
     pub sound: Audio,
     /// Duration in seconds of the audio that was decoded, including the audio before the requested start.
     pub length: f64,
-    /// Why a damaged file could be decoded only in part. `None`: everything was decoded.
+    /// Reason why a damaged file could be decoded only in part. `None`: everything was decoded.
     pub damage: Option<String>,
 }
 
-/// Why audio cannot be read.
+/// Reason why audio cannot be read.
 #[derive(Debug)]
 pub(super) enum SoundFault {
     Decoder(Reason),
@@ -72,7 +72,7 @@ impl SoundFault {
         }
     }
 
-    /// Returns why the built-in decoders cannot read the file.
+    /// Returns the reason why the built-in decoders cannot read the file.
     pub(super) fn of_decoder(&self) -> String {
         match self {
             SoundFault::Decoder(Reason::Unsupported(what)) => unsupported(what),

@@ -11,7 +11,7 @@ use super::error::Result;
 /// others, writers shift all times by the B-frame delay; for MP3, ffmpeg adds the priming to the times.
 const RELATIVE_TIME_FORMATS: [&str; 6] = ["flv", "live_flv", "mp3", "mpeg", "mpegts", "mpegtsraw"];
 
-/// What ffmpeg reports about a file.
+/// ffmpeg's report about a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FfmpegListing {
     /// ffmpeg's names for the container, separated by commas.

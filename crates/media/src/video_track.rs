@@ -122,7 +122,7 @@ impl VideoTrack {
         })
     }
 
-    /// Returns why the models cannot use a video that ffmpeg can decode, and the command that converts it.
+    /// Returns the reason why the models cannot use a video that ffmpeg can decode, and the command that converts it.
     pub(super) fn fault(&self) -> Option<String> {
         if let Some(fault) = self.pixel.and_then(|sides| pixel_fault(sides, "video", "OUT.mp4")) {
             return Some(fault);
@@ -139,13 +139,13 @@ impl VideoTrack {
         })
     }
 
-    /// Returns why the models cannot use an image that ffmpeg can decode, and how to convert it.
+    /// Returns the reason why the models cannot use an image that ffmpeg can decode, and a remedy.
     pub(super) fn image_fault(&self) -> Option<String> {
         let pixel = self.pixel.and_then(|sides| pixel_fault(sides, "image", "OUT.png"));
         pixel.or(self.hdr.map(|_| HDR_IMAGE.into()))
     }
 
-    /// Returns a warning about frames that are used as decoded but may not look as intended.
+    /// Returns a warning if the video is interlaced, because each pair of fields is used as one frame.
     pub(super) fn warning(&self) -> Option<&'static str> {
         self.is_interlaced.then_some(
             "is interlaced, and each pair of fields is used as one image; to deinterlace it: ffmpeg -i IN -vf bwdif=0 OUT.mp4",
@@ -153,8 +153,8 @@ impl VideoTrack {
     }
 }
 
-/// Returns an error text if the pixels of a video or an image are not square. `width` and `height` are the sides of a
-/// pixel.
+/// Returns an error message if the pixels of a video or an image are not square. `width` and `height` are the side
+/// lengths of a pixel.
 pub(super) fn pixel_fault([width, height]: [f64; 2], what: &str, output: &str) -> Option<String> {
     ((width / height - 1.0).abs() > SQUARE).then(|| {
         format!(
@@ -172,7 +172,7 @@ fn rotation(line: &str) -> Option<f64> {
     angle.strip_prefix(": rotation of ")?.split_whitespace().next()?.parse().ok()
 }
 
-/// Why an HDR image cannot be used.
+/// Error message for an HDR image.
 pub(super) const HDR_IMAGE: &str = "the image is HDR, but the models use SDR; export it as SDR, e.g. to PNG";
 const SDR_ADVICE: &str = "convert it first, e.g. ffmpeg -i IN -vf zscale=t=linear:npl=100,format=gbrpf32le,zscale=p=bt709,\
                         tonemap=hable,zscale=t=bt709:m=bt709:r=tv,format=yuv420p OUT.mp4";
