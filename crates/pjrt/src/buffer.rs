@@ -31,6 +31,8 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
+    /// Wraps a buffer of a plugin and takes ownership of it.
+    ///
     /// # Safety
     /// `raw` is a `PJRT_Buffer` of `client` that the caller owns.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Buffer {

@@ -8,7 +8,7 @@ use super::plugin::Plugin;
 use super::raw::Raw;
 use super::staging::HostMemory;
 
-/// Owns a `PJRT_Client`. Every object that the client creates holds a reference to this struct.
+/// Owner of a `PJRT_Client`. Every object that the client creates holds a reference to this struct.
 pub(super) struct ClientHandle {
     pub plugin: Plugin,
     pub raw: Raw,

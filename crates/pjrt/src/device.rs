@@ -85,6 +85,8 @@ impl fmt::Display for Device {
 }
 
 impl Device {
+    /// Wraps a device of a client.
+    ///
     /// # Safety
     /// `raw` is a `PJRT_Device` of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<Device> {

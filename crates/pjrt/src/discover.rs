@@ -114,7 +114,7 @@ pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
 pub struct PluginFile {
     /// Path of the file.
     pub path: PathBuf,
-    /// Where the file was found, such as `Python site-packages`.
+    /// Place where the file was found, such as `Python site-packages`.
     pub origin: String,
 }
 

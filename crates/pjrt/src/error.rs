@@ -114,7 +114,7 @@ pub enum PjrtError {
 /// Maximum number of searched places that an error message lists.
 const MOST_PLACES: usize = 2;
 
-/// Returns the first places, and the number of others, as text.
+/// Formats the first [`MOST_PLACES`] searched places, and the number of the others.
 fn places(searched: &[String]) -> String {
     let named = searched[..searched.len().min(MOST_PLACES)].join(", ");
     match searched.len() - searched.len().min(MOST_PLACES) {

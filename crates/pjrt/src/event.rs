@@ -84,7 +84,8 @@ struct HeldOwner {
     event: Event,
 }
 
-/// The callback, which runs on a plugin thread when the event has fired.
+/// Frees the event and the owner of the memory. The plugin calls this function on one of its threads when the event has
+/// fired.
 unsafe extern "C" fn release(error: *mut c_void, held: *mut c_void) {
     // SAFETY: `held` is the box that was registered with this callback, which PJRT runs once.
     let held = unsafe { Box::from_raw(held.cast::<HeldOwner>()) };

@@ -67,6 +67,8 @@ impl fmt::Debug for Executable {
 }
 
 impl Executable {
+    /// Wraps an executable of a plugin and takes ownership of it.
+    ///
     /// # Safety
     /// `raw` is an owned `PJRT_Executable` of `plugin`; `owner` keeps alive the client or topology on which it depends.
     pub(super) unsafe fn from_raw(plugin: &Plugin, raw: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Executable {
@@ -212,7 +214,7 @@ impl Drop for Executable {
 pub struct ExecuteOptions {
     /// Indices of donated arguments that this execution must not donate.
     pub keep: Vec<usize>,
-    /// Identifies the execution: the same in all processes that take part, and different for each execution.
+    /// Id of the execution. It is equal in all processes that take part, and differs between executions.
     pub launch_id: i32,
 }
 
@@ -254,6 +256,8 @@ impl Deref for LoadedExecutable {
 }
 
 impl LoadedExecutable {
+    /// Wraps a loaded executable and takes ownership of it. Destroys it on error.
+    ///
     /// # Safety
     /// `raw` is an owned `PJRT_LoadedExecutable` of `client`.
     pub(super) unsafe fn from_raw(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {
@@ -261,6 +265,8 @@ impl LoadedExecutable {
         unsafe { Self::describe(client, raw) }.inspect_err(|_| destroy(client, raw))
     }
 
+    /// Queries the properties of a loaded executable and takes ownership of it.
+    ///
     /// # Safety
     /// As for [`LoadedExecutable::from_raw`]; on error the caller still owns `raw`.
     unsafe fn describe(client: &Arc<ClientHandle>, raw: *mut c_void) -> Result<LoadedExecutable> {

@@ -21,7 +21,7 @@ const SIGXFSZ: c_int = 25;
 /// `SIG_IGN`: the handler that ignores the signal.
 const IGNORED: usize = 1;
 
-/// Handlers of [`end_on_signals`].
+/// Signal handlers that [`end_on_signals`] has installed.
 static ENDING: Mutex<Vec<SigId>> = Mutex::new(Vec::new());
 
 unsafe extern "C" {

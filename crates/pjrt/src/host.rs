@@ -127,7 +127,7 @@ pub struct SharedHostBuffer {
     pub layout: Option<DeviceLayout>,
 }
 
-/// How a device uses shared host memory.
+/// Use of shared host memory by a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostUse {
     /// The device reads the memory in the background until the transfer is complete.

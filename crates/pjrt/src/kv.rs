@@ -124,7 +124,7 @@ pub(super) fn set_store_callbacks(store: &Arc<dyn KvStore>, args: &mut abi::Clie
     args.kv_put_user_arg = user;
 }
 
-/// `PJRT_KeyValueGetCallback`.
+/// Implements `PJRT_KeyValueGetCallback`.
 unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void {
     // SAFETY: during the call, the plugin's struct is alive and nothing else accesses it.
     let args = unsafe { &mut *args };
@@ -138,7 +138,7 @@ unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void
     }
 }
 
-/// `PJRT_KeyValueTryGetCallback`.
+/// Implements `PJRT_KeyValueTryGetCallback`.
 unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut c_void {
     // SAFETY: as for `get`.
     unsafe {
@@ -149,7 +149,7 @@ unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut
     }
 }
 
-/// `PJRT_KeyValuePutCallback`.
+/// Implements `PJRT_KeyValuePutCallback`.
 unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void {
     // SAFETY: as for `get`; the value outlives the call.
     unsafe {

@@ -67,7 +67,8 @@ impl DerefMut for HostMemory {
     }
 }
 
-/// Memory of a view, and the list that receives the memory when the view is deleted.
+/// Memory of a view (a buffer backed by mapped host memory), and the list that receives the memory when the view is
+/// deleted.
 struct ViewMemory {
     memory: HostMemory,
     released: Released,

@@ -70,7 +70,7 @@ pub(super) struct CreateArgs {
     pub profiler: *mut c_void,
 }
 
-/// Arguments of start, stop and destroy.
+/// Argument struct of the profiler's start, stop and destroy functions.
 #[repr(C)]
 pub(super) struct ProfilerArgs {
     pub struct_size: usize,
