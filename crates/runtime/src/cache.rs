@@ -32,7 +32,7 @@ pub enum CacheError {
     File {
         /// Path of the plugin file, or of a file in the compile cache or the module store.
         path: PathBuf,
-        /// What is wrong, on one line.
+        /// Description of the problem, on one line.
         reason: String,
     },
 }
@@ -42,7 +42,7 @@ impl CacheError {
         CacheError::File { path: path.into(), reason: reason.to_string() }
     }
 
-    /// Returns whether the error is that the plugin does not support serialization.
+    /// Returns whether the error means that the plugin does not support serialization.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, CacheError::Plugin(error) if error.is_unsupported())
     }

@@ -61,7 +61,7 @@ pub struct FileTensor {
     pub dtype: DType,
     /// Shape in the file.
     pub shape: Vec<usize>,
-    /// Reads a range of the tensor's bytes and checks the values for NaN and infinity.
+    /// Function that reads a range of the tensor's bytes and checks the values for NaN and infinity.
     pub read: ReadPiece,
 }
 
@@ -69,8 +69,8 @@ pub struct FileTensor {
 pub struct QuantizedTensor {
     /// The 8-bit codes.
     pub codes: FileTensor,
-    /// Reads the dequantization scale of each row, without reading the codes. The error is one line with file and tensor
-    /// name, also if a scale is not finite.
+    /// Function that reads the dequantization scale of each row, without reading the codes. Its error is one line with
+    /// file and tensor name; a scale that is not finite is an error.
     pub scales: Box<dyn Fn() -> Result<Vec<f32>, String>>,
 }
 

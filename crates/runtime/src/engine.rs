@@ -570,7 +570,7 @@ mod tests {
     use super::*;
     use crate::processes::{Launch, Timeouts};
 
-    /// Joins two processes of a group, as threads.
+    /// Calls `run` in two processes of a group, which are simulated by threads, and returns both results.
     fn pair<T: Send>(run: impl Fn(&Group) -> T + Sync) -> [T; 2] {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
         let member = |id| {

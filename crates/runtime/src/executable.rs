@@ -13,7 +13,7 @@ use ltx2_pjrt::{Executable as Compiled, LoadedExecutable};
 use ltx2_stablehlo::{Argument, DeviceMesh, Program, ProgramOutput};
 use ltx2_weights::tensor::Tensor;
 
-/// Where an executable came from.
+/// Origin of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutableOrigin {
     /// Compiled by this process.

@@ -111,7 +111,7 @@ pub(super) fn load(
 struct Conversions<'a> {
     source: &'a dyn ParameterSource,
     scales: Mutex<ComputedScales>,
-    /// Notified when all scales of a weight are known, and when a job fails.
+    /// Condition variable that is notified when all scales of a weight are known, and when a job fails.
     changed: Condvar,
 }
 
@@ -180,13 +180,15 @@ impl Conversions<'_> {
         }
     }
 
-    /// Returns whether `param` holds scales, and those of its weight `key` are not stored.
+    /// Returns whether `param` holds the scales of the weight `key`, and these scales are not stored but must be
+    /// computed.
     fn computes_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, .. } = &param.source else { return false };
         !stored(self.source, param, &keys[key]).is_ok_and(|weight| weight.is_some())
     }
 
-    /// Returns whether `param` holds scales, and those of its weight `key` are stored or computed by another job.
+    /// Returns whether `param` holds the scales of the weight `key`, and these scales are stored or computed by another
+    /// job.
     fn has_scales(&self, param: &Param, key: usize) -> bool {
         let Source::Scales { keys, .. } = &param.source else { return false };
         let name = WeightName { component: param.component, key: keys[key].clone() };
@@ -194,7 +196,7 @@ impl Conversions<'_> {
     }
 }
 
-/// Returns the form to which a parameter's weights are quantized; `None` if they are not.
+/// Returns the form to which a parameter's weights are quantized; `None` if the weights are not quantized.
 fn form(param: &Param) -> Option<QuantizedForm> {
     let (dtype, rotated) = match &param.source {
         Source::Scales { of, rotated, .. } => (*of, *rotated),
@@ -399,7 +401,7 @@ fn outer_dimensions(param: &Param, keys: usize, shards: &[Shard]) -> Result<usiz
 }
 
 impl LoadJob {
-    /// Bytes read into staging memory.
+    /// Returns the number of bytes that this job puts into staging memory.
     fn staged(&self) -> usize {
         match self.part {
             Part::Rows(..) | Part::View(..) => self.bytes,
@@ -408,8 +410,9 @@ impl LoadJob {
         }
     }
 
-    /// Bytes of host memory for a conversion: the stored or merged values, at most 4 bytes each, and the larger of the
-    /// memory for merging LoRAs and that for the new form and the shards copied out of it.
+    /// Returns the bytes of host memory that this job needs to convert a tensor: the stored or merged values, at most 4
+    /// bytes each, plus the memory for merging LoRAs or the memory for the new form and its shards, whichever is
+    /// larger.
     fn converted(&self, param: &Param, source: &Conversions) -> usize {
         match self.part {
             Part::Whole | Part::Made if source.has_scales(param, self.key) => 0,
@@ -422,7 +425,7 @@ impl LoadJob {
         }
     }
 
-    /// Bytes needed in each half of the staging memory.
+    /// Returns the number of bytes that this job needs in each half of the staging memory.
     fn room(&self) -> usize {
         let copies = if matches!(self.part, Part::View(..) | Part::Quantized(..)) { self.bytes } else { 0 };
         self.staged() + copies
@@ -626,8 +629,8 @@ fn write(pieces: Vec<Piece>) -> Result<(), RuntimeError> {
     first.and(write(last, true)).map_err(RuntimeError::from)
 }
 
-/// Part of an array. Dropping it ends it, whether or not it was written successfully, so that the last piece does not wait
-/// forever if a thread panics.
+/// A piece of an array that is being written. Dropping the piece counts it as ended, whether or not it was written
+/// successfully, so that the last piece does not wait forever if a thread panics.
 struct Piece<'a> {
     array: &'a DeviceArray<'a>,
     /// Position in the array, in bytes.
@@ -647,7 +650,7 @@ impl Drop for Piece<'_> {
 struct DeviceArray<'a> {
     target: ArrayTarget<'a>,
     pieces: usize,
-    /// Numbers of pieces begun and ended.
+    /// Number of pieces that have begun, and number of pieces that have ended.
     state: Mutex<(usize, usize)>,
     ended: Condvar,
     watch: Option<WaitDescription>,
@@ -731,7 +734,7 @@ impl<'a> DeviceArray<'a> {
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts an ended piece.
+    /// Increments the number of pieces that have ended.
     fn end(&self) {
         lock(&self.state).1 += 1;
         self.ended.notify_all();
@@ -751,7 +754,7 @@ pub(super) fn is_mapped(engine: &Engine, memory: MemorySpace) -> bool {
     memory == MemorySpace::PinnedHost && engine.spec().views_mapped_memory
 }
 
-/// Returns the kind of PJRT memory that a memory space is; `None`: the device's default memory.
+/// Returns the PJRT memory kind of a memory space; `None`: the device's default memory.
 fn memory_kind(memory: MemorySpace) -> Option<&'static str> {
     (memory != MemorySpace::Device).then(|| memory.name())
 }
@@ -810,12 +813,15 @@ fn stored_bytes(param: &Param, key: &str, conversions: &Conversions) -> Result<S
     }
     let stored = source.tensor(param.component, key).map_err(RuntimeError::Parameter)?;
     let fail =
-        |what: String| RuntimeError::Parameter(format!("{}: tensor '{}' {what}", stored.file.display(), stored.key));
+        |what: String| RuntimeError::Parameter(format!("{}: tensor '{}': {what}", stored.file.display(), stored.key));
     if stored.shape != shape {
-        return Err(fail(format!("has shape {:?}, but the model configuration requires {shape:?}", stored.shape)));
+        return Err(fail(format!("the shape is {:?}, but the model configuration requires {shape:?}", stored.shape)));
     }
     if !stored.dtype.is_float() {
-        return Err(fail(format!("has type {}; weights must be floats (bf16, f16, f32, f8_e4m3)", stored.dtype)));
+        return Err(fail(format!(
+            "the element type is {}; weights must be floats (bf16, f16, f32, f8_e4m3)",
+            stored.dtype
+        )));
     }
     Ok(match (&param.source, form(param), stored.dtype, param.ty.dtype) {
         (Source::Scales { .. }, Some(form), ..) => bytemuck::cast_slice(&stored.quantized(form).scales).to_vec().into(),

@@ -8,7 +8,7 @@ use super::random;
 use ltx2_nn::{Axis, Init, Param, Source};
 use ltx2_stablehlo::{Builder, DType, Type};
 
-/// Matmuls in flight at a time, which hides the launch overhead.
+/// Number of matmuls in flight at a time. It is greater than 1 to hide the launch overhead.
 const IN_FLIGHT: usize = 8;
 
 /// Timing of a matmul of two square matrices on one device.

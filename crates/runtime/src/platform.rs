@@ -20,9 +20,9 @@ pub enum Choice {
     /// The first of TPU, CUDA and CPU that works.
     #[default]
     Auto,
-    /// This platform, without fallback.
+    /// The given platform, without fallback.
     Named(Platform),
-    /// This plugin file, without fallback.
+    /// The given plugin file, without fallback.
     File(PathBuf),
 }
 
@@ -63,7 +63,7 @@ pub enum PlatformError {
     NoHardware {
         /// Name of the platform, for example `cuda`.
         platform: &'static str,
-        /// What was not found.
+        /// Description of the hardware that was not found.
         reason: String,
     },
     /// Several processes were requested on a platform that supports only one.
@@ -78,8 +78,8 @@ pub enum PlatformError {
     None(String),
 }
 
-/// Returns a description of a platform's hardware on this machine, without loading a plugin. The error says why there
-/// is none.
+/// Returns a description of a platform's hardware on this machine, without loading a plugin. The error message contains
+/// the reason why the hardware was not found.
 pub fn hardware(platform: Platform) -> Result<String, String> {
     (spec(platform).hardware)()
 }
@@ -145,8 +145,8 @@ pub fn expected(choice: &Choice) -> Option<Platform> {
     }
 }
 
-/// Checks, in a trial process, that the plugin that a choice would start first accepts the flags in the environment.
-/// Ignores other problems, which [`open_with`] reports.
+/// Starts a trial process to check that a plugin accepts the flags in the environment. The plugin is the one that
+/// [`open_with`] would start first for this choice of platform. Ignores other problems, which [`open_with`] reports.
 pub fn check_flags(choice: &Choice, options: &PlatformOptions) -> Result<(), PlatformError> {
     let path = match choice {
         Choice::File(path) => Some(path.clone()),

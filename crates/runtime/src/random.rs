@@ -91,9 +91,9 @@ pub fn random_programs(program: &Program, params: &[&Param]) -> Result<Vec<Rando
     Ok(all)
 }
 
-/// Splits the indices of the parameters into batches, and the parameters that are left over. All batches have the same
-/// kinds of parameters, so the same program generates each batch in one run. Unrolled layers have thousands of
-/// parameters of a few kinds; one kernel for each would cost half a minute of compile time.
+/// Splits the indices of the parameters into batches and a remainder. All batches have the same kinds of parameters, so
+/// the same program generates each batch in one run. Unrolled layers have thousands of parameters of a few kinds; one
+/// kernel for each would cost half a minute of compile time.
 fn batches(program: &Program, params: &[&Param]) -> [Vec<Vec<usize>>; 2] {
     let mut kinds: Vec<((DrawSpec, ProgramOutput), Vec<usize>)> = Vec::new();
     for (i, param) in params.iter().enumerate() {

@@ -53,7 +53,7 @@ pub struct ShardedTensor {
     ty: Type,
     /// Dimensions without padding.
     logical_dims: Vec<usize>,
-    /// Replicates the tensor before a download if other processes hold shards.
+    /// Function that replicates the tensor before a download if other processes hold shards.
     replicator: Option<Replicate>,
     watch: Option<WaitDescription>,
     /// Name of the program that produced the tensor.

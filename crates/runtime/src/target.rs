@@ -128,7 +128,7 @@ pub struct OpenTarget {
     pub device_kind: String,
     /// Compute capability of the GPUs; `None`: not GPUs, or not reported.
     compute_capability: Option<String>,
-    /// Bytes that a program may use on each device, if limited.
+    /// Number of bytes that a program may use on each device. `None`: unknown.
     pub capacity: Option<i64>,
     /// Memory of a device in bytes, as reported by the plugin; the chip file may lower `capacity` below it. `None`: not
     /// reported.

@@ -15,8 +15,8 @@ pub(super) struct EntryLock(Arc<Mutex<PendingWrite>>);
 pub(super) enum PendingWrite {
     #[default]
     Done,
-    /// To be written after the program has been launched, because some plugins do not run a program while they
-    /// serialize it.
+    /// The entry has to be written after the program has been launched, because some plugins do not run a program while
+    /// they serialize it.
     Due(Box<dyn FnOnce() + Send>),
     Running(JoinHandle<()>),
 }

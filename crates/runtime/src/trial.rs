@@ -115,7 +115,7 @@ fn load_here(path: &Path, purpose: LoadPurpose) -> Result<Plugin, PjrtError> {
     Ok(plugin)
 }
 
-/// Why a trial failed.
+/// Reason why a trial failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TrialFailure {
     Load(String),

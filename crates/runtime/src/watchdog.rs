@@ -25,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum sleep of the watchdog thread during a wait. If a sleep takes much longer, the process was suspended, and the
 /// deadlines are extended by the excess.
 const NAP: Duration = Duration::from_secs(1);
-/// Delay with which a busy machine may end a sleep. After a longer delay, the process counts as having been suspended.
+/// Tolerated delay at the end of a sleep, which a busy machine may cause. After a longer delay, the process counts as
+/// having been suspended.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Maximum duration of a wait.
@@ -37,10 +38,11 @@ pub enum WaitLimit {
     Fixed(Duration),
 }
 
-/// Called before the process exits, with the reason and, if known, how to resume the run.
+/// Callback that runs before the process exits. It receives the reason and, if known, instructions for resuming the
+/// run.
 pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 
-/// Function that returns how to resume the run, if possible.
+/// Function that returns instructions for resuming the run; `None` if it cannot be resumed.
 type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Function that returns the memory needs of a program or component, given its name.
@@ -74,7 +76,7 @@ struct WatchdogShared {
 struct WatchdogState {
     next: u64,
     waits: BTreeMap<u64, Wait>,
-    /// When the thread wakes next; `None` while nothing is being watched.
+    /// Time at which the thread wakes next; `None` while no wait is watched.
     wakes: Option<Instant>,
     over: bool,
 }
@@ -176,7 +178,7 @@ impl DeviceWatchdog {
         self
     }
 
-    /// Sets the function that returns how to resume the run.
+    /// Sets the function that returns instructions for resuming the run.
     pub fn continues(&self, continuation: impl Fn() -> Option<String> + Send + Sync + 'static) {
         if let Some(owner) = &self.0 {
             *lock(&owner.shared.continuation) = Some(Box::new(continuation));
@@ -242,7 +244,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Thread body: checks the waits until the watchdog is dropped. Terminates the process when one exceeds its deadline.
+/// Runs the watchdog thread: checks the waits until the watchdog is dropped. Terminates the process when a wait exceeds
+/// its deadline.
 fn watch(shared: &Arc<WatchdogShared>) {
     let mut log = KernelLog::from_now();
     let mut state = lock(&shared.state);
@@ -297,7 +300,7 @@ fn say(shared: &WatchdogShared, does: &str, message: &str) {
     }
 }
 
-/// Abort handler: reports the most recent unfinished wait.
+/// Reports the most recent unfinished wait. Called as the abort handler.
 fn report_abort() {
     let Some(shared) = lock(&LATEST).clone() else { return };
     let last = lock(&shared.state).waits.values().next_back().map(|wait| (wait.stage.clone(), wait.what.clone()));

@@ -31,9 +31,9 @@ const MOST_TURNS: i32 = 4096;
 /// The sizes to measure.
 struct BenchmarkSizes {
     dtype: DType,
-    /// Rows, input features, output features.
+    /// Matmul sizes: rows, input features, output features.
     matmuls: Vec<[usize; 3]>,
-    /// Queries, keys and heads.
+    /// Attention sizes: queries, keys, heads.
     attention: Vec<[usize; 3]>,
     /// Array sizes in bytes.
     memory: Vec<usize>,
@@ -43,7 +43,8 @@ struct BenchmarkSizes {
     host_copies: Vec<usize>,
     /// Collective sizes in bytes.
     collectives: Vec<usize>,
-    /// Collective size in bytes, and concurrent work that is longer or shorter than the collective.
+    /// Sizes of overlapped collectives in bytes, each with concurrent work that takes more or less time than the
+    /// collective.
     overlapped: Vec<(usize, Concurrent)>,
 }
 
@@ -256,7 +257,7 @@ impl BenchmarkTimer<'_> {
         Ok((long - short) / f64::from(many - few))
     }
 
-    /// Times one operation; `None`, with a warning, if it cannot be measured.
+    /// Measures the time of one operation. If the operation cannot be measured, logs a warning and returns `None`.
     fn time(&self, micro: &Micro) -> Result<Option<Sample>, RuntimeError> {
         let (executable, operands) = self.ready(micro)?;
         let name = match micro.collective {
@@ -296,7 +297,8 @@ impl BenchmarkTimer<'_> {
     }
 }
 
-/// Returns how the optimized program differs from the operation to be timed; `None` if it does not differ.
+/// Returns a description of the difference between the optimized program and the operation to be timed; `None` if it
+/// does not differ.
 fn changed(micro: &Micro, read: &Report) -> Option<String> {
     let each = micro.operations as f64;
     let near = |got: f64, want: f64, what: &str| {

@@ -21,11 +21,12 @@ pub(super) struct Micro {
     /// Operations per iteration.
     pub operations: usize,
     pub program: Program,
-    /// Expected work per operation in the optimized program.
+    /// Expected FLOPs, bytes or collectives per operation in the optimized program.
     pub expected: ExpectedFigure,
 }
 
-/// Expected figure of the optimized program. A different value shows that the compiler changed the operation.
+/// Property of the optimized program that is checked, with its expected value. A different value shows that the
+/// compiler changed the operation.
 pub(super) enum ExpectedFigure {
     /// No check.
     Any,
@@ -212,7 +213,7 @@ impl Concurrent {
     /// Row length of a copied array.
     const WIDTH: usize = 4096;
 
-    /// Types of the device-local operand and of the weights.
+    /// Returns the types of the device-local operand and of the weights.
     fn types(self) -> (Type, Vec<Type>) {
         let ty = |dims: [usize; 2]| Type::new(DType::BF16, dims);
         match self {

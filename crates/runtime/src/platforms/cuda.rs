@@ -61,9 +61,9 @@ fn topology(devices: &TargetDevices) -> (String, Attributes) {
 const FUSED_KERNELS: u32 = 8;
 
 /// Returns the lowering for the GPUs of a compiler. Older GPUs, of which CUDA 13 supports Turing (7.5), use XLA
-/// operations instead of fused kernels. An unknown compute capability counts as new enough: the plugin reports that of
-/// every device, so it is unknown only before the plugin is opened. A kernel that a GPU does not support is an error of
-/// the compiler, never a wrong result.
+/// operations instead of fused kernels. An unknown compute capability counts as new enough: the plugin reports the
+/// compute capability of every device, so it is unknown only before the plugin is opened. A kernel that a GPU does not
+/// support is an error of the compiler, never a wrong result.
 fn lowering(toolchain: &Toolchain) -> Lowering {
     let major = toolchain.compute_capability.as_ref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
     match major.is_some_and(|major| major < FUSED_KERNELS) {

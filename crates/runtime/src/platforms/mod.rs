@@ -46,8 +46,8 @@ with_defaults! {
         pub description: &'static str = "",
         /// Wheels that make up the plugin (Linux, x86-64).
         pub wheels: &'static [Wheel] = &[],
-        /// Returns a description of this machine's hardware, without loading a plugin. The error says why there is
-        /// none.
+        /// Returns a description of this machine's hardware, without loading a plugin. The error message contains the
+        /// reason why the hardware was not found.
         pub hardware: fn() -> Result<String, String> = || Ok(String::new()),
         /// Returns the device kinds of this machine's devices. `None`: known only to the plugin.
         pub device_kinds: Option<fn() -> Result<Vec<String>, String>> = None,
@@ -147,7 +147,7 @@ pub(crate) struct TargetDevices {
     pub(crate) target_config: Option<String>,
     /// TPU: chips along each dimension. GPU: partitions, hosts, devices per host. CPU: number of virtual devices.
     pub(crate) shape: Vec<usize>,
-    /// Number of TPU slices of that shape, connected by a network.
+    /// Number of TPU slices, which have this shape and are connected by a network.
     pub(crate) slices: usize,
     /// Chips of a VM along each dimension, if they differ from libtpu's default of 2x2x1.
     pub(crate) vm_bounds: Option<Vec<i64>>,

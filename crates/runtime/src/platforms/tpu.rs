@@ -124,7 +124,7 @@ impl Libtpu {
         ("0.0.42.1", Libtpu(933_746_096)),
     ];
 
-    /// Stands for a library that does not report its build, which is treated as the newest.
+    /// Build of a library that does not report its build number. It is treated as the newest build.
     const UNKNOWN: Libtpu = Libtpu(u64::MAX);
 
     /// Returns the pinned release's platform version, reduced to the part that [`Libtpu::parse`] reads.

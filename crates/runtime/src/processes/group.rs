@@ -13,8 +13,8 @@ use super::store::{self, ETCD, StoreServer};
 use super::waiting::{PeerWait, resolve};
 use ltx2_pjrt::{KvError, KvStore, ProcessNode};
 
-/// Timeout of waits without a time limit. If another process is lost, the heartbeat thread terminates this process
-/// during the wait.
+/// Timeout (30 days) that stands for an unlimited wait. If another process is lost, the heartbeat thread terminates
+/// this process during the wait.
 const UNLIMITED: Duration = Duration::from_secs(30 * 86_400);
 /// Pause between attempts to reach process 0, which may start later.
 const PAUSE: Duration = Duration::from_millis(200);

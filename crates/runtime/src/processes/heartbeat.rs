@@ -24,7 +24,7 @@ pub(super) struct Abort {
     pub message: String,
 }
 
-/// Called with the reason when the run is aborted; exits the process.
+/// Callback that exits the process when the run is aborted; receives the reason.
 pub(crate) type OnAbort = Box<dyn FnOnce(&str) + Send>;
 
 /// The store and the ids and hosts of the processes, shared with the heartbeat thread.
