@@ -17,7 +17,8 @@ use super::access::Line;
 use super::connection::{Connection, ConnectionLimits};
 use super::traffic::{BodyAbort, ExchangeState};
 
-/// How long the server reads and discards the unread rest of a request body before it closes the connection.
+/// Maximum time for which the server reads and discards the unread rest of a request body before it closes the
+/// connection.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum number of bytes of a request body that are discarded.
 const DRAIN_BYTES: u64 = 64 << 20;
@@ -54,7 +55,7 @@ impl LimitedBody {
         }
     }
 
-    /// Becomes ready when the rate during an interval is below the minimum.
+    /// Polls the rate timer. Returns ready when the rate during an interval is below the minimum.
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let window = self.limits.body_window;
         let (received, rate) = (self.traffic.received(), self.traffic.rate.load(Ordering::Relaxed));

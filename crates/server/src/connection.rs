@@ -24,7 +24,7 @@ pub struct ConnectionLimits {
     pub idle: Duration,
     /// Maximum number of open connections.
     pub connections: usize,
-    /// How long the server waits at shutdown for open responses to finish.
+    /// Maximum time that the server waits at shutdown for open responses to finish.
     pub shutdown_grace: Duration,
 }
 
@@ -51,7 +51,7 @@ pub(super) const IDLE: u8 = 2;
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     pub(super) at: AtomicU8,
-    /// Notified when the connection must close to free a slot for another.
+    /// Notification that the connection must close to free a slot for another.
     pub(super) evicted: Notify,
     /// Whether the connection has been selected for eviction.
     pub(super) is_leaving: AtomicBool,

@@ -42,7 +42,7 @@ pub enum Stop {
 /// Progress callback. It returns whether the run continues.
 pub type BatchWatch<'a> = &'a mut dyn FnMut(StepProgress) -> ControlFlow<Stop>;
 
-/// Why a run produced no videos.
+/// Reason why a run produced no videos.
 #[derive(Debug)]
 pub enum RunError {
     /// The progress callback stopped the run.

@@ -67,7 +67,7 @@ fn kind(status: u16) -> &'static str {
     }
 }
 
-/// Why a job failed, as reported to clients.
+/// Reason why a job failed, as reported to clients.
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {

@@ -31,7 +31,7 @@ pub struct InputStore {
     folder: PathBuf,
     decoders: BlockingSemaphore,
     decode_video: fn(&Path) -> media::Result<ClipInfo>,
-    /// Returns the maximum total size of a video's decoded frames in bytes.
+    /// Function that returns the maximum total size of a video's decoded frames in bytes.
     video_limit: fn() -> u64,
 }
 
@@ -120,8 +120,8 @@ impl InputStore {
     }
 
     /// Decodes up to [`MAX_CHECKED_SECONDS`] seconds of a file's audio after `start`, without keeping the samples.
-    /// Returns the duration of the audio in seconds; `None` if there is none. The error message is for clients and does
-    /// not mention the server's tools.
+    /// Returns the duration of the audio in seconds; `None` if the file has no audio. The error message is for clients
+    /// and does not mention the server's tools.
     fn decoded_audio_seconds(&self, file: &Path, start: f64) -> Result<Option<f64>, String> {
         let read = || media::read_sound_from(file, Path::new("ffmpeg"), f64::MAX, Some(start + MAX_CHECKED_SECONDS));
         match self.decoders.within(read) {

@@ -113,15 +113,15 @@ impl JobState {
 pub struct Record {
     /// State.
     pub state: JobState,
-    /// When the job was started.
+    /// Time at which the job was started. `None`: not started yet.
     pub started_at: Option<u64>,
-    /// When the job ended.
+    /// Time at which the job ended. `None`: not ended yet.
     pub completed_at: Option<u64>,
-    /// When the job and its files will be removed.
+    /// Time at which the job and its files will be removed; `None` until the job has ended.
     pub expires_at: Option<u64>,
-    /// Why the job failed.
+    /// Reason why the job failed; `None` if it has not failed.
     pub failure: Option<Failure>,
-    /// How many times the job has been started.
+    /// Number of times that the job has been started.
     pub attempts: u32,
     /// Number of videos in the batch of the job, including its own.
     pub batch: usize,

@@ -77,7 +77,7 @@ pub struct JobPage {
     pub has_more: bool,
 }
 
-/// Which jobs a list request selects.
+/// Selection of the jobs in a list request.
 #[derive(Clone, Debug)]
 pub struct ListQuery {
     /// Id after which the page starts, in list order. The job with this id may have been removed.
@@ -95,7 +95,7 @@ pub struct ListQuery {
 pub struct JobTiming {
     /// Minimum age of a finished job before it is removed because the disk is full.
     pub young: Duration,
-    /// How long a job waits for disk space or a file descriptor before it fails.
+    /// Maximum time that a job waits for disk space or a file descriptor before it fails.
     pub patience: Duration,
     /// Returns the Unix time in seconds.
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
@@ -114,9 +114,10 @@ pub struct Jobs {
     settings: Serve,
     pace: JobTiming,
     index: Mutex<JobIndex>,
-    /// Notified when a job is no longer busy, when storing a new job succeeds or fails, and when the server drains.
+    /// Condition variable that is notified when a job is no longer busy, when storing a new job succeeds or fails, and
+    /// when the server drains.
     freed: Condvar,
-    /// Notified when there may be work for the device.
+    /// Condition variable that is notified when there may be work for the device.
     work: Condvar,
     version: watch::Sender<u64>,
     is_draining: AtomicBool,
@@ -211,7 +212,7 @@ impl Jobs {
         self.store.folder(id)
     }
 
-    /// Returns how long a job waits for disk space or a file descriptor before it fails.
+    /// Returns the maximum time that a job waits for disk space or a file descriptor before it fails.
     pub fn patience(&self) -> Duration {
         self.pace.patience
     }
@@ -221,7 +222,7 @@ impl Jobs {
         self.lock().is_short
     }
 
-    /// Returns why the device failed; `None` if it has not failed.
+    /// Returns the reason why the device failed; `None` if it has not failed.
     pub fn device_failure(&self) -> Option<String> {
         self.lock().failed.clone()
     }

@@ -57,7 +57,7 @@ impl Connections {
     }
 
     /// Closes the oldest connection that is not handling a request, so that idle clients and clients that send headers
-    /// slowly cannot block others. Returns whether there was one.
+    /// slowly cannot block others. Returns whether a connection was closed.
     fn evict(&self) -> bool {
         let open = self.lock();
         let quiet = |connection: &&Arc<Connection>| {

@@ -36,7 +36,7 @@ pub const CUT: u8 = 130;
 const BLOCKING: usize = 64;
 /// Polling interval while the server waits for its threads to finish.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a draining server waits for a running compilation.
+/// Maximum time that a draining server waits for a running compilation.
 const COMPILATION_GRACE: Duration = Duration::from_millis(300);
 
 /// Server options that are not part of the configuration.
@@ -50,7 +50,7 @@ pub struct ServerOptions {
     pub patience: Option<Duration>,
 }
 
-/// Why a server cannot start.
+/// Reason why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The options are invalid: exit code 2.
@@ -80,7 +80,7 @@ pub struct Server {
     address: SocketAddr,
     metrics_address: Option<SocketAddr>,
     state: PathBuf,
-    /// Set to true to end event streams. Connections end later, through `closing`.
+    /// Flag that ends the event streams when it is set to true. Connections end later, through `closing`.
     ending: watch::Sender<bool>,
     closing: watch::Sender<bool>,
     worker: Worker,
@@ -152,7 +152,7 @@ impl Server {
         self.address
     }
 
-    /// Returns the address of the separate metrics listener; `None` if there is none.
+    /// Returns the address of the separate metrics listener; `None` if the metrics have no separate listener.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_address
     }

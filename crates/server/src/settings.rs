@@ -60,7 +60,7 @@ with_defaults! {
         /// Minimum upload rate, in bytes per second or with a unit (`KiB`, `MiB`, `GiB`), checked every 10 s; a slower
         /// upload fails with 408. 0 disables the check.
         pub min_upload_rate: Bytes = Bytes(4 << 10),
-        /// How long finished videos are kept, in seconds or with a unit (`s`, `m`, `h`, `d`).
+        /// Retention time of finished videos, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub keep: Seconds = Seconds(24.0 * 3600.0),
         /// Disk space for finished videos, in bytes or with a unit (`KiB`, `MiB`, `GiB`); the oldest videos are deleted
         /// first.
@@ -69,7 +69,7 @@ with_defaults! {
         pub min_free: Bytes = Bytes(2 << 30),
         /// Denoising time between two checkpoints of a running video, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub checkpoint: Seconds = Seconds(30.0),
-        /// What happens to a running video when the server shuts down.
+        /// Handling of a running video when the server shuts down.
         pub drain: Drain = Drain::Checkpoint,
         /// Maximum duration of the shutdown, in seconds or with a unit (`s`, `m`, `h`, `d`).
         pub drain_timeout: Seconds = Seconds(30.0),
@@ -109,7 +109,7 @@ impl Serve {
     }
 }
 
-/// What happens to a running video when the server shuts down.
+/// Handling of a running video when the server shuts down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Drain {
@@ -247,7 +247,7 @@ impl std::str::FromStr for Seconds {
 }
 
 impl Seconds {
-    /// Returns the duration; a number that is too large for the type has no end.
+    /// Returns the duration; if the number is too large, the maximum of the type.
     pub fn duration(self) -> Duration {
         Duration::try_from_secs_f64(self.0).unwrap_or(Duration::MAX)
     }

@@ -147,7 +147,7 @@ pub trait JobStore: Send + Sync {
     /// Returns how much disk space is used and free.
     fn usage(&self) -> Usage;
 
-    /// If `free`, frees the disk reserve, so that states can be recorded on a full disk; otherwise allocates the
+    /// Frees the disk reserve if `free` is true, so that states can be recorded on a full disk; otherwise allocates the
     /// reserve again.
     fn give_reserve(&self, free: bool);
 

@@ -36,12 +36,13 @@ pub(super) struct Streams {
     held: Mutex<HashMap<StreamOwner, usize>>,
 }
 
-/// Why a client cannot open another event stream.
+/// Reason why a client cannot open another event stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamRefusal {
     /// All event streams of the server are in use.
     Full,
-    /// Contains the number of streams that the client has open, which is at least the number of free streams.
+    /// The client has too many streams open. The value is the number of its open streams, which is at least the number
+    /// of free streams.
     Share(usize),
 }
 

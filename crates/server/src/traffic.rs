@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 
 use super::error::ApiError;
 
-/// Why a request body was not read completely.
+/// Reason why a request body was not read completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyAbort {
     /// The body arrived more slowly than the minimum rate.

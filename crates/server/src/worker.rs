@@ -22,7 +22,7 @@ use super::job::VideoProperties;
 use super::jobs::{Jobs, Running};
 use super::store::is_full;
 
-/// Creates the device. Called on the thread that will own it.
+/// Function that creates the device. It is called on the thread that will own the device.
 pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn JobDevice>, String> + Send>;
 
 /// Retry interval while the disk is full or the process is out of file descriptors.

@@ -30,7 +30,7 @@ pub(super) enum RequestKind {
     Create,
     /// Same as `Create`, but the response is the finished video.
     Sync,
-    /// Repeats the request of the finished video with this id, with some fields changed.
+    /// A remix, which repeats the request of the finished video with this id, with some fields changed.
     Remix(VideoId),
     Edit,
     Extend,

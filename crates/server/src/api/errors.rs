@@ -45,18 +45,18 @@ pub(crate) fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response<Body> {
     internal(panic_message(&*panic)).into_response()
 }
 
-/// Fallback handler for unknown routes: 404.
+/// Handles unknown routes: returns 404.
 pub(crate) async fn no_route() -> ApiError {
     ApiError::new(404, "not_found", "no such endpoint; see /openapi.json").should_retry(false)
 }
 
-/// Fallback handler for methods that a route does not support: 405.
+/// Handles methods that a route does not support: returns 405.
 pub(crate) async fn no_method() -> ApiError {
     ApiError::new(405, "method_not_allowed", "this endpoint does not support the method; see /openapi.json")
         .should_retry(false)
 }
 
-/// Handler for OpenAI endpoints that this server does not implement: 404.
+/// Handles OpenAI endpoints that this server does not implement: returns 404.
 pub(crate) async fn unsupported() -> ApiError {
     ApiError::new(404, "unsupported_endpoint", "this server does not implement the endpoint; see /openapi.json")
         .should_retry(false)

@@ -37,7 +37,7 @@ use crate::listen::ended;
 use crate::objects;
 use crate::streams::{StreamOwner, StreamPermit, StreamRefusal};
 
-/// How long clients wait before they reconnect.
+/// Time that clients wait before they reconnect.
 const RETRY: Duration = Duration::from_secs(2);
 /// Interval between keep-alive comments, which prevent proxies from closing an idle connection.
 const COMMENT: Duration = Duration::from_secs(15);
@@ -60,7 +60,7 @@ impl Drop for EventStream {
     }
 }
 
-/// What an event stream has to do next.
+/// Next action of an event stream.
 enum StreamAction {
     Change,
     /// The client disconnected, or the watched video was removed.

@@ -30,7 +30,8 @@ pub(super) const COOKIE: &str = "ltx2_session";
 #[derive(Clone, Debug)]
 pub(super) struct About(pub(super) String);
 
-/// Outermost layer: assigns an id to the request and adds a line to the access log when the response has been sent.
+/// Assigns an id to the request and adds a line to the access log when the response has been sent. This is the
+/// outermost middleware layer.
 pub(super) async fn note(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let since = Instant::now();
     let id = request_id(request.headers());
@@ -174,7 +175,7 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
     pairs.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value).next()
 }
 
-/// Layer that rejects cross-origin requests that change state, except from `origins`.
+/// Returns a middleware layer that rejects cross-origin requests that change state, except from `origins`.
 pub(super) fn csrf(
     origins: &[String],
 ) -> Result<CsrfLayer<impl Fn(tower_http::csrf::ProtectionError) -> Response + Clone + use<>>, String> {

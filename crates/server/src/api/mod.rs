@@ -46,7 +46,7 @@ pub(super) const STREAMS: usize = 256;
 const BODIES: u64 = 8;
 /// Maximum number of requests whose files are decoded and written concurrently.
 const ENTRIES: usize = 16;
-/// How long a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
+/// Time that a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State shared by all endpoints.
@@ -70,7 +70,7 @@ pub(super) struct App {
     pub(super) created: u64,
     /// The process's limit of open files.
     pub(super) files: Descriptors,
-    /// Becomes true at shutdown, which ends event streams and synchronous requests.
+    /// Flag that becomes true at shutdown, which ends event streams and synchronous requests.
     pub(super) ending: watch::Receiver<bool>,
     pub(super) streams: Arc<Streams>,
     /// Permits for bodies that are being processed, one per KiB.

@@ -33,7 +33,7 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// Returns why the server cannot generate videos now; `None` if it can.
+/// Returns the reason why the server cannot generate videos now; `None` if it can generate videos.
 async fn ill(app: &Arc<App>) -> Option<(&'static str, String)> {
     match app.health.now() {
         HealthState::Starting => Some(("starting", "the model is loading and its programs are compiling".into())),

@@ -27,15 +27,16 @@ pub(super) struct QueuePosition {
 #[derive(Debug)]
 pub(super) struct QueuedJob {
     pub(super) candidate: ScheduleCandidate,
-    /// Members of the batch in which an earlier server process started the job; `None` if none has started it.
+    /// Members of the batch in which an earlier server process started the job; `None` if no earlier process has
+    /// started the job.
     pub(super) batch: Option<Arc<Vec<VideoId>>>,
 }
 
-/// Where a job is in its lifecycle.
+/// Position of a job in its lifecycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum JobLifecycle {
     Queue(QueuePosition),
-    /// In the run with this number: the job is on the device, or its files are being written.
+    /// The job belongs to the run with this number: it is on the device, or its files are being written.
     Run(u64),
     Over,
 }
@@ -47,9 +48,9 @@ pub(super) struct JobEntry {
     pub(super) record: Arc<Record>,
     pub(super) progress: Progress,
     pub(super) at: JobLifecycle,
-    /// Channel to the clients that watch the job; `None` if there are none.
+    /// Channel to the clients that watch the job; `None` if no clients watch it.
     pub(super) sender: Option<watch::Sender<Snapshot>>,
-    /// Set to make the device stop running the job.
+    /// Flag that makes the device stop running the job when it is set.
     pub(super) cancelled: Arc<AtomicBool>,
     /// Number of clients that wait for the job in a synchronous request.
     pub(super) waiters: usize,
@@ -57,7 +58,7 @@ pub(super) struct JobEntry {
     pub(super) is_busy: bool,
     /// Whether the job was deleted while it ran. It is then invisible, and its folder is removed when the run ends.
     pub(super) is_hidden: bool,
-    /// Monotonic time at which the job ended.
+    /// Monotonic time at which the job ended. `None`: not ended yet.
     pub(super) ended: Option<Instant>,
     /// Monotonic time at which the job expires.
     pub(super) deadline: Option<Instant>,
@@ -116,7 +117,7 @@ pub(super) struct JobIndex {
     pub(super) profiles: Profiles,
     /// Whether the disk has too little space for another video.
     pub(super) is_short: bool,
-    /// Why the device failed; `None` if it has not failed.
+    /// Reason why the device failed; `None` if it has not failed.
     pub(super) failed: Option<String>,
     /// When the device last made progress.
     pub(super) moved: Option<Instant>,

@@ -65,7 +65,7 @@ pub(super) struct BatchProgress {
     shape: Arc<str>,
     begun: Instant,
     stage: JobPhase,
-    /// When the current stage began. `first` is its first step, which is not 0 in a resumed run.
+    /// Time at which the current stage began. `first` is the stage's first step, which is not 0 in a resumed run.
     since: Instant,
     first: usize,
     step: usize,

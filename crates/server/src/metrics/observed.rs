@@ -25,9 +25,9 @@ struct JobTimes {
     state: JobState,
     pipeline: String,
     created: Instant,
-    /// When the job was started.
+    /// Time at which the job was started. `None`: not started yet.
     begun: Option<Instant>,
-    /// When the job's files were written.
+    /// Time at which the job's files were written. `None`: not written yet.
     written: Option<Instant>,
     /// Time that the job has spent outside the queue, the device and encoding.
     overhead: Duration,
@@ -41,10 +41,10 @@ pub(crate) struct Pulse {
     beat: Mutex<Beat>,
 }
 
-/// Progress of the device, and how long its stages usually take.
+/// Progress of the device, and the usual durations of its stages.
 #[derive(Debug, Default)]
 struct Beat {
-    /// Current stage, and when the device last reported progress in it; `None` while the device is idle.
+    /// Current stage, and the time at which the device last reported progress in it; `None` while the device is idle.
     at: Option<(StageKey, Instant)>,
     /// Moving average of the seconds between two progress reports, by shape and stage.
     means: HashMap<StageKey, f64>,

@@ -37,7 +37,7 @@ pub struct FileStore {
     bytes: Mutex<HashMap<VideoId, u64>>,
     total: AtomicU64,
     input_bytes: AtomicU64,
-    /// Sends messages to the thread that empties the trash.
+    /// Channel to the thread that empties the trash.
     emptier: mpsc::Sender<()>,
     _lock: File,
 }

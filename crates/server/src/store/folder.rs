@@ -25,8 +25,10 @@ fn folder_error(path: &Path, error: io::Error) -> io::Error {
         return error;
     }
     let why = match std::fs::read_link(path) {
-        Ok(target) => format!("it is a link to {}, which is not a folder; create that folder first", target.display()),
-        Err(_) => "it is a file; use a folder".into(),
+        Ok(target) => {
+            format!("the path is a link to {}, which is not a folder; create that folder first", target.display())
+        }
+        Err(_) => "the path is a file; use a folder".into(),
     };
     io::Error::new(error.kind(), why)
 }
