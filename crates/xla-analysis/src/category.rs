@@ -10,7 +10,7 @@ use super::module::Module;
 use super::proto::{ComputationProto, InstructionProto, ShapeProto};
 use super::shape::dtype_name;
 
-/// What kind of work an operation does.
+/// Kind of work that an operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(with = "String"))]

@@ -318,7 +318,7 @@ impl Chip {
         measured.map(|host| host.seconds(bytes)).or_else(|| Some(bytes / self.host_bandwidth?))
     }
 
-    /// Returns by how much a collective and overlapping work slow each other down. `time` is the predicted time of the
+    /// Returns the slowdown of a collective and of the work that overlaps with it. `time` is the predicted time of the
     /// work.
     pub(crate) fn contention(&self, time: OpTime) -> Shares {
         let contention = self.calibration.as_ref().and_then(|c| c.contention);

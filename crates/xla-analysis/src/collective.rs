@@ -88,7 +88,7 @@ pub struct Collective {
     pub axes: Vec<String>,
     /// Loop that contains the collective.
     pub level: LoopLevel,
-    /// How often the collective runs per call, step or block, depending on `level`.
+    /// Number of runs of the collective per call, step or block, depending on `level`.
     pub times: f64,
     /// Whether the collective is a pair of a start and a done instruction.
     pub asynchronous: bool,
@@ -107,7 +107,7 @@ pub(super) fn is_async_marker(i: &InstructionProto) -> bool {
     i.custom_call_target == ASYNC_START || i.custom_call_target == ASYNC_DONE
 }
 
-/// Which part of an asynchronous collective a fusion contains.
+/// Part of an asynchronous collective that a fusion contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncPart {
     Start,
@@ -118,7 +118,7 @@ pub(super) enum AsyncPart {
 }
 
 impl Module {
-    /// Returns the collectives that are fused into a computation, and which part of each it contains.
+    /// Returns the collectives that are fused into a computation, with the part of each that the computation contains.
     pub(super) fn fused_collectives<'a>(&'a self, c: &'a ComputationProto) -> Vec<(AsyncPart, &'a InstructionProto)> {
         let marked = |target: &str| c.instructions.iter().any(|i| i.custom_call_target == target);
         let part = match (marked(ASYNC_START), marked(ASYNC_DONE)) {

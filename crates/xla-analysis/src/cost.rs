@@ -72,7 +72,7 @@ fn is_free(opcode: &str) -> bool {
     FREE.contains(&opcode) || opcode.ends_with("-done")
 }
 
-/// Computes the work of instructions.
+/// Calculator of the work of instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Counter<'a> {
     pub module: &'a Module,

@@ -69,7 +69,8 @@ pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
 /// Memory space of device memory.
 const DEVICE: i64 = 0;
 
-/// Memory space of host memory (`S(5)` in HLO text). On TPUs, the others except [`DEVICE`] are on the chip.
+/// Memory space of host memory (`S(5)` in HLO text). On TPUs, all other memory spaces except [`DEVICE`] are on the
+/// chip.
 const HOST: i64 = 5;
 
 /// Returns the memory space of an array; for a tuple, [`DEVICE`].

@@ -28,7 +28,7 @@ pub struct StackCopy {
     /// Innermost loop that contains the operation.
     #[serde(rename = "phase")]
     pub level: LoopLevel,
-    /// How often the operation runs per call, per step or per block, depending on the loop that contains it.
+    /// Number of runs of the operation per call, per step or per block, depending on the loop that contains it.
     pub times: f64,
 }
 

@@ -19,9 +19,9 @@ pub struct Trace {
     pub window_ms: f64,
     /// Time in which at least one operation ran.
     pub busy_ms: f64,
-    /// Time in the window in which no operation ran.
+    /// Part of `window_ms` in which no operation ran.
     pub idle_ms: f64,
-    /// `idle_ms` as a fraction of the window.
+    /// `idle_ms` as a fraction of `window_ms`.
     pub idle_share: f64,
     /// Time by category, in the order of [`OpCategory`].
     #[serde(rename = "activities")]
@@ -46,9 +46,10 @@ pub struct CategoryTime {
     pub category: OpCategory,
     /// Sum over the operations of the category. Operations that run at the same time each count in full.
     pub ms: f64,
-    /// Fraction of the window. While operations of several categories run, the time counts only for the category that
-    /// is first in [`OpCategory`], so that all shares and the idle share add up to 1. Transfers (collectives and copies
-    /// from host memory) are last, so their share contains only time that other work does not hide.
+    /// Fraction of the trace's `window_ms`. While operations of several categories run, the time counts only for the
+    /// category that is first in [`OpCategory`], so that all shares and the idle share add up to 1. Transfers
+    /// (collectives and copies from host memory) are last, so their share contains only time that other work does not
+    /// hide.
     pub share: f64,
     /// For a transfer, the time in which no work other than transfers ran on the device.
     pub exposed_ms: Option<f64>,
@@ -63,7 +64,7 @@ pub struct ScopeTime {
     pub scope: String,
     /// Sum over the operations, in milliseconds. Operations that run at the same time each count in full.
     pub ms: f64,
-    /// `ms` as a fraction of the window.
+    /// `ms` as a fraction of the trace's `window_ms`.
     pub share: f64,
     /// Milliseconds by category; they add up to `ms`.
     #[serde(rename = "activities")]
@@ -79,7 +80,7 @@ pub struct DeviceTime {
     pub window_ms: f64,
     /// Time in which at least one operation ran.
     pub busy_ms: f64,
-    /// Time in the window in which no operation ran.
+    /// Part of `window_ms` in which no operation ran.
     pub idle_ms: f64,
     /// Time by category, in the order of [`OpCategory`].
     #[serde(rename = "activities")]
@@ -171,7 +172,7 @@ fn lines(plane: &XPlane) -> Vec<(&XLine, bool)> {
     plane.lines.iter().filter_map(|line| Some((line, of_tpu(line)?))).collect()
 }
 
-/// Collects the operations of a trace from its events.
+/// Collector of a trace's operations from its events.
 struct TraceReader {
     /// Category and scope of each instruction, by module name and instruction name.
     programs: HashMap<String, HashMap<String, Purpose>>,

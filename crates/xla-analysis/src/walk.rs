@@ -62,7 +62,7 @@ pub(super) struct Walk<'a> {
     chip: Option<&'a Chip>,
     counter: Counter<'a>,
     stacks: Stacks,
-    /// Channels of collectives that start in one fusion and end in another.
+    /// Channel ids of collectives that start in one fusion and end in another.
     started: HashSet<i64>,
     pub collectives: Vec<Collective>,
     pub copies: Vec<StackCopy>,
@@ -76,13 +76,13 @@ pub(super) struct Walk<'a> {
     pub scopes: BTreeMap<(String, OpCategory), f64>,
 }
 
-/// The computation that the walk has reached: the loops around it, and how often it runs.
+/// The computation that the walk has reached: the loops around it, and its number of runs.
 #[derive(Clone, Copy)]
 struct WalkPosition<'a> {
     level: LoopLevel,
-    /// How often the computation runs per call, step or block, depending on `level`.
+    /// Number of runs of the computation per call, step or block, depending on `level`.
     times: f64,
-    /// How often the computation runs per step; 0 outside the loop over steps.
+    /// Number of runs of the computation per step; 0 outside the loop over steps.
     per_step: f64,
     entered: Option<&'a CallStack<'a>>,
     /// Id of the `while` instruction in the computation that iterates over the most blocks. Loops over fewer blocks of

@@ -42,7 +42,7 @@ pub struct CollectiveCost {
     pub cost: AlphaBeta,
 }
 
-/// Where and how measurements were taken.
+/// Provenance of measurements: command, device, versions and date.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
@@ -64,7 +64,7 @@ pub struct Provenance {
 pub struct Calibration {
     /// Command line that fitted the constants.
     pub fit: String,
-    /// Where and how the measurements were taken; one entry per file of measurements.
+    /// Provenance of the measurements, with one entry per file of measurements.
     pub source: Vec<Provenance>,
     /// Seconds that each kernel adds to a sequence of kernels that do almost nothing.
     pub kernel_seconds: f64,
@@ -78,11 +78,11 @@ pub struct Calibration {
     pub host: Option<AlphaBeta>,
     /// Costs of collectives within a host.
     pub collectives: Vec<CollectiveCost>,
-    /// How much a collective and other work slow each other down while they overlap; `None` if not measured.
+    /// Slowdown of a collective and of other work while they overlap; `None` if not measured.
     pub contention: Option<Contention>,
 }
 
-/// How much a collective and other work slow each other down while both run.
+/// Slowdown of a collective and of other work while they overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contention {
@@ -104,9 +104,9 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Predicts the overlap of `work` and `collective`, the seconds that each would take alone. Returns the seconds until
-    /// the first of the two finishes, and how much of `work` and of `collective` is complete by then, both in seconds of
-    /// the time alone.
+    /// Predicts the overlap of `work` and `collective`, the seconds that each would take alone. Returns the seconds
+    /// until the first of the two finishes, and the parts of `work` and of `collective` that are complete by then, in
+    /// the seconds that these parts would take alone.
     pub(crate) fn together(self, work: f64, collective: f64) -> (f64, f64, f64) {
         let rates = [1.0 - self.work, 1.0 - self.collective];
         let both = (work / rates[0]).min(collective / rates[1]);
@@ -116,7 +116,7 @@ impl Shares {
 
 impl Calibration {
     /// Returns the cost of a collective in groups of `devices` devices. If this group size was not measured, returns
-    /// the cost for the closest one.
+    /// the cost for the closest one. `None`: this kind of collective was not measured.
     pub fn collective(&self, kind: CollectiveKind, devices: usize) -> Option<AlphaBeta> {
         // A broadcast has the cost of a permute: each device receives the value of one other device.
         let kind = if kind == CollectiveKind::CollectiveBroadcast { CollectiveKind::CollectivePermute } else { kind };
@@ -185,7 +185,7 @@ pub struct Sample {
 /// The output of `ltx2 bench --micro`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurements {
-    /// Where and how the measurements were taken.
+    /// Provenance of the measurements.
     pub source: Provenance,
     /// Platform name in lower case.
     pub platform: String,
