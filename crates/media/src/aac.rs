@@ -54,7 +54,7 @@ pub(super) fn encode_blocks<B: Borrow<Audio>>(
     let last_delta = last_delta.ok_or_else(|| MediaError::Embedded {
         codec: "AAC",
         message: format!(
-            "{} access units do not match {} samples plus {} samples of priming",
+            "the encoder returned {} access units, which do not match {} samples plus {} samples of priming",
             samples.len(),
             info.samples,
             info.priming

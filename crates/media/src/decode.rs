@@ -46,7 +46,7 @@ fn broken(path: &Path, what: &str) -> MediaError {
     MediaError::Ffmpeg {
         path: path.to_path_buf(),
         status: "exit code 0".into(),
-        tail: format!("cannot parse the decoded {what}"),
+        tail: format!("cannot parse the {what} that ffmpeg decoded"),
     }
 }
 

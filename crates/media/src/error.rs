@@ -51,7 +51,7 @@ pub enum MediaError {
         reason: String,
     },
     /// ffmpeg is needed to read a file, but cannot be run.
-    #[error("{}: reading a video needs ffmpeg ({reason}); install ffmpeg, or pass a folder of PNG frames, a WAV file or a dump", path.display())]
+    #[error("{}: reading a video needs ffmpeg ({reason}); install ffmpeg, or pass a folder of PNG frames, a WAV file or a file written by --dump", path.display())]
     NoDecoder {
         /// Input file.
         path: PathBuf,

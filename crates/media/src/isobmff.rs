@@ -90,7 +90,9 @@ pub(super) fn write(
     };
     let start = header(0)?.len() as u64 + 8;
     if start + payload > u64::from(u32::MAX) {
-        return Err(MediaError::Container("the encoded clip is over 4 GiB".into()));
+        return Err(MediaError::Container(
+            "the encoded video exceeds the limit of 4 GiB; generate a shorter or smaller video".into(),
+        ));
     }
     let mut head = header(start)?;
     head.extend((payload as u32 + 8).to_be_bytes());

@@ -105,7 +105,13 @@ pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
     let first = frames.first().expect("png_paths returns at least one file");
     if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
         let sizes = [other, first].map(|f| format!("{}x{}", f.width(), f.height()));
-        return Err(png(path, format!("the frame is {}, but the first frame is {}", sizes[0], sizes[1])));
+        return Err(png(
+            path,
+            format!(
+                "the frame has {} pixels, but the first frame has {}; all frames must have the same size",
+                sizes[0], sizes[1]
+            ),
+        ));
     }
     let views: Vec<_> = frames.iter().map(|f| f.data().view()).collect();
     Frames::new(ndarray::concatenate(ndarray::Axis(0), &views).map_err(|e| png(dir, e.to_string()))?)

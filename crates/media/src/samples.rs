@@ -45,7 +45,7 @@ impl Samples {
     /// Returns an error if the sample is 4 GiB or larger, or if it cannot be written.
     pub(super) fn push(&mut self, sample: &[u8]) -> Result<()> {
         if u32::try_from(sample.len()).is_err() {
-            return Err(MediaError::Container("a sample is over 4 GiB".into()));
+            return Err(MediaError::Container("an encoded sample has 4 GiB or more".into()));
         }
         match &mut self.bytes {
             SampleStorage::Memory(all) => all.extend(sample),

@@ -48,7 +48,7 @@ pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), Stri
     let line: HeaderLine<H> = serde_json::from_str(text).map_err(|e| format!("invalid header: {e}"))?;
     let payload = &bytes[end + 1..];
     if line.bytes != payload.len() {
-        return Err(format!("truncated payload: {} of {} bytes", payload.len(), line.bytes));
+        return Err(format!("the payload is truncated: it has {} of {} bytes", payload.len(), line.bytes));
     }
     let sealed = text.rsplit_once(SEAL).map_or("", |(sealed, _)| sealed);
     if line.sha256 != seal(sealed, payload) {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(size, bytes.len());
         let of = |bytes: &[u8]| read::<ChecksumHeader>(bytes).map(|(h, p)| (h.name, p.to_vec()));
         assert_eq!(of(&bytes), Ok(("denoise".into(), b"code".to_vec())));
-        assert_eq!(of(&bytes[..size - 1]), Err("truncated payload: 3 of 4 bytes".into()));
+        assert_eq!(of(&bytes[..size - 1]), Err("the payload is truncated: it has 3 of 4 bytes".into()));
         let changed = [&bytes[..size - 1], b"f"].concat();
         assert_eq!(of(&changed), Err("checksum mismatch: the file is damaged".into()));
         assert_eq!(of(&bytes[..9]), Err("missing header line".into()));

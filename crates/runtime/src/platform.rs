@@ -180,7 +180,7 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
     let mut passed = Vec::new();
     for platform in Platform::ALL {
         if spec(platform).has_one_process && options.node.is_some() {
-            passed.push(format!("{}: supports only one process", platform.name()));
+            passed.push(format!("{}: the platform supports only one process", platform.name()));
             continue;
         }
         let hardware = match hardware(platform) {

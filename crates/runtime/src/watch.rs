@@ -170,7 +170,7 @@ impl WaitDescription {
     pub(super) fn guard_start(&self) -> WaitGuard {
         self.guard(0, || match self.0.devices.len() {
             0 | 1 => format!("execution on {}", self.device(0)),
-            count => format!("execution on {count} devices from {}", self.device(0)),
+            count => format!("execution on {count} devices, the first of which is {}", self.device(0)),
         })
     }
 

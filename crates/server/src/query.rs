@@ -25,7 +25,7 @@ pub(crate) fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(Str
             return Err(ApiError::field("unknown_field", shown, message));
         }
         if found.iter().any(|(other, _)| *other == name) {
-            let message = format!("the query parameter '{name}' is given twice");
+            let message = format!("the query parameter '{name}' occurs twice; send it once");
             return Err(ApiError::field("invalid_value", name, message));
         }
         if !value.is_empty() {

@@ -108,7 +108,7 @@ fn place(coordinator: &str) -> Result<String, String> {
     if coordinator.starts_with(super::store::ETCD) {
         return Ok(coordinator.into());
     }
-    let wrong = || format!("coordinator '{coordinator}' is not HOST:PORT");
+    let wrong = || format!("coordinator '{coordinator}' is invalid; use the form HOST:PORT");
     match coordinator.rsplit_once(':') {
         // An IPv6 address without brackets cannot have a port.
         Some((host, port)) if !host.is_empty() && (!host.contains(':') || host.ends_with(']')) => {
@@ -404,7 +404,7 @@ mod tests {
             detect(beyond, &[]).unwrap_err().ends_with("process id 2 is out of range for 2 processes (ids start at 0)")
         );
         let odd = LaunchOptions { coordinator: Some("h:x".into()), process_id: Some(0), num_processes: Some(2) };
-        assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is not HOST:PORT"));
+        assert!(detect(odd, &[]).unwrap_err().ends_with("coordinator 'h:x' is invalid; use the form HOST:PORT"));
         let odd = detect(LaunchOptions::default(), &[("LTX2_PROCESS_ID", "one")]).unwrap_err();
         assert_eq!(odd, "multi-process launch (LTX2_PROCESS_ID): 'one' is not a number");
     }

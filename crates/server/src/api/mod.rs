@@ -46,7 +46,7 @@ pub(super) const STREAMS: usize = 256;
 const BODIES: u64 = 8;
 /// Maximum number of requests whose files are decoded and written concurrently.
 const ENTRIES: usize = 16;
-/// Time that a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
+/// Maximum time that a request waits for a permit from [`App::bodies`] or [`App::entries`] before it fails with 503.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State shared by all endpoints.
