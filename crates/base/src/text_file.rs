@@ -15,7 +15,7 @@ pub fn read(path: &Path) -> io::Result<String> {
     text(fs::read(path)?)
 }
 
-/// Like [`read`], but reads at most `limit` bytes from an open file.
+/// Reads text like [`read`], but at most `limit` bytes from an open file.
 pub fn read_from(file: impl Read, limit: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;

@@ -42,7 +42,7 @@ pub fn in_order<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T)
     all.into_iter().map(|(_, made)| made).collect()
 }
 
-/// Like [`in_order`], but for fallible work: after a failure, no further items start.
+/// Runs fallible work like [`in_order`]. After a failure, no further items start.
 ///
 /// # Errors
 /// Returns the error of the failed item that comes first in `items`.

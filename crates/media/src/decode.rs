@@ -56,8 +56,8 @@ pub(super) fn decoded(path: &Path, ffmpeg: &Path, before: &[&str], how: &[&str])
     Ok(decode_with_messages(path, ffmpeg, before, how, u64::MAX)?.map(|(bytes, _)| bytes))
 }
 
-/// Like [`decoded`], but also returns ffmpeg's messages. If the output has more than `most` bytes, stops ffmpeg and
-/// returns an error.
+/// Decodes a stream like [`decoded`], and also returns ffmpeg's messages. If the output has more than `most` bytes,
+/// stops ffmpeg and returns an error.
 pub(super) fn decode_with_messages(
     path: &Path,
     ffmpeg: &Path,

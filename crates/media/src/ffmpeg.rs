@@ -172,7 +172,7 @@ pub(super) fn copy_frames(
     copy_with_sound(target, path, source, track, temporary_wav(path, audio)?.path(), options)
 }
 
-/// Like [`copy_frames`], for video track `track` and the sound of a WAV file.
+/// Copies video track `track` like [`copy_frames`], and adds the sound of a WAV file.
 pub(super) fn copy_with_sound(
     target: &Path,
     path: &Path,

@@ -34,7 +34,7 @@ pub fn read_image(path: &Path) -> Result<Frames> {
     read_image_with(path, Path::new("ffmpeg"))
 }
 
-/// Like [`read_image`], but runs the ffmpeg at the path `ffmpeg`.
+/// Reads an image like [`read_image`], but runs the ffmpeg program at the path `ffmpeg`.
 ///
 /// # Errors
 /// Fails for the same reasons as [`read_image`].
@@ -42,7 +42,7 @@ pub fn read_image_with(path: &Path, ffmpeg: &Path) -> Result<Frames> {
     read_image_by(path, ffmpeg, MAX_FFMPEG_PIXELS)
 }
 
-/// Like [`read_image`], but limits images that ffmpeg decodes to `most_pixels` pixels.
+/// Reads an image like [`read_image`], but limits images that ffmpeg decodes to `most_pixels` pixels.
 ///
 /// # Errors
 /// Fails for the same reasons as [`read_image`].

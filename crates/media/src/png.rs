@@ -117,7 +117,7 @@ pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
     Frames::new(ndarray::concatenate(ndarray::Axis(0), &views).map_err(|e| png(dir, e.to_string()))?)
 }
 
-/// Lists the PNG files of a folder in name order. Returns an error if there are none.
+/// Lists the PNG files of a folder in name order. Returns an error if the folder has no PNG files.
 pub(super) fn png_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir).map_err(MediaError::io("read", dir))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();

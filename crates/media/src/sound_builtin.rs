@@ -309,13 +309,13 @@ impl StatedAudio {
 /// Position at which reading of a file's packets ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// At the regular end of the file.
+    /// Reading ended at the regular end of the file.
     Regular,
-    /// Before the regular end: the file is truncated, or its other packets cannot be read.
+    /// Reading ended before the regular end: the file is truncated, or its other packets cannot be read.
     Cut,
-    /// At the end of the file, with a valid checksum over all samples.
+    /// Reading ended at the end of the file, with a valid checksum over all samples.
     Verified,
-    /// At the end of the edit list.
+    /// Reading ended at the end of the edit list.
     Edited,
 }
 

@@ -27,7 +27,7 @@ pub enum ClientOptions {
     Cpu(CpuOptions),
     /// Options of the CUDA plugin.
     Cuda(CudaOptions),
-    /// Options of any plugin, by the names that the plugin uses. If there are none, the plugin uses its defaults (TPUs
+    /// Options of any plugin, by the names that the plugin uses. Without options, the plugin uses its defaults (TPUs
     /// need no options).
     Named(Attributes),
 }

@@ -186,7 +186,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> PluginSearch {
     search
 }
 
-/// Returns the plugin file in a folder that `ltx2 plugin install` wrote; `None` if there is none.
+/// Returns the plugin file in a folder that `ltx2 plugin install` wrote; `None` if the folder contains no plugin file.
 pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
     platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }

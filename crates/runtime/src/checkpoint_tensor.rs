@@ -24,7 +24,7 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// Returns the stored scale of each row, or 1 for each row if there are no stored scales.
+    /// Returns the stored scale of each row, or 1 for each row if the tensor has no scales.
     pub(super) fn row_scales(&self) -> Vec<f32> {
         let rows = self.shape.first().copied().unwrap_or(1);
         self.scales.as_deref().unwrap_or(&[1.0]).iter().copied().cycle().take(rows).collect()
@@ -99,8 +99,8 @@ pub trait ParameterSource: Sync {
         form: QuantizedForm,
     ) -> Result<Option<QuantizedTensor>, String>;
 
-    /// Returns the host memory, in bytes, that [`ParameterSource::tensor`] needs to merge LoRAs into a tensor, in addition
-    /// to the stored values; 0 if there are none.
+    /// Returns the host memory, in bytes, that [`ParameterSource::tensor`] needs to merge LoRAs into a tensor, in
+    /// addition to the stored values; 0 if no LoRAs have to be merged.
     fn merge_bytes(&self, component: &'static str, key: &str) -> usize {
         let _ = (component, key);
         0

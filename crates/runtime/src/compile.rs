@@ -23,7 +23,7 @@ pub struct EngineOptions {
     pub write_behind: Option<bool>,
     /// Whether to compile for profiler traces, so that each kernel is attributed to its operation.
     pub traceable: bool,
-    /// Watchdog for executions and transfers; by default there is none.
+    /// Watchdog for executions and transfers; disabled by default.
     pub watchdog: DeviceWatchdog,
 }
 

@@ -137,7 +137,7 @@ fn folder() -> Option<PathBuf> {
 /// plugin's path, size, inode and modification time.
 struct TrialResults {
     folder: PathBuf,
-    /// Hash of the flags that are set in the environment; empty if there are none.
+    /// Hash of the flags that are set in the environment; empty if no flags are set.
     flags: String,
 }
 

@@ -81,7 +81,7 @@ impl InputStore {
         self.keep(&mut Cursor::new(png), "png")
     }
 
-    /// Same as [`InputStore::keep_image`], for an image in memory.
+    /// Stores an image like [`InputStore::keep_image`], but from memory.
     ///
     /// # Errors
     /// Same as [`InputStore::keep_image`].

@@ -293,8 +293,8 @@ impl Jobs {
         }
     }
 
-    /// Same as [`Jobs::write`], but retries for up to [`JobTiming::patience`] if too many files are open. Blocks: call
-    /// it only from the device and finisher threads.
+    /// Writes a job's state like [`Jobs::write`], but retries for up to [`JobTiming::patience`] if too many files are
+    /// open. Blocks: call it only from the device and finisher threads.
     fn write_with_retry(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         let until = Instant::now() + self.pace.patience;
         loop {

@@ -232,9 +232,9 @@ impl Server {
         self.end_unless_compiling(hurry, || false)
     }
 
-    /// Same as [`Server::end`], but does not wait for compilations, which cannot be interrupted. `compiles` returns
-    /// whether the device is only compiling. In this case stopping loses no work: the running video returns to the
-    /// queue.
+    /// Drains the server like [`Server::end`], but does not wait for compilations, which cannot be interrupted.
+    /// `compiles` returns whether the device is only compiling. In this case stopping loses no work: the running video
+    /// returns to the queue.
     pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
         self.drain();
         let until = Instant::now().checked_add(self.app.settings.drain_timeout.duration());

@@ -220,8 +220,8 @@ impl<'a> Counter<'a> {
         shape.map_or(0, |s| shape::bytes_in_device(s, self.on_chip))
     }
 
-    /// Returns the number of bytes that an instruction copies between host memory and the device; 0 if it is no such
-    /// copy.
+    /// Returns the number of bytes that an instruction copies between host memory and the device; 0 for other
+    /// instructions.
     fn host_bytes(&self, i: &InstructionProto) -> u64 {
         self.module.host_copy(i).map_or(0, shape::bytes)
     }

@@ -24,7 +24,7 @@ impl Intervals {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// Returns the smallest span that contains all spans; `None` if there are none.
+    /// Returns the smallest span that contains all spans; `None` if the set is empty.
     pub(crate) fn hull(&self) -> Option<(i64, i64)> {
         Some((self.0.first()?.0, self.0.last()?.1))
     }

@@ -76,7 +76,7 @@ pub struct Instruction {
     pub scope: String,
     /// Target of a custom call; empty for other opcodes.
     pub target: String,
-    /// Backend config as text, usually JSON; empty if there is none.
+    /// Backend config as text, usually JSON; empty if the instruction has no backend config.
     pub config: String,
 }
 

@@ -17,7 +17,7 @@ use super::walk::{Cost, Walk};
 /// blocks are unrolled, figures are the mean over all blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Number of transformer blocks per step; 0 if there are none.
+    /// Number of transformer blocks per step; 0 for a program without transformer blocks.
     pub layers: f64,
     /// Collectives in schedule order. A collective that the compiler split into several instructions is one entry.
     pub collectives: Vec<Collective>,

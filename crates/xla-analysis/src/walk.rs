@@ -249,7 +249,7 @@ impl<'a> Walk<'a> {
         total
     }
 
-    /// Describes the copy between host memory and the device that an instruction is or starts; `None` for other
+    /// Describes an instruction that performs or starts a copy between host memory and the device; `None` for other
     /// instructions.
     fn host_copy(
         &mut self,
@@ -359,7 +359,7 @@ impl<'a> Walk<'a> {
         2 * scopes.iter().filter(|s| in_blocks(s)).count() > scopes.len()
     }
 
-    /// Returns the collective that an instruction is or starts, or the collectives that a fusion contains. For an
+    /// Returns the collective that an instruction performs or starts, or the collectives that a fusion contains. For an
     /// asynchronous collective, also returns the schedule position of its end.
     fn collectives_of(
         &self,

@@ -10,7 +10,7 @@ use super::proto::messages;
 messages! {
     /// A trace, which consists of planes.
     pub struct XSpace {
-        /// One plane per device, one per host, and one with the programs.
+        /// Planes: one per device, one per host, and one with the programs.
         planes: Vec<XPlane> = 1 [message, repeated],
         /// Errors of the profiler.
         errors: Vec<String> = 2 [string, repeated],

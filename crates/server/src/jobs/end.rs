@@ -28,7 +28,7 @@ impl Jobs {
         self.cancel_for(caller, id, Failure::new("cancelled", "the video was cancelled"))
     }
 
-    /// Same as [`Jobs::cancel`], but records the failure `why`.
+    /// Cancels a job like [`Jobs::cancel`], but records the failure `why`.
     pub(super) fn cancel_for(&self, caller: &Caller, id: &VideoId, why: Failure) -> Result<Snapshot, ApiError> {
         let index = self.lock();
         if index.seen(caller, id).is_none() {

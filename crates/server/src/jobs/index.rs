@@ -119,7 +119,7 @@ pub(super) struct JobIndex {
     pub(super) is_short: bool,
     /// Reason why the device failed; `None` if it has not failed.
     pub(super) failed: Option<String>,
-    /// When the device last made progress.
+    /// Time at which the device last made progress. `None`: it has not run a batch yet.
     pub(super) moved: Option<Instant>,
     /// Expired jobs and the names of their API keys, oldest first.
     gone: VecDeque<(VideoId, String)>,

@@ -26,7 +26,7 @@ impl Jobs {
         Jobs::open_at(store, settings, JobTiming::default())
     }
 
-    /// Same as [`Jobs::open`], with a custom clock and timing.
+    /// Loads the jobs of a store like [`Jobs::open`], but with a custom clock and timing.
     ///
     /// # Errors
     /// Same as [`Jobs::open`].
