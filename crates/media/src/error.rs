@@ -187,7 +187,7 @@ pub(super) fn no_encoder(path: &std::path::Path) -> impl FnOnce(std::io::Error) 
 pub(super) fn check_rereadable(path: &std::path::Path) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(about) if !about.is_file() && !about.is_dir() => {
-            let why = "it is a pipe or a device, but inputs are read several times; save it to a file";
+            let why = "the path is a pipe or a device, but inputs are read several times; save the data to a file";
             Err(MediaError::io("read", path)(std::io::Error::other(why)))
         }
         _ => Ok(()),
@@ -223,7 +223,7 @@ mod tests {
             crate::sha256_of(null).map(drop),
         ];
         for error in errors.map(|read| read.unwrap_err().to_string()) {
-            assert!(error.starts_with("cannot read /dev/null: it is a pipe or a device"), "{error}");
+            assert!(error.starts_with("cannot read /dev/null: the path is a pipe or a device"), "{error}");
         }
         let folder = std::env::temp_dir();
         assert!(check_rereadable(&folder).is_ok() && check_rereadable(&folder.join("nowhere")).is_ok());

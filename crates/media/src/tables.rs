@@ -183,7 +183,7 @@ mod tests {
         assert!(with(&[80, 1024, 1 << 16, 80, 2048, 1 << 16]).is_none(), "a film");
     }
 
-    /// Uses the matrices that phones write, in track headers of both versions.
+    /// The test uses the matrices that phones write, in track headers of both versions.
     #[test]
     fn rotation_matrix_swaps_width_and_height() {
         let track = |long: bool, [a, b, c, d]: [i32; 4]| {

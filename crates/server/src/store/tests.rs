@@ -56,8 +56,8 @@ fn known(id: &VideoId, states: &[Option<JobState>]) {
     });
 }
 
-/// Which halves of a rename reach the disk: the removal of the old name, and the addition of the new name. If both
-/// names are in the same folder, both halves or neither reach the disk.
+/// Halves of a rename that reach the disk: the removal of the old name, and the addition of the new name. If both names
+/// are in the same folder, both halves or neither reach the disk.
 #[derive(Clone, Copy)]
 struct RenameHalves {
     from: bool,
@@ -168,7 +168,8 @@ fn after(root: &Path, calls: &[StoreCall]) -> BTreeSet<DiskContents> {
     all
 }
 
-/// Opens a store on the contents of a disk. Returns how the store contradicts what clients know; `None` if it does not.
+/// Opens a store on the contents of a disk. Returns a description of a contradiction between the store and the states
+/// that clients know; `None` if they agree.
 fn wrong(left: &DiskContents, known: &BTreeMap<VideoId, (Vec<Option<JobState>>, AcceptedJob)>) -> Option<String> {
     let state = tempfile::tempdir().expect("a folder");
     for (path, content) in left {
@@ -268,7 +269,7 @@ fn state_folder_symlink_is_followed_or_rejected_with_reason() {
     for (name, why) in [
         ("dangling", "nowhere, which is not a folder"),
         ("to-a-file", "file, which is not a folder"),
-        ("file", "it is a file"),
+        ("file", "the path is a file"),
         ("inner", "jobs is a link or a file, not a folder"),
     ] {
         let error = FileStore::open(&at(name)).expect_err(name).to_string();
