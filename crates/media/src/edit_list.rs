@@ -117,7 +117,8 @@ pub(super) struct Mp4Sound {
 }
 
 impl Mp4Sound {
-    /// Returns a warning about segments of the edit list that the built-in reader ignores; `None` if it ignores none.
+    /// Returns a warning about segments of the edit list that the built-in reader ignores; `None` if it uses all
+    /// segments.
     pub(super) fn left_out(&self) -> Option<String> {
         let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
         let last = self.end.unwrap_or(self.edit.skip);

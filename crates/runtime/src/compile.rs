@@ -1,4 +1,4 @@
-//! Compile options: this project's defaults, the user's flags, and what happens when a plugin rejects an option.
+//! Compile options: this project's defaults, the user's flags, and the handling of options that a plugin rejects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -247,7 +247,7 @@ impl std::str::FromStr for Seconds {
 }
 
 impl Seconds {
-    /// Returns the duration; if the number is too large, the maximum of the type.
+    /// Returns the duration, or [`Duration::MAX`] if the number of seconds is too large for the type.
     pub fn duration(self) -> Duration {
         Duration::try_from_secs_f64(self.0).unwrap_or(Duration::MAX)
     }

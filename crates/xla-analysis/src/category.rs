@@ -275,7 +275,7 @@ fn collective_of_name(name: &str) -> Option<CollectiveKind> {
     }
 }
 
-/// Converts the `hlo_category` that a TPU trace states for an event; `None` if it is unknown.
+/// Returns the category for the `hlo_category` that a TPU trace states for an event; `None` if it is unknown.
 pub(crate) fn of_category(category: &str) -> Option<OpCategory> {
     if let Some(kind) = collective_of_name(&category.to_lowercase()) {
         return Some(OpCategory::Collective(kind));
