@@ -43,7 +43,7 @@ pub struct OpenModel {
     pub(crate) diffusion: Option<LatentStatistics>,
     /// Audio sample rate in Hz.
     pub(crate) sample_rate: usize,
-    /// Where the parameters come from.
+    /// Source of the parameters.
     pub(crate) weights: Weights,
 }
 

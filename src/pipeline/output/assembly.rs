@@ -1,5 +1,5 @@
-//! Combines the input video with the generated frames and audio: takes the frames from one and the audio from the
-//! other, concatenates the two videos, or replaces a time span.
+//! Joins the input video and the generated frames and audio: combines the frames of one with the audio of the other,
+//! concatenates the two videos, or replaces a time span.
 
 use std::borrow::Cow;
 use std::ops::Range;

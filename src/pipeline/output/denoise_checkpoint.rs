@@ -26,7 +26,7 @@ use crate::pipeline::stages::clip_ends::ClipEnds;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Where and how often the denoising state of a batch is saved, and the state that the run resumes from.
+/// Checkpoint settings of a batch: path, interval, and the state that the run resumes from.
 #[derive(Clone, Debug)]
 pub struct Saving {
     output: PathBuf,
@@ -148,7 +148,7 @@ impl Saving {
         self.every.is_some()
     }
 
-    /// Returns whether a signal that terminates the process saves the last finished pass; false for a server job.
+    /// Returns whether the last finished pass is saved if a signal terminates the process; false for a server job.
     pub(crate) fn keeps_when_interrupted(&self) -> bool {
         self.server.is_none()
     }

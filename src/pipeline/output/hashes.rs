@@ -29,8 +29,8 @@ mod tests {
     use super::*;
     use crate::config::{AudioLatents, GivenAudio, Image, ReferenceVideo};
 
-    /// Tests an image, an audio file, a video, audio latents, a reference video with its mask, and a layout file.
-    /// Folders are hashed by content.
+    /// Tests the hashes of an image, an audio file, a video, audio latents, a reference video with its mask, and a
+    /// layout file. The video and the mask are folders of frames.
     #[test]
     fn every_input_file_is_hashed_by_content() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! What a run writes: videos, sidecars, checkpoints, dumps and reports.
+//! Output files of a run: videos, sidecars, checkpoints, dumps and reports.
 
 pub(in crate::pipeline) mod assembly;
 pub(in crate::pipeline) mod chain_writer;

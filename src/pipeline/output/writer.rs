@@ -43,8 +43,8 @@ pub(crate) struct UnwrittenVideo {
     pub(crate) job: Job,
     pub(crate) path: PathBuf,
     pub(crate) replaceable: Replaceable,
-    /// Where to save the results if a file cannot be written. `None`: they are not saved; the caller retries or calls
-    /// [`UnwrittenVideo::keep_beside`].
+    /// Location in which the results are saved if a file cannot be written. `None`: they are not saved; the caller
+    /// retries or calls [`UnwrittenVideo::keep_beside`].
     pub(crate) keep: Option<KeepPlace>,
     pub(crate) report: RunReport,
     /// The sidecar (JSON file next to the video), without output hashes and timings. `None`: no sidecar is written.
@@ -60,7 +60,7 @@ pub(crate) struct WriteOutcome {
 }
 
 impl WriteOutcome {
-    /// Creates the result of a video if none of its files was written.
+    /// Creates the result for a video of which no file was written.
     fn lost(error: PipelineError) -> Self {
         WriteOutcome { written: None, failed: Some(error) }
     }

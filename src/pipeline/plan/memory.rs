@@ -90,16 +90,17 @@ pub(crate) struct MemoryPlan {
     pub(super) limits: Limits,
 }
 
-/// A plan that fits in memory, with the decisions which parameters stay on the devices and which are streamed.
+/// A plan that fits in memory. It determines which parameters stay on the devices and which are streamed.
 #[derive(Clone, Debug)]
 pub(crate) struct FittedPlan {
     plan: Rc<MemoryPlan>,
     pub(crate) keep: Keep,
-    /// Which weights are streamed from host memory. `None`: none.
+    /// Weights that are streamed from host memory. `None`: no weights are streamed.
     pub(crate) streaming: Option<Streaming>,
     /// Description of the choice of streamed weights, for the log.
     pub(crate) choice: Rc<str>,
-    /// Parameters that the programs read; empty if no plan can choose other memories for them.
+    /// Memory (device or host) of each parameter that the programs read; empty unless the memory plan chooses it
+    /// (`runtime.stream: auto`).
     pub(crate) places: Rc<ParameterPlaces>,
 }
 
@@ -110,7 +111,8 @@ pub(in crate::pipeline) fn io(network: &Network) -> usize {
 }
 
 /// Returns the usable bytes of each device of this process: the minimum over its devices. `None`: no device reports
-/// them. `loaded`: parameters that are already loaded are part of the memory that a run needs, so they count as free.
+/// them. `loaded`: memory of the parameters that are already loaded. It counts as usable, because the needs of the run
+/// include it.
 fn free_here(engine: &Engine, loaded: Footprint) -> Option<usize> {
     let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded.device as i64)).min();
@@ -244,7 +246,8 @@ impl BuiltRun {
         each.map(|(kind, network)| Ok(work(network, &*executor.compile(kind.name(), network)?))).collect()
     }
 
-    /// Records how much memory the programs need that were compiled before. Returns whether this is known of all.
+    /// Records the memory needs of programs that were compiled earlier. Returns whether the needs of all programs are
+    /// known.
     ///
     /// # Errors
     /// Returns the error of a compilation that ran out of memory.
@@ -276,13 +279,13 @@ impl BuiltRun {
         self.networks.iter().map(|(_, network)| network.program.hash())
     }
 
-    /// Returns the program of a kind.
+    /// Returns the program of the kind `kind`. `None`: the run does not execute it.
     pub(super) fn network(&self, kind: ProgramKind) -> Option<&Network> {
         self.networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| &**network)
     }
 }
 
-/// Returns whether so much more memory is usable than before that a failed compilation may succeed.
+/// Returns whether the usable memory has grown enough that a compilation that ran out of memory may now succeed.
 fn has_grown(now: Option<usize>, before: Option<usize>) -> bool {
     now.zip(before).is_some_and(|(now, before)| now as f64 * (1.0 - SPARE) > before as f64)
 }
@@ -290,7 +293,8 @@ fn has_grown(now: Option<usize>, before: Option<usize>) -> bool {
 /// Returns for each program the largest need of all processes, so that all make the same decisions. `None`: unknown.
 fn largest_needs(group: Option<&Arc<Group>>, own: Vec<Option<usize>>) -> Result<Vec<Option<usize>>> {
     let Some(group) = group else { return Ok(own) };
-    let invalid = |e: serde_json::Error| PipelineError::Bug(format!("memory needs of another process: {e}"));
+    let invalid =
+        |e: serde_json::Error| PipelineError::Bug(format!("cannot exchange memory needs with another process: {e}"));
     let all = group.all_gather(&serde_json::to_string(&own).map_err(invalid)?)?;
     let all = all.iter().map(|text| serde_json::from_str::<Vec<Option<usize>>>(text));
     let all = all.collect::<std::result::Result<Vec<_>, _>>().map_err(invalid)?;
@@ -331,7 +335,8 @@ impl MemoryPlan {
         need.work_bytes() + self.own_parameters(need).device
     }
 
-    /// Returns the program whose parameters take the most host memory, and their bytes, if these do not fit.
+    /// Returns the program whose parameters take the most host memory, and the bytes of these parameters. `None`: they
+    /// fit in host memory.
     fn host_shortage(&self) -> Option<(&Need, usize)> {
         let limit = self.limits.host.unwrap_or(usize::MAX);
         let each = self.needs.iter().map(|need| (need, self.own_parameters(need).host));

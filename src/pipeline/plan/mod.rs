@@ -1,4 +1,5 @@
-//! Decides what a run does before anything is compiled: checks, files, memory and layout.
+//! Plans a run before any program is compiled: checks its configuration and files, and chooses its layout and memory
+//! use.
 
 pub mod derive;
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub struct GenerateOptions {
     pub resume: bool,
 }
 
-/// Where to save results that cannot be written to their output files.
+/// Location of results that cannot be written to their output files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeepPlace {
     /// In the temporary directory, or next to the video if that fails. Never overwrites a file.
@@ -50,7 +50,7 @@ pub struct RunOptions {
     /// Output file of each video. If decoding fails, the latents are saved under a name derived from it. Empty: the
     /// latents are not saved.
     pub outputs: Vec<PathBuf>,
-    /// Where the latents are saved if decoding fails.
+    /// Location in which the latents are saved if decoding fails.
     pub keep: KeepPlace,
     /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
     /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.

@@ -14,7 +14,7 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::weights::quantize::QuantizedForm;
 use crate::weights::{Component, ModelSource, WeightsError};
 
-/// Where a model's configurations come from.
+/// Source of a model's configurations.
 #[derive(Clone)]
 pub enum Origin {
     /// Files on this machine.
@@ -108,7 +108,7 @@ impl Origin {
 /// Components whose layers int8-convrot quantizes.
 pub(crate) const ROTATABLE: [Component; 3] = [Component::TextEncoder, Component::Connectors, Component::Transformer];
 
-/// Returns the origin of the model's configurations and the origin of its parameters.
+/// Returns the source of the model's configurations and the source of its parameters.
 pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
     match config.model.weights {
         WeightSource::Random => Ok((Origin::find(config)?, Weights::Random(config.model.weights_seed))),
@@ -124,7 +124,7 @@ fn files(config: &Config) -> Result<Arc<ModelSource>> {
     Ok(Arc::new(ModelSource::open(&config.model.path, &config.model.overrides())?))
 }
 
-/// Where the parameters of a model come from.
+/// Source of a model's parameters.
 #[derive(Clone)]
 pub enum Weights {
     /// The model's files.

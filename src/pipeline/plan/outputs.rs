@@ -379,7 +379,7 @@ mod tests {
     use super::super::options::GenerateOptions;
     use super::*;
 
-    /// Returns a configuration, and videos with each file name in `folder`.
+    /// Returns a configuration, and one video in `folder` for each of the file names `names`.
     fn run(folder: &Path, names: &[&str]) -> (Config, RunVideos) {
         let job = |index| Job { index, prompt: "a".into(), seed: 10 };
         let outputs = names.iter().map(|name| folder.join(name)).collect();

@@ -3,7 +3,7 @@
 use crate::models::Network;
 use crate::runtime::{CompiledProgram, device_bytes};
 
-/// Which loaded parameters stay on the devices.
+/// Choice of the loaded parameters that stay on the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
     All,

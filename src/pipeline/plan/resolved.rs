@@ -34,7 +34,8 @@ impl ResolvedConfig {
     /// Returns an error if a conditioning image belongs to a frame after the last one.
     pub(crate) fn with_frames(config: &Config, frames: usize) -> Result<Self> {
         if let Some(image) = outside(config, frames) {
-            let why = format!("request.images: frame {image}: the video has {frames} frames, numbered from 0");
+            let why =
+                format!("request.images: frame {image} does not exist: the video has {frames} frames, numbered from 0");
             return Err(PipelineError::Usage(why));
         }
         let mut own = ResolvedConfig::from(config);
@@ -42,8 +43,8 @@ impl ResolvedConfig {
         Ok(own)
     }
 
-    /// Returns the configuration of a video that is generated from text alone, with this number of frames: it opens no
-    /// files that the prediction of the number of frames does not need.
+    /// Returns the configuration of a text-to-video run with this number of frames. It has no input images and no input
+    /// audio, because the duration is predicted from the prompt alone.
     pub(in crate::pipeline) fn of_text(config: &Config, frames: usize) -> Self {
         let mut own = ResolvedConfig::from(config);
         own.0.pipeline = Pipeline::TextToVideo;

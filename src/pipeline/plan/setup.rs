@@ -163,8 +163,8 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     Ok(())
 }
 
-/// Describes how the weights of a component are used whose file stores some of its linear weights as int8-convrot, and
-/// `others` in other forms. Gates, which are never quantized, are not counted.
+/// Describes how a run uses the weights of a component whose file stores some linear weights as int8-convrot. `others`:
+/// names of the linear weights in other forms. Gates, which are never quantized, are not counted.
 pub fn describe_rotated(part: Component, others: &BTreeSet<String>) -> String {
     let unchanged = format!("{}: int8-convrot weights are used unchanged", part.folder());
     match others.iter().filter(|name| !name.contains(".to_gate_logits.")).count() {

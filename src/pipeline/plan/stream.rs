@@ -20,8 +20,8 @@ use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, platforms};
 use crate::weights::Component;
 
-/// Granularity: the number of resident blocks is a multiple of 1/`PARTS` of all blocks, so that small changes of the
-/// free memory do not require other programs.
+/// Divisor that sets the granularity: the number of resident blocks is a multiple of 1/`PARTS` of all blocks, so that
+/// small changes of the free memory do not change the programs.
 const PARTS: usize = 8;
 
 /// Estimated number of layers whose weights a program prefetches. With all blocks of LTX-2.0 streamed, temporaries grow by
@@ -35,14 +35,14 @@ const TEMPORARIES: f64 = 3.0;
 /// Maximum number of choices that a search compiles. A transformer takes minutes to compile.
 const MAX_COMPILES: usize = 3;
 
-/// Why a choice does not fit.
+/// Reason why a choice of streamed weights does not fit in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pipeline) enum Misfit {
-    /// It was not compiled: parameters, arguments and results alone do not fit.
+    /// Parameters, arguments and results alone do not fit, so no program was compiled.
     Parameters,
     /// The compiled programs need too much memory.
     Compiled,
-    /// A program could not be compiled, so its needs are unknown.
+    /// The compiler ran out of memory, so the needs of a program are unknown.
     OutOfMemory,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct StreamSearch<'a> {
     all_streamed: Option<BuiltRun>,
     /// Bytes that each compiled program needs besides its parameters and prefetched weights.
     temporaries: BTreeMap<ProgramKind, usize>,
-    /// Why the run without streamed weights does not fit. `None`: not known to be too large.
+    /// Reason why the run without streamed weights does not fit. `None`: not known yet.
     why: Option<String>,
 }
 
@@ -101,8 +101,8 @@ impl<'a> StreamSearch<'a> {
         }
     }
 
-    /// Returns the options of the first choice. With `runtime.stream: auto`, this is the one without streamed weights,
-    /// whatever an earlier request needed.
+    /// Returns the build options for the first choice. With `runtime.stream: auto`, the first choice streams no
+    /// weights, even if an earlier request needed streamed weights.
     pub(super) fn first(&self, build: &Build) -> Build {
         Build { streaming: build.streaming.filter(|_| !self.is_auto), ..build.clone() }
     }
@@ -148,13 +148,14 @@ impl<'a> StreamSearch<'a> {
         resident.map(|resident| BuiltRun::new(self.plan, executor, build(resident), tried.memory.limits)).transpose()
     }
 
-    /// Returns the run with all layers streamed, if it was tried without success.
+    /// Returns the run with all layers streamed. `None`: [`StreamSearch::next`] has not built this run, or has returned
+    /// it.
     pub(super) fn all_streamed(&self) -> Option<&BuiltRun> {
         self.all_streamed.as_ref()
     }
 
-    /// Returns component and memory of each parameter that the run reads; empty if no request can move parameters to
-    /// another memory.
+    /// Returns component and memory of each parameter that the run reads; empty unless `runtime.stream` is `auto`,
+    /// because otherwise the memory of a parameter never changes.
     pub(super) fn places(&self, built: &BuiltRun) -> ParameterPlaces {
         if self.is_auto { built.places() } else { ParameterPlaces::new() }
     }
@@ -170,7 +171,8 @@ impl<'a> StreamSearch<'a> {
     }
 }
 
-/// Returns whether the memory decides which weights are streamed.
+/// Returns whether the memory plan decides which weights are streamed: `runtime.stream` is `auto`, and the platform can
+/// stream weights.
 pub(super) fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
     config.runtime.stream == Stream::Auto && spec.streams_weights
 }
@@ -240,7 +242,7 @@ impl Decision {
         Ok(Decision { choice, why, streamed: Some((memory, networks)) })
     }
 
-    /// Returns which weights are streamed. `None`: none.
+    /// Returns the weights that are streamed. `None`: no weights are streamed.
     pub(in crate::pipeline) fn streaming(&self) -> Option<Streaming> {
         match self.choice {
             StreamChoice::Streamed(resident) => Some(setup::streamed(resident)),
@@ -256,12 +258,12 @@ fn built(config: &Config, programs: &Programs, build: &Build, limits: Limits) ->
     Ok((MemoryPlan::for_programs(config, each, limits), networks))
 }
 
-/// Returns the program of a kind.
+/// Returns the program of the kind `kind`. `None`: the run does not execute it.
 pub(in crate::pipeline) fn find(networks: &Networks, kind: ProgramKind) -> Option<&Network> {
     networks.iter().find(|(own, _)| *own == kind).map(|(_, network)| network)
 }
 
-/// Returns which weights a run on opened devices streams before any program is compiled, and logs the choice of
+/// Chooses, before any program is compiled, which weights a run on opened devices streams, and logs the choice of
 /// `runtime.stream: auto`. All processes of a run make the same choice.
 pub(in crate::pipeline) fn initial(
     plan: &RunPlan,
@@ -378,8 +380,8 @@ fn estimate(network: &Network) -> usize {
     (results.fold(0.0, f64::max) * TEMPORARIES) as usize
 }
 
-/// Predicts the milliseconds of a step of the first denoising loop on devices of a kind. `None`: the run has none, or the
-/// chip is unknown.
+/// Predicts the milliseconds of a step of the first denoising loop on devices of a kind. `None`: the run has no
+/// denoising loop, or the chip is unknown.
 fn predict<'n>(
     config: &Config,
     programs: &Programs,
@@ -428,8 +430,8 @@ mod tests {
         assert_eq!(chosen(80.0, &[], &[], 24), Some(24));
     }
 
-    /// Returns the bounds of a search in which no choice fits. The first of `misfits` is that of the run without
-    /// streamed weights.
+    /// Returns the maximum number of resident blocks in each choice of a search in which no choice fits. The first of
+    /// `misfits` is the misfit of the run without streamed weights, the others are those of the choices.
     fn bounds(set: &[&str], misfits: &[Misfit]) -> Vec<usize> {
         let config = Config::load("ltx2", set.iter().copied()).expect("loads");
         let (mut bound, mut tried, mut all) = (SearchBound::default(), None, Vec::new());
@@ -452,7 +454,7 @@ mod tests {
         assert_eq!(bounds(&["runtime.resident_blocks=7"], &[OutOfMemory; 9]), [24]);
     }
 
-    /// Programs of measurements are identified by their text.
+    /// Benchmarks identify a program by the hash of its text, so the choice must change the text.
     #[test]
     fn program_depends_on_the_choice_of_streamed_weights() {
         let hash = |gib: usize| {

@@ -42,7 +42,7 @@ impl LoadProgress {
     }
 }
 
-/// Which parameters the load thread may load.
+/// Permission of the load thread: the parameters that it may load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoadPermission {
     /// Only parameters of the first program, because it is not known yet whether all parameters fit in device memory.

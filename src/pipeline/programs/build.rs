@@ -106,7 +106,7 @@ impl Programs {
         config.upsamplings().iter().try_for_each(|upsampling| configs.check_upsampling(*upsampling))?;
         let all = sizes.transformer.num_layers;
         if let Some(resident) = config.runtime.resident_blocks.filter(|resident| *resident > all) {
-            let why = format!("runtime.resident_blocks = {resident}: the transformer has only {all} blocks");
+            let why = format!("runtime.resident_blocks = {resident}: the transformer has {all} blocks; use 0 to {all}");
             return Err(PipelineError::Usage(why));
         }
         if let Some(layers) = layers {

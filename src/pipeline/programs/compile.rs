@@ -79,8 +79,8 @@ pub struct Compilation {
     pub seconds: f64,
     /// Entry in the compile cache. `None`: the executable was not saved.
     pub(crate) saved: Option<Saved>,
-    /// Why the program does not fit in device memory; `None` if it fits. If the program with all blocks could not be
-    /// compiled, the other fields describe a program with fewer blocks.
+    /// Memory needed and available if the program does not fit in device memory. `None`: it fits. If the program with
+    /// all blocks could not be compiled, the other fields describe a program with fewer blocks.
     pub(crate) shortage: Option<Shortage>,
 }
 
@@ -130,7 +130,7 @@ impl Memory {
     }
 }
 
-/// Why a program does not fit in device memory.
+/// Memory needed and available for a program that does not fit in device memory.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub(crate) struct Shortage {
     /// Minimum number of bytes needed per device.
@@ -245,7 +245,7 @@ struct CompileJob<'a> {
     compiles: bool,
     /// Whether the compiler has rejected the attention kernel; programs are then built without it.
     refused: bool,
-    /// Which weights are streamed with `runtime.stream: auto`. `None`: none, or as configured.
+    /// Weights that are streamed with `runtime.stream: auto`. `None`: no weights, or `runtime.stream` is not `auto`.
     streaming: Option<Streaming>,
 }
 

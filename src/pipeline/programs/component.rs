@@ -23,7 +23,7 @@ pub(in crate::pipeline) type NamedInputs = Vec<(String, Tensor)>;
 /// A program with its inputs.
 pub(in crate::pipeline) type Ready = (Network, NamedInputs);
 
-/// How `ltx2 run` runs a single program with the arguments of the reference implementation.
+/// Description of a program for `ltx2 run`, which runs it with the arguments of the reference implementation.
 pub(crate) struct SingleRun {
     /// Help text of the command line: the input and output tensors.
     pub(crate) help: &'static str,

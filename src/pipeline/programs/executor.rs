@@ -23,12 +23,12 @@ use crate::weights::{Component, MergeOrder, ScaledLora, lora};
 /// Component and memory of each parameter that the programs of a run read, by name.
 pub(crate) type ParameterPlaces = HashMap<String, (&'static str, MemorySpace)>;
 
-/// Memory needs of a program, as its compilation showed them.
+/// Memory needs of a program, determined by compiling it.
 #[derive(Clone, Debug)]
 pub(crate) enum MemoryOutcome {
     /// Bytes that the program needs besides its parameters. `None`: the plugin does not report them.
     Compiled(Option<usize>),
-    /// The compiler ran out of device memory, of which `usable` bytes were usable. `None`: unknown.
+    /// The compiler ran out of device memory. `usable`: bytes that were usable at that time; `None`: unknown.
     OutOfMemory { source: PjrtError, usable: Option<usize> },
 }
 
@@ -143,8 +143,9 @@ impl Executor {
         self.ahead.iter().for_each(|ahead| ahead.decide(keep == Keep::All && fits_host));
     }
 
-    /// Frees the parameters that the run does not read or needs in another memory, but not those of components that it
-    /// does not use. `wanted`: component and memory of each parameter that the run's programs read, by name.
+    /// Frees the parameters of the run's components that no program reads, or that a program needs in another memory.
+    /// Keeps the parameters of components that the run does not use. `wanted`: component and memory of each parameter
+    /// that the run's programs read, by name.
     pub(crate) fn drop_misplaced(&mut self, wanted: &ParameterPlaces) {
         let all = std::iter::once(&mut self.parameters).chain(self.parked.values_mut());
         all.for_each(|parameters| parameters.retain_placed(wanted));

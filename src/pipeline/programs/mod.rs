@@ -113,7 +113,7 @@ pub(crate) struct ProgramDeclaration {
     /// program needs.
     request: fn(&Programs) -> std::result::Result<&Request, &'static str>,
     network: fn(&ProgramSpec) -> Result<Network>,
-    /// How `ltx2 run` runs the program. `None`: `ltx2 run` does not support it.
+    /// Description of the program for `ltx2 run`. `None`: `ltx2 run` does not support the program.
     pub(crate) single_run: Option<SingleRun>,
 }
 

@@ -10,9 +10,9 @@ use crate::request::{ClipChain, ModelSizes, Shapes};
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
-/// Final latents of a clip, by pass. In the next clip, they are the latents from the second latent frame on. The first
-/// latent frame of a clip encodes a single frame (or audio spectrum), so it is generated. The latents are stored as
-/// normalised tokens and need not be decoded and encoded again.
+/// Final latents of a clip, by pass. The next clip contains them from its second latent frame on. Its first latent
+/// frame is generated, because the first latent frame of a clip encodes a single frame (for audio, a single spectrum).
+/// The latents are stored as normalised tokens and need not be decoded and encoded again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClipEnds {
     /// Index of the first latent that is kept, for each stream.

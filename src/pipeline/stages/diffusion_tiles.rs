@@ -136,7 +136,8 @@ mod tests {
         vec![tile(0), tile(4)]
     }
 
-    /// Returns the video joined from tiles whose elements are all `value` of the tile's first frame, row and column.
+    /// Returns the video joined from constant tiles. `value` returns the value of a tile, given the tile's first frame,
+    /// row and column.
     fn joined(value: impl Fn([usize; 3]) -> f32) -> Array5<f32> {
         let axes = [two(), two(), two()];
         let decode = |parts: [&Tile; 3]| Ok(Array5::from_elem((1, 3, 6, 6, 6), value(parts.map(|part| part.to[0]))));

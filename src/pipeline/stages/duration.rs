@@ -28,7 +28,7 @@ use crate::weights::Component;
 /// Number of frames that diffusers' pipeline generates by default.
 const WITHOUT_HEAD: usize = 121;
 
-/// How the number of frames is determined.
+/// Rule that determines the number of frames.
 enum FrameCountRule {
     /// The configuration sets the number of frames.
     Given,
@@ -38,7 +38,7 @@ enum FrameCountRule {
     Predicted { grid: FrameRounding, step: usize, least: usize, most: usize },
 }
 
-/// Determines how the number of frames of a run is found.
+/// Returns the rule that determines the number of frames of a run.
 ///
 /// # Errors
 /// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the
@@ -194,6 +194,6 @@ mod tests {
         assert!(why.contains("auto is for one prompt"), "{why}");
         let image = Image { path: "x.png".into(), frame: 121, strength: 1.0, crf: None };
         let why = message(frames_of(Reference::Diffusers, vec![image], &["a"]));
-        assert_eq!(why, "request.images: frame 121: the video has 121 frames, numbered from 0");
+        assert_eq!(why, "request.images: frame 121 does not exist: the video has 121 frames, numbered from 0");
     }
 }

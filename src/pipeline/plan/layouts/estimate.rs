@@ -54,15 +54,15 @@ pub(crate) struct Estimate {
     pub(crate) parameters: Vec<i64>,
     /// Bytes of arguments and results per device, without parameters, for the loop that needs the most.
     pub(crate) values: i64,
-    /// Whether each loop fits in memory: with all parameters loaded, with components reloaded for each video, or with
-    /// streamed weights.
+    /// Whether the loops fit in memory, if necessary with components reloaded for each video or with streamed weights.
+    /// [`Estimator::estimate`] does not check this and returns `true`.
     pub(super) fits: bool,
     /// Number of resident transformer blocks if `runtime.stream: auto` streams weights; `cost` then includes their copies.
     /// `None`: no weights are streamed.
     pub(super) resident: Option<usize>,
 }
 
-/// An estimate and the programs of the loops, or why the layout cannot be used.
+/// An estimate and the programs of the loops, or the reason why the layout cannot be used.
 type EstimateResult = std::result::Result<(Estimate, Vec<Network>), String>;
 
 /// Estimates layouts for the denoising loops of a configuration.
@@ -166,8 +166,9 @@ impl<'a> Estimator<'a> {
         self.limits.device.is_none_or(|limit| bytes <= limit as i64)
     }
 
-    /// Estimates a layout again whose parameters do not fit together: with streamed weights or, if `in_turn`,
-    /// unchanged, because components are reloaded for each video. `None`: neither fits. Slow, like
+    /// Estimates a layout again if its parameters do not all fit in memory at the same time. The new estimate is for
+    /// streamed weights. If the layout fits with components reloaded for each video, returns `estimate` unchanged if
+    /// `in_turn` is set, otherwise `None`. Also returns `None` if the layout does not fit at all. Slow, like
     /// [`Estimator::parameters`].
     fn reduced(&self, estimate: &Estimate, point: &Point, in_turn: bool) -> Option<Estimate> {
         let build = self.build_on(point).ok()?;
@@ -187,14 +188,16 @@ impl<'a> Estimator<'a> {
         self.devices.chip.is_some() && stream::is_auto(&self.config, &self.devices.toolchain.spec())
     }
 
-    /// Estimates like [`Estimator::reduced`], but clears `fits` if the layout does not fit at all.
+    /// Returns the estimate of [`Estimator::reduced`] with `in_turn` set. If there is none, returns `estimate` with
+    /// `fits` cleared.
     pub(super) fn adjusted(&self, estimate: Estimate, point: &Point) -> Estimate {
         let reduced = if self.streams() { self.reduced(&estimate, point, true) } else { None };
         reduced.unwrap_or(Estimate { fits: false, ..estimate })
     }
 
-    /// Returns the fastest of the layouts whose parameters do not fit together, if its reduced cost is below `limit`,
-    /// the cost of the fastest layout whose parameters do. `order`: indices into `all` by cost.
+    /// Returns the fastest of the layouts whose parameters do not all fit in memory at the same time, as estimated by
+    /// [`Estimator::reduced`]. `limit`: cost that the layout must undercut; `None`: no limit. `order`: indices into
+    /// `all`, by increasing cost.
     fn fastest_reduced(&self, all: &[(Estimate, Point)], order: &[usize], limit: Option<f64>) -> Option<Estimate> {
         if !self.streams() {
             return None;
