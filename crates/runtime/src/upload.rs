@@ -111,8 +111,9 @@ impl LoadedParameters {
             .retain(|name, loaded| wanted.get(name.as_str()).is_none_or(|memory| *memory == loaded.tensor.memory()));
     }
 
-    /// Removes the parameters that a run does not read or needs in another memory, but not those of components that it
-    /// does not use. `wanted`: component and memory of each parameter that the run reads, by name.
+    /// Removes the parameters of a run's components that no program reads, or that a program needs in another memory.
+    /// Keeps the parameters of components that the run does not use. `wanted`: component and memory of each parameter
+    /// that the run reads, by name.
     pub fn retain_placed(&mut self, wanted: &HashMap<String, (&'static str, MemorySpace)>) {
         let components: HashSet<&str> = wanted.values().map(|(component, _)| *component).collect();
         self.tensors.retain(|name, loaded| match wanted.get(name) {
