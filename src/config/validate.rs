@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_text_only_for_string_keys() {
+    fn only_string_keys_accept_text() {
         assert!(accepts_text("request.prompt") && accepts_text("model.vae") && accepts_text("runtime.xla_flags.xla_x"));
         assert!(!accepts_text("request.width") && !accepts_text("runtime.dtype") && !accepts_text("request.nope"));
     }

@@ -272,7 +272,7 @@ fn panic_of_a_reader_ends_the_load() {
 }
 
 #[needs(cpu)]
-fn stored_codes_are_read_once_and_their_scales_without_them() {
+fn codes_are_read_once_and_scales_are_read_separately() {
     let engine = Engine::new(cpu(1), quick());
     for form in [QuantizedForm::Fp8, QuantizedForm::Int8Convrot] {
         let source = CountingSource { form: Some(form), ..CountingSource::default() };

@@ -479,7 +479,7 @@ fn uploaded_codes(client: &Client, model: &Arc<ModelSource>) -> Tensor {
 /// A text encoder whose file stores int8-convrot weights uses them unchanged; one with other weights is not quantized.
 /// The full test also covers Gemma 3, unrolled and sharded layers, rounded activations, and the codes on the devices.
 #[needs(cpu)]
-fn rotated_text_encoder_gives_the_results_of_its_values() {
+fn int8_convrot_text_encoder_matches_dequantized_weights() {
     let client = cpu(1);
     for model in ["tiny_2_5", "tiny_a"].into_iter().take(if full() { 2 } else { 1 }) {
         let (config, folder) = (wide_text_encoder(model), tempfile::tempdir().expect("a folder"));
@@ -672,7 +672,7 @@ fn transformer_quantizes_only_weights_stored_as_int8_convrot() {
 
 /// Blocks of connectors whose file stores int8-convrot weights use them unchanged, and do not quantize others.
 #[needs(cpu)]
-fn rotated_connectors_give_the_results_of_their_values() {
+fn int8_convrot_connectors_match_dequantized_weights() {
     let client = cpu(1);
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_2_5/connectors/config.json").expect("a file");
     let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");

@@ -251,6 +251,6 @@ fn server_matches_openai_client_recordings() {
 }
 
 #[needs(nothing)]
-fn peer_server_examples_replay() {
+fn server_matches_recordings_of_other_servers_clients() {
     replay("peers", true);
 }

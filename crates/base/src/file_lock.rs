@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_waits_for_a_copy_of_a_closed_file() {
+    fn lock_is_acquired_once_all_copies_of_the_handle_are_closed() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let open = || File::open(file.path()).expect("opens");
         let held = open();

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_signal_waits_only_for_holds() {
+    fn first_signal_exits_once_no_work_delays_it() {
         let mut state = InterruptState::new();
         assert!(!state.stops());
         assert_eq!((state.request(), state.phase), (Reply::Now, InterruptPhase::Ending));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_compiles_is_false_while_a_hold_exists() {
+    fn process_with_held_work_is_not_only_compiling() {
         let mut state = InterruptState { compilations: vec![1], ..InterruptState::new() };
         assert!(state.only_compiles() && !InterruptState::new().only_compiles());
         state.holds.push((2, "x"));

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_larger_request_alone_exceeds_the_budget() {
+    fn request_larger_than_the_budget_is_granted_only_alone() {
         let (budget, used, most) = (MemoryBudget::new(10), AtomicUsize::new(0), AtomicUsize::new(0));
         in_order(&[3, 4, 5, 99, 1, 10, 6, 2, 4, 4], 4, |&bytes| {
             let _reserved = budget.reserve(bytes);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_fills_every_complete_row_once() {
+    fn every_complete_row_is_visited_once() {
         let mut values = vec![0usize; 3 * LEAST + 2];
         each_row(&mut values, 3, |i, row| row.iter_mut().for_each(|v| *v += i + 1));
         assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));

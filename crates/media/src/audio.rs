@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_fits_audio_to_the_duration_of_the_frames() {
+    fn audio_is_fitted_to_the_duration_of_the_frames() {
         let audio = Audio::new(array![[1.0, 2.0, 3.0]], 8).unwrap();
         assert_eq!(audio.lasting(12, 24.0).unwrap().samples(), &array![[1.0, 2.0, 3.0, 0.0]]);
         assert_eq!(audio.lasting(6, 23.976).unwrap().samples(), &array![[1.0, 2.0]]);

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn stacked_layers_in_host_memory_get_a_loop_of_their_own() {
+    fn stacked_layers_in_host_memory_use_a_separate_loop() {
         let stack = |name: &str, in_host| (format!("transformer.blocks.{name}.large"), in_host);
         assert_eq!(streamed("transformer", 1, false), [stack("0-0", false), stack("1-3", true)]);
         assert_eq!(streamed("transformer", 0, false), [stack("*", true)]);

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_parse_units() {
+    fn sizes_and_durations_with_units_are_parsed() {
         let bytes = |text: &str| text.parse::<Bytes>().map(|b| b.0);
         assert_eq!(bytes("32MiB"), Ok(32 << 20));
         assert_eq!(bytes("20 GiB"), Ok(20 << 30));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_round_trip() {
+    fn sizes_and_durations_round_trip() {
         for text in ["32MiB", "20GiB", "1000B"] {
             assert_eq!(String::from(text.parse::<Bytes>().expect("bytes")), text);
         }

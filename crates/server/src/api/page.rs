@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn inner_yields_contents_of_every_matching_element() {
+    fn contents_of_every_matching_html_element_are_found() {
         let found: Vec<&str> = inner("<style>a</style><p><style media=\"x\">b</style>", "style").collect();
         assert_eq!(found, ["a", "b"]);
     }

@@ -109,10 +109,10 @@ fn loop_cost_is_multiplied_by_trip_count() {
     assert_eq!((report.layers, report.layer.flops, report.step.flops), (5.0, product, 5.0 * product));
 }
 
-/// Two collectives overlap with one matmul. Together they hide at most the matmul's time, and less if there is
+/// Two collectives overlap with one matmul. The overlapped time is at most the time of the matmul, and less if there is
 /// contention.
 #[test]
-fn collectives_hide_at_most_the_time_of_the_work() {
+fn overlap_is_at_most_the_time_of_the_matmul() {
     let h200 = Chip::named("h200").expect("embedded").uncalibrated();
     let mut slowed = Chip::named("h200").expect("embedded").clone();
     let shares = Shares { work: 0.2, collective: 0.1 };
