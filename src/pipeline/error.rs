@@ -71,7 +71,7 @@ pub enum PipelineError {
         path: PathBuf,
     },
     /// The module store has no optimized module of the program.
-    #[error("the module store has no module of program {} for {}", .0.program, .0.target)]
+    #[error("the module store has no module of program {} for {}; compile the program first", .0.program, .0.target)]
     NotCompiled(Box<crate::runtime::CompileKey>),
     /// The program does not fit in device memory.
     #[error("{0}")]

@@ -41,10 +41,10 @@ use crate::interrupts;
 use crate::media::Mp4Options;
 use crate::runtime::processes::Group;
 
-/// Number of denoising steps per call if no progress is reported. An interrupt takes effect between two calls.
+/// Number of denoising steps per device call if no progress is reported. An interrupt takes effect between two calls.
 const INTERRUPT_EVERY: usize = 8;
 
-/// Receives the progress of a run.
+/// Receiver of the progress of a run.
 pub trait Observer {
     /// Called once with the videos that the run generates, before a device is opened.
     fn planned(&mut self, _jobs: &[Job]) {}

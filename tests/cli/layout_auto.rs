@@ -48,7 +48,7 @@ fn generate_reports_auto_choice_and_faster_layout() {
     let slow = ["--layout", "tensor", "--mesh", "tensor=4"];
     let said = lines(&generate(&dir.path().join("slow.mp4"), &[&slow[..], &["-v"]].concat()));
     let [line] = &said[..] else { panic!("one line: {said:?}") };
-    let both = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); shipped layout "));
+    let both = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); the shipped layout "));
     let (own, best) = both.expect("two estimates");
     let ((layout, mesh, cost), (_, _, less)) = (estimate(own), estimate(best));
     assert_eq!((layout, mesh), ("tensor", "tensor=4"));
@@ -73,7 +73,7 @@ fn check_reports_faster_layout() {
     let (first, next) = auto.split_once(" MB received a step (predicted); next: ").expect("the runner-up");
     let ((layout, mesh, cost), (other, its_mesh, more)) = (estimate(first), estimate(next));
     let line = slow["faster"].as_str().expect("a faster layout");
-    let both = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); shipped layout "));
+    let both = line.strip_prefix("layout ").and_then(|l| l.split_once(" (predicted); the shipped layout "));
     let (own, best) = both.expect("two estimates");
     assert!(estimate(own).2 > cost / 0.95 && estimate(best) == (layout, mesh, cost), "{line}");
     // Replicated work does not show in received bytes, so the work is compared.

@@ -102,7 +102,7 @@ fn batch_of_videos_with_different_sizes_is_rejected() {
     let go_on = &mut |_, _, _| ControlFlow::Continue(());
     let made = runner.generate_batch(&[first, longer], &dumping(None), go_on);
     let e = made.err().expect("refused").to_string();
-    assert_eq!(e, "video 1 of the batch differs from the first in more than prompt and seed");
+    assert_eq!(e, "video 1 of the batch differs from the first in more than prompt and seed; run it separately");
 }
 
 #[needs(cpu)]

@@ -87,7 +87,7 @@ fn sampler_tables_of_wrong_length_are_rejected() {
     let (mut runner, request) = conditioned(&cpu(8));
     let steps = request.sigmas.len() - 1;
     let cases = [
-        (257, format!("{steps} steps take 257 evaluations, but at most 256 are supported")),
+        (257, format!("{steps} steps take 257 evaluations, but at most 256 are supported; use fewer steps")),
         (
             2 * steps,
             format!(

@@ -109,8 +109,8 @@ fn replace_sound_span(given: &Array2<f32>, made: Array2<f32>, regenerated: Range
     if behind == 0 { made } else { crossfade(&made, given, 0, regenerated.end, behind, n) }
 }
 
-/// Returns the frames of the input video for which audio is generated: all frames if the request covers the complete
-/// latent frames of the video, otherwise its first `num_frames` frames.
+/// Returns the frames of the input video for which audio is generated: the first `num_frames` frames or, if the request
+/// covers all complete latent frames of the video, all frames, including the last ones that do not fill a latent frame.
 fn given_frames(request: &Request, clip: &Clip) -> Frames {
     if request.num_frames >= whole_frames(clip.frames.count()) {
         clip.frames.clone()

@@ -68,8 +68,10 @@ impl<'a> ChainWriter<'a> {
         first: &Request,
         replaceable: &'a Replaceable,
     ) -> Result<Self> {
-        let chain =
-            first.chain.as_ref().ok_or_else(|| PipelineError::Bug("a chained video needs several clips".into()))?;
+        let chain = first
+            .chain
+            .as_ref()
+            .ok_or_else(|| PipelineError::Bug("the request has one clip, but a chained video has several".into()))?;
         let videos = jobs.iter().zip(paths).map(|(job, path)| ChainVideo {
             job,
             path,

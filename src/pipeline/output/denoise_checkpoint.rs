@@ -279,7 +279,8 @@ impl Saving {
         let _ = std::fs::remove_file(path_of_clip(&self.output, at));
     }
 
-    /// Returns the denoising state to resume from; `None` if there is none or it belongs to another phase.
+    /// Returns the denoising state from which the phase `phase` resumes. `None`: no state was saved, or it belongs to
+    /// another phase.
     pub(crate) fn found(&self, phase: Phase) -> Option<&DenoiseState> {
         self.found.as_ref().filter(|saved| saved.phase == phase)
     }

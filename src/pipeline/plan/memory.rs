@@ -343,7 +343,8 @@ impl MemoryPlan {
         each.max_by_key(|(_, bytes)| *bytes).filter(|(_, bytes)| *bytes > limit)
     }
 
-    /// Returns the program that needs the most memory if only its own parameters are loaded, and its bytes.
+    /// Returns the program that needs the most memory if only its own parameters are loaded, and the bytes that it
+    /// needs.
     pub(super) fn largest(&self) -> Option<(&Need, usize)> {
         self.needs.iter().map(|n| (n, self.alone(n))).max_by_key(|(_, bytes)| *bytes)
     }

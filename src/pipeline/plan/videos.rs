@@ -129,7 +129,7 @@ impl Config {
     }
 }
 
-/// Returns the non-empty lines, trimmed.
+/// Returns the non-empty lines of a prompts file, trimmed.
 fn prompt_lines(text: &str) -> Vec<String> {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).map(String::from).collect()
 }
@@ -178,7 +178,7 @@ fn default_paths(folder: &Path, jobs: &[Job], extension: &str) -> Vec<PathBuf> {
     chosen
 }
 
-/// Returns the sidecar of a video: `out.json` for `out.mp4`.
+/// Returns the path of a video's sidecar: `out.json` for `out.mp4`.
 pub(crate) fn sidecar_path(video: &Path) -> PathBuf {
     video.with_extension("json")
 }

@@ -70,7 +70,7 @@ fn network_of_run(spec: &ProgramSpec, in_time: bool) -> Result<Network> {
     let (from, to) = (&spec.shapes.video, Shapes::from_request(&spec.run.sizes, spec.run.last())?.video);
     let mut steps = upsampling_steps(&spec.run.upsample, from, &to).into_iter();
     let step = steps.find(|step| (step.upsampling == Upsampling::TemporalX2) == in_time);
-    let step = step.ok_or_else(|| PipelineError::Bug("the request lacks this program's upsampling step".into()))?;
+    let step = step.ok_or_else(|| PipelineError::Bug("the request has no upsampling step for this program".into()))?;
     step_network(&spec.run.configs, &step, [spec.batch(), from.channels], spec.build)
 }
 

@@ -23,8 +23,11 @@ pub(super) const VOCODER: ProgramDeclaration = ProgramDeclaration {
         let decoder = audio_decoder::network_of_run(spec)?;
         let mel = decoder.program.results.first().map(|o| &o.logical_dims[..]);
         let dims = mel.and_then(|mel| <[usize; 4]>::try_from(mel).ok());
-        let wrong =
-            || PipelineError::Bug(format!("the audio decoder's mel must have 4 dimensions, but has shape {mel:?}"));
+        let wrong = || {
+            PipelineError::Bug(format!(
+                "the audio decoder's mel spectrogram must have 4 dimensions, but has shape {mel:?}"
+            ))
+        };
         let dims = dims.ok_or_else(wrong)?;
         spec.run.configs.vocoder_program(dims, spec.build)
     },
@@ -57,10 +60,12 @@ impl ModelConfigs {
 impl Runner {
     /// Prepares the vocoder, which maps the audio decoder's output `mel` to `audio`. `mel` is not copied.
     pub(crate) fn vocoder<'a>(&mut self, decoded: &'a Outputs) -> Result<Call<'a>> {
-        let mel = decoded.get("mel").ok_or_else(|| PipelineError::Input("the audio decoder returned no mel".into()))?;
+        let mel = decoded
+            .get("mel")
+            .ok_or_else(|| PipelineError::Input("the audio decoder returned no mel spectrogram".into()))?;
         let dims = <[usize; 4]>::try_from(mel.dims().to_vec()).map_err(|d| {
             PipelineError::Input(format!(
-                "the audio decoder returned a mel of shape {d:?}; the vocoder needs 4 dimensions"
+                "the audio decoder returned a mel spectrogram of shape {d:?}; the vocoder needs 4 dimensions"
             ))
         })?;
         let network =

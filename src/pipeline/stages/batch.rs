@@ -41,7 +41,9 @@ pub struct Batch<'a> {
 pub fn batch_size(asked: &[Request], layout: &Layout, least: usize) -> Result<usize> {
     let Some(first) = asked.first() else { return Err(PipelineError::Input("a batch needs a request".into())) };
     if let Some(other) = asked.iter().position(|r| !r.can_batch_with(first)) {
-        let message = format!("video {other} of the batch differs from the first in more than prompt and seed");
+        let message = format!(
+            "video {other} of the batch differs from the first in more than prompt and seed; run it separately"
+        );
         return Err(PipelineError::Input(message));
     }
     Ok(asked.len().next_multiple_of(videos_at_once(layout)).max(least))

@@ -289,7 +289,7 @@ impl Runner {
         let have = given.frames.count();
         if have < part.frames {
             return Err(PipelineError::Usage(format!(
-                "the input video has {have} frames, but the request needs {}",
+                "the input video has {have} frames, but the request needs {}; use a longer video",
                 part.frames
             )));
         }

@@ -30,7 +30,7 @@ pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String,
     let count = sampler.evaluations(steps);
     let fail = |why: String| Err(PipelineError::Usage(format!("{steps} steps take {count} evaluations, {why}")));
     if count > MAX_STEPS {
-        return fail(format!("but at most {MAX_STEPS} are supported"));
+        return fail(format!("but at most {MAX_STEPS} are supported; use fewer steps"));
     }
     let rows = if columns == 0 { 0 } else { count };
     // The sampler may omit the final noise level, which is 0.

@@ -153,7 +153,7 @@ impl LayoutComparison {
             "would fit in memory".into()
         };
         is_worth.then(|| {
-            format!("layout {} (predicted); shipped layout {}, {saves}", ranking.said(own), ranking.said(best))
+            format!("layout {} (predicted); the shipped layout {}, {saves}", ranking.said(own), ranking.said(best))
         })
     }
 
@@ -181,7 +181,8 @@ impl LayoutComparison {
             && told.as_ref() != Some(&rules_text(&nearest.rules))
         {
             let rules = rules_text(&nearest.rules);
-            lines.push(format!("layout {} equals shipped layout {} without `{rules}`", own.layout, nearest.shipped));
+            lines
+                .push(format!("layout {} equals the shipped layout {} without `{rules}`", own.layout, nearest.shipped));
         }
         lines
     }
@@ -227,7 +228,7 @@ mod tests {
         let of = |layout: &str| compared(&[&format!("layout={layout}")], "cuda:h200:1x1x2");
         let slow = of("tensor").faster().unwrap();
         assert!(
-            slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; shipped layout cfg (cfg=2), "),
+            slow.starts_with("layout tensor (tensor=2), ") && slow.contains("; the shipped layout cfg (cfg=2), "),
             "{slow}"
         );
         assert_eq!(of("cfg").lines(), Vec::<String>::new());
@@ -251,7 +252,7 @@ mod tests {
         // `height` shards only the video decoder, so removing it does not affect the denoising loops.
         let rows = without(folder.path(), "ulysses", |line| line.starts_with("  height:"));
         let lines = compared(&[&format!("layout={rows}")], "tpu:v5p:2x2x1").lines();
-        let height = " equals shipped layout ulysses without `rules: height: [context]`";
+        let height = " equals the shipped layout ulysses without `rules: height: [context]`";
         assert!(lines.iter().any(|line| line.ends_with(height)), "{lines:?}");
     }
 
