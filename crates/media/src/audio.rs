@@ -120,7 +120,7 @@ mod tests {
     use ndarray::array;
 
     #[test]
-    fn fitted_trims_pads_and_clamps() {
+    fn fitted_audio_is_trimmed_padded_and_clamped() {
         let audio = Audio::new(array![[0.5, 2.0, f32::NAN], [-3.0, 0.0, 0.25]], 8000).unwrap();
         assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
         assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn span_pads_with_silence_and_mono_becomes_stereo() {
+    fn span_of_audio_is_padded_with_silence_and_mono_becomes_stereo() {
         let audio = Audio::new(array![[1.0, 2.0, 3.0, 4.0]], 2).unwrap();
         assert_eq!(audio.span(1.0, 1).samples(), &array![[3.0]]);
         assert_eq!(audio.span(1.0, 3).samples(), &array![[3.0, 4.0, 0.0]]);

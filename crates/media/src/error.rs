@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn tail_joins_last_lines() {
+    fn last_lines_of_output_are_joined() {
         assert_eq!(tail(""), "no message");
         assert_eq!(tail("a\n\nb\n c\nd\ne\nf\ng\n"), "b | c | d | e | f | g");
     }

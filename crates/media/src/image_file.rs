@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn covering_same_size_is_identity() {
+    fn scaling_to_the_same_size_changes_no_pixel() {
         let frame = gradient(4, 6);
         let got = covering(&frame, 4, 6);
         assert_eq!(got.shape(), [1, 3, 1, 4, 6]);
@@ -206,7 +206,7 @@ mod tests {
 
     /// The frame of 4x6 is scaled by 2 to 8x12, and two columns are cropped on each side.
     #[test]
-    fn covering_crops_both_sides() {
+    fn scaling_to_cover_crops_both_sides() {
         let got = covering(&gradient(4, 6), 8, 8);
         // Row 1 is at source row 1.5 / 2 - 0.5 = 0.25. Column 0 is column 2 before the crop, at source column 2.5 / 2 -
         // 0.5 = 0.75.

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_pairs_match_brute_force() {
+    fn convolution_element_pairs_match_brute_force_count() {
         let tried = |input: i64, output: i64, w: &WindowDimensionProto| {
             let meets = |k: i64, o: i64| {
                 let at = o * w.stride - w.padding_low + k * w.window_dilation;
