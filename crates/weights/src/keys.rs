@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn block_after_the_last_encoder_block_becomes_the_middle_block() {
+    fn last_encoder_block_becomes_the_middle_block() {
         let keys = ["vae.encoder.down_blocks.0.res_blocks.0.conv1.conv.weight", "vae.encoder.down_blocks.2.x"];
         let map = SingleFileKeys::new(keys);
         assert_eq!(map.rename(Component::Vae, keys[1]).as_deref(), Some("encoder.mid_block.x"));
