@@ -40,8 +40,8 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
 
 impl ModelConfigs {
     /// Returns the program of the text encoder, which maps the token ids of prompts, `[rows, tokens]`, to
-    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. If the
-    /// run rotates weights, those that the file stores as int8-convrot keep their 8 bits.
+    /// `prompt_embeds`: projected embeddings if `projected` is set, otherwise the hidden states of all layers. With
+    /// `runtime.weights: int8-convrot`, weights that the file stores in this form keep their 8 bits.
     ///
     /// # Errors
     /// Returns an error if a configuration is missing or invalid, or if a size is not supported.
@@ -55,8 +55,9 @@ impl ModelConfigs {
         Ok(encoder.program(connectors.as_ref(), rows, tokens, &build)?)
     }
 
-    /// Returns the options for a component's programs. If the run rotates weights and the component's file stores some
-    /// as int8-convrot, its other weights are not quantized. The text encoder is quantized only in that case.
+    /// Returns the options for a component's programs. With `runtime.weights: int8-convrot` and a file that stores some
+    /// weights in this form, the other weights of the component are not quantized. The text encoder is quantized only
+    /// in this case.
     pub(super) fn component_build(&self, part: Component, b: &Build) -> Build {
         let others = if b.quantization.is_rotated() { self.origin().unrotated(part) } else { None };
         match others {

@@ -188,8 +188,8 @@ impl<'a> Estimator<'a> {
         self.devices.chip.is_some() && stream::is_auto(&self.config, &self.devices.toolchain.spec())
     }
 
-    /// Returns the estimate of [`Estimator::reduced`] with `in_turn` set. If there is none, returns `estimate` with
-    /// `fits` cleared.
+    /// Returns the estimate of [`Estimator::reduced`] with `in_turn` set. If the layout does not fit at all, or if
+    /// layouts are not ranked with streamed weights, returns `estimate` with `fits` cleared.
     pub(super) fn adjusted(&self, estimate: Estimate, point: &Point) -> Estimate {
         let reduced = if self.streams() { self.reduced(&estimate, point, true) } else { None };
         reduced.unwrap_or(Estimate { fits: false, ..estimate })
