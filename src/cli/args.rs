@@ -99,8 +99,8 @@ const PROMPT: &str = "a red fox in the snow";
 /// replaced by a fixed prompt.
 ///
 /// # Errors
-/// Returns an error if flags or `--set` pairs request several videos, output files or progress reports, or if there is
-/// no prompt.
+/// Returns an error if flags or `--set` pairs request several videos, output files or progress reports, or if the file
+/// of `request.prompts` cannot be read or contains no prompts.
 pub(crate) fn timed_job(loaded: &LoadedConfig) -> anyhow::Result<Job> {
     let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
     loaded.check_read("this command writes no video and shows no progress", |path| !is_of_files(path))?;

@@ -46,22 +46,22 @@ pub(crate) struct CheckArgs {
 
 enum Finding {
     Absent,
-    /// Present; has no weights.
+    /// The component is present and has no weights.
     Present,
-    /// Present, but not supported; contains the reason.
+    /// The component is present but not supported, for this reason.
     Unsupported(String),
     Broken(String),
     Weights(ValidationReport),
 }
 
-/// Which LTX-2.5 features the present components support.
+/// Support for LTX-2.5 features by the components that are present.
 struct Ltx25Features {
     /// Whether the video VAE has a decoder (`model.decoder: conv`).
     convolution: bool,
     /// Whether the diffusion decoder is present.
     diffusion: bool,
-    /// Whether the decoder selected by `model.decoder: auto` is usable, with `reference: official` and with
-    /// `diffusers`.
+    /// Whether the decoder that `model.decoder: auto` selects is usable, first for `reference: official`, then for
+    /// `reference: diffusers`.
     usable: [bool; 2],
     /// Whether the model supports `--num-frames auto`.
     duration: Verdict,
@@ -69,11 +69,11 @@ struct Ltx25Features {
     rounds: Verdict,
 }
 
-/// Whether the model can run a request.
+/// Result of checking that the model can run a request.
 struct Verdict {
     /// Components that are absent or unusable.
     missing: Vec<&'static str>,
-    /// Error of components that are present but cannot run the request.
+    /// Error if all components are present but cannot run the request.
     error: Option<String>,
 }
 
@@ -100,7 +100,8 @@ impl Verdict {
 }
 
 impl Ltx25Features {
-    /// Returns the decoder that `model.decoder: auto` selects, with `reference: official` or `diffusers`.
+    /// Returns the decoder that `model.decoder: auto` selects with `reference: official` (if `official` is true) or
+    /// `reference: diffusers`; `None` if the model has no decoder.
     fn decoder(&self, official: bool) -> Option<&'static str> {
         match (self.convolution, self.diffusion) {
             (false, false) => None,

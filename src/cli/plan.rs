@@ -62,7 +62,7 @@ impl PlanSummary {
         let origin = Origin::find(config);
         let version = match &origin {
             Ok(Origin::Files(source)) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
-            Ok(preset) => Err(format!("{} is not on this machine", preset.name())),
+            Ok(preset) => Err(format!("the model {} is not on this machine", preset.name())),
             Err(error) => Err(error.to_string()),
         };
         let transformer = |origin: Origin| ModelConfigs::from(origin).transformer().ok();

@@ -109,7 +109,8 @@ pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
             fs::rename(&target, work.path().join("old"))
                 .with_context(|| format!("{}: cannot replace", target.display()))?;
         }
-        fs::rename(&fresh, &target).with_context(|| format!("{}: cannot move the plugin there", target.display()))?;
+        fs::rename(&fresh, &target)
+            .with_context(|| format!("{}: cannot move the installed plugin to this path", target.display()))?;
         sync_folder(folder).with_context(|| format!("{}: cannot write", folder.display()))?;
     }
     installed(kind, &target)
@@ -180,7 +181,9 @@ fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
         for n in 0..archive.len() {
             let mut entry = archive.by_index(n)?;
             let name = entry.name()?.into_owned();
-            let inner = entry.enclosed_name().with_context(|| format!("'{name}' points outside the folder"))?;
+            let inner = entry
+                .enclosed_name()
+                .with_context(|| format!("the archive entry '{name}' points outside the folder"))?;
             let path = folder.join(inner);
             if entry.is_dir() {
                 fs::create_dir_all(&path)?;
@@ -248,7 +251,10 @@ mod tests {
     fn damaged_or_escaping_wheel_is_rejected() {
         let (folder, wheel) = wheel_file(&[("../outside", 0o644)]);
         let error = format!("{:#}", unpack(&wheel, &folder.path().join("new")).unwrap_err());
-        assert!(error.contains("a.whl: cannot unpack: '../outside' points outside the folder"), "{error}");
+        assert!(
+            error.contains("a.whl: cannot unpack: the archive entry '../outside' points outside the folder"),
+            "{error}"
+        );
         assert!(!folder.path().join("outside").exists());
         let (folder, wheel) = wheel_file(&[("lib/a.so", 0o644)]);
         let mut bytes = fs::read(&wheel).unwrap();

@@ -183,7 +183,7 @@ impl WheelIndex {
     }
 }
 
-/// Side of a download that failed.
+/// Error of a download: reading from the server or writing the file failed.
 enum DownloadFailure {
     Read(io::Error),
     Write(io::Error),
@@ -219,7 +219,7 @@ fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Res
 fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
     let certificates: Vec<Certificate<'static>> = match cert {
         Some(path) => {
-            let text = fs::read(path).with_context(|| format!("PIP_CERT: {}: cannot read", path.display()))?;
+            let text = fs::read(path).with_context(|| format!("PIP_CERT: {}: cannot read the file", path.display()))?;
             let items = parse_pem(&text).collect::<Result<Vec<_>, _>>();
             let items = items.with_context(|| format!("PIP_CERT: {}: not a PEM file", path.display()))?;
             let certificates = items.into_iter().filter_map(|item| match item {
