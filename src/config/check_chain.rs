@@ -76,7 +76,7 @@ pub(super) fn check_rates(config: &Config) -> Result<(), ConfigError> {
         return fail(OutOfRange, "request.motion_speed", r.motion_speed, Limit::Above(0.0));
     }
     if r.motion_speed != 1.0 && !config.pipeline.spec().motion_speed {
-        let why = remove(format!("the pipeline {} always uses 1", config.pipeline.name()));
+        let why = remove(format!("the pipeline {} supports only the motion speed 1", config.pipeline.name()));
         return fail(Unsupported, "request.motion_speed", r.motion_speed, why);
     }
     Ok(())

@@ -50,7 +50,7 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
                     OutOfRange,
                     "request.retake",
                     text,
-                    format!("starts after the end of the video at {seconds:.3} s"),
+                    format!("must start before the end of the video ({seconds:.3} s)"),
                 );
             }
             if !span.video && !span.audio {

@@ -37,10 +37,10 @@ impl GuidanceStream {
 const VIDEO_STG: &str = "guidance.video.stg";
 const AUDIO_STG: &str = "guidance.audio.stg";
 
-/// Returns the reason for a key that has no effect because both STG scales are 0. `what` is the subject of "is
-/// perturbed", such as `no block`.
+/// Returns the reason for a key that has no effect because both STG scales are 0. `what` is the text before "is
+/// perturbed", such as "no block".
 fn no_stg(what: &'static str) -> Message {
-    let why = format!(" are 0, so {what} is perturbed; set one too");
+    let why = format!(" are 0, so {what} is perturbed; set one of them to a value other than 0");
     or_remove(message![Key(VIDEO_STG), " and ", Key(AUDIO_STG), why])
 }
 

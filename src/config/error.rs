@@ -8,7 +8,7 @@ use super::message::{Message, Setting};
 use crate::media::MediaError;
 use crate::weights::WeightsError;
 
-/// Where a value was written.
+/// Origin of a value: the place where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
     /// Built-in default.
@@ -26,7 +26,7 @@ pub enum ValueOrigin {
     },
     Set,
     Flag(&'static str),
-    /// A command-line argument or a place in a file, as the user wrote it: `--set sampler.steps=8`, `--width`, `x.yml:3`.
+    /// Command-line argument or line of a file, as shown to the user: `--set sampler.steps=8`, `--width`, `x.yml:3`.
     Argument(String),
     /// Field of a server request.
     Field(String),
@@ -36,7 +36,7 @@ pub enum ValueOrigin {
     Lora(String),
     /// Default of the pipeline with this name, which replaces the general default.
     Pipeline(&'static str),
-    /// Set by the key `reference`, which was written at this origin.
+    /// Default set by the key `reference`, whose own origin this is.
     Reference(Box<ValueOrigin>),
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for ValueOrigin {
     }
 }
 
-/// What is wrong with a configuration.
+/// Kind of a configuration error.
 #[derive(Debug)]
 pub enum ConfigErrorKind {
     /// A file cannot be read; the key is its path.
@@ -69,11 +69,11 @@ pub enum ConfigErrorKind {
     WrongType,
     /// A number, a size or a list is outside the limit.
     OutOfRange,
-    /// A name that is not known.
+    /// The value is not a known name.
     NotOneOf,
-    /// The value contradicts another one.
+    /// The value contradicts another value.
     Conflict,
-    /// Two keys that cannot be set in the same place.
+    /// Two mutually exclusive keys are set in the same file, command line or request.
     Exclusive,
     /// The pipeline requires a value that is not set.
     Missing,
@@ -81,7 +81,7 @@ pub enum ConfigErrorKind {
     Unsupported,
     /// The run does not read the key.
     NoEffect,
-    /// `extends` leads back to the same file.
+    /// A file extends itself, directly or through other files.
     Cycle,
     /// A command-line argument, or a file that it names, cannot be used.
     Argument,
@@ -91,11 +91,11 @@ pub enum ConfigErrorKind {
     Lora(Box<WeightsError>),
 }
 
-/// What a key accepts, and what to change.
+/// Values that a key accepts, or another reason why a value is invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Limit {
     Reason(Message),
-    /// A number above this one.
+    /// A number greater than this bound.
     Above(f64),
     /// A number of the form `step * n + remainder`; `remainder` is 0 or 1.
     Step {
@@ -108,12 +108,12 @@ pub enum Limit {
     },
     /// Types, values or keys of the schema.
     Schema(String),
-    /// The key that cannot be set in the same place.
+    /// The other of two mutually exclusive keys.
     Excludes(&'static str),
 }
 
 impl Limit {
-    /// Returns the limit and the settings that it mentions, as a text with names as data.
+    /// Returns the limit as a text, with placeholders for the settings that it mentions.
     pub(crate) fn message(&self) -> Message {
         match self {
             Limit::Reason(why) => why.clone(),
@@ -137,21 +137,21 @@ where
     }
 }
 
-/// Error while loading or checking a configuration. `Display` has the names of the command line.
+/// Error while loading or checking a configuration. `Display` uses the names of flags and YAML keys.
 #[derive(Debug)]
 pub struct ConfigError {
     pub kind: ConfigErrorKind,
     /// Dotted key, or the path of an unreadable file; empty if the error is about an argument or a whole file.
     pub key: Cow<'static, str>,
-    /// Rejected value. `None`: `limit` quotes it, or there is none.
+    /// Rejected value. `None`: the text of `limit` quotes it, or the error is not about a value.
     pub value: Option<String>,
-    /// Where the value was written. `None`: unknown.
+    /// Origin of the value; `None` if it is unknown.
     pub origin: Option<ValueOrigin>,
     pub limit: Box<Limit>,
 }
 
 impl ConfigError {
-    /// Returns an error about a key; `limit` quotes its value.
+    /// Returns an error about a key without a rejected value; `limit` may quote the value.
     pub(crate) fn key(kind: ConfigErrorKind, key: impl Into<Cow<'static, str>>, limit: impl Into<Limit>) -> Self {
         ConfigError { kind, key: key.into(), value: None, origin: None, limit: Box::new(limit.into()) }
     }
@@ -175,7 +175,8 @@ impl ConfigError {
         ConfigError::key(ConfigErrorKind::Syntax, "", why).at(ValueOrigin::Argument(place.into()))
     }
 
-    /// Returns an error about a command-line argument or a file that it names; `why` quotes it.
+    /// Returns an error about a command-line argument, or about a file that an argument names; `why` quotes the
+    /// argument.
     pub(crate) fn argument(why: impl Into<Limit>) -> Self {
         ConfigError::key(ConfigErrorKind::Argument, "", why)
     }

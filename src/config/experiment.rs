@@ -232,7 +232,7 @@ impl Experiment {
     }
 
     /// Returns the lists of values of an `include` entry. A key that the entry omits has the first value of the file's
-    /// list, except `mesh`, which has none.
+    /// list, except `mesh`, which stays unset.
     fn included(&self, cases: &Cases) -> Lists {
         fn chosen<T: Clone>(given: &Option<OneOrMany<T>>, mut first: impl Iterator<Item = T>) -> Vec<T> {
             match given.as_ref().map(OneOrMany::as_slice) {

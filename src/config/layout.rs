@@ -98,7 +98,7 @@ impl LayoutSource {
     }
 }
 
-/// Number of virtual devices per slice to which an axis of -1 expands the mesh.
+/// Maximum number of virtual devices per slice up to which a mesh axis of -1 is expanded.
 const VIRTUAL_DEVICES: usize = 8;
 
 const AXES: [&str; 5] = ["data", "cfg", "fsdp", "context", "tensor"];

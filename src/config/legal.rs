@@ -22,7 +22,8 @@ pub(super) fn fail(
     Err(ConfigError::value(kind, key, value, limit))
 }
 
-/// Returns the limit of numbers of the form `step * n + remainder`, with the numbers nearest to `value`.
+/// Returns the limit for a key that requires a number of the form `step * n + remainder`; the limit contains the valid
+/// numbers nearest to `value`.
 pub(super) fn steps(value: usize, remainder: usize, step: usize, with: String) -> Limit {
     let (low, high) = around(value, remainder, step);
     Limit::Step { step, remainder, with, nearest: [low, high] }

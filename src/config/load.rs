@@ -375,7 +375,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
     }
 }
 
-/// Merges a layer and resets lower keys that are mutually exclusive with keys of the layer.
+/// Merges a layer over `merged`, in which it first resets the keys that are mutually exclusive with keys of the layer.
 pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     const PAIRS: [(&str, &str); 2] =
         [("request.prompt", "request.prompts"), ("request.negative_prompt", "request.negative_prompt_file")];
@@ -412,7 +412,8 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
 fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
     let Length { seconds, origin } = length;
     let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
-    let rate = rate.ok_or_else(|| ConfigError::argument("--seconds: request.frame_rate is not a number"))?;
+    let rate =
+        rate.ok_or_else(|| ConfigError::argument("--seconds requires request.frame_rate to be a number, e.g. 24"))?;
     if !(seconds.is_finite() && *seconds > 0.0) {
         return Err(ConfigError::argument(format!("--seconds {seconds}: must be a number above 0")));
     }

@@ -15,7 +15,7 @@ const FRAMES: &str = "request.num_frames";
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLayer {
     tree: Tree,
-    /// Keys that the field `ltx2` set as a tree; other fields override them.
+    /// Keys that the request's field `ltx2` sets; other fields override them.
     keys: Tree,
     length: Option<Length>,
     /// Keys for which the configured value of the server is ignored.

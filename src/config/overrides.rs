@@ -24,7 +24,8 @@ pub struct CliOverrides {
     pub flags: Vec<Flag>,
     pub seconds: Option<f64>,
     pub mesh: Option<String>,
-    /// Whether a model or input file that differs from the one recorded in a sidecar is a warning instead of an error.
+    /// Whether a model or input file that differs from the one recorded in a sidecar causes a warning instead of an
+    /// error.
     pub allow_changed_inputs: bool,
 }
 

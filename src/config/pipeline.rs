@@ -44,7 +44,7 @@ pub enum Pipeline {
     TextToAudio,
 }
 
-/// Everything that distinguishes a pipeline from the others.
+/// Properties of a pipeline, such as its passes and the inputs that it accepts.
 #[derive(Debug)]
 pub struct PipelineSpec {
     /// Name in YAML.
@@ -69,7 +69,7 @@ pub struct PipelineSpec {
     /// Pipeline with the same weights and presets that a server uses if a request has images and this pipeline rejects
     /// them, or if a request lacks the images that this pipeline requires.
     pub(crate) image_variant: Option<Pipeline>,
-    /// Whether the preset's negative prompt applies.
+    /// Whether the pipeline uses the negative prompt of its preset.
     pub(crate) has_negative_prompt: bool,
     /// Whether LoRAs without `stages` apply to the first pass only.
     pub(crate) has_loras_in_first_pass: bool,
@@ -88,14 +88,14 @@ pub struct PipelineSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
     One,
-    /// The second pass refines the first at a larger size.
+    /// Two passes, the second of which refines the latents of the first at a larger size.
     Two,
     /// Two passes that also generate keyframes at the ends of segments, then rounds over tiles of the video that double
     /// the frame rate. Both reference implementations fix the noise order and the noise levels of these passes.
     TwoAndRounds,
 }
 
-/// Whether a pipeline supports an input.
+/// Support of a pipeline for one kind of input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     Required,
@@ -103,7 +103,7 @@ pub enum Support {
     Rejected,
 }
 
-/// How a pipeline uses its input video.
+/// Use of the input video by a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VideoUse {
     /// Keeps everything outside of a time span (`request.retake`).

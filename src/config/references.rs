@@ -140,7 +140,8 @@ fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Rejects a mask whose number of frames does not match the `encoded` frames of its reference video.
+/// Rejects a mask whose frames cannot be assigned to the latent frames of its reference video; `encoded` is the number
+/// of frames of this video that are encoded.
 fn check_mask(merged: &Tree, video: &ReferenceVideo, encoded: usize, most: usize) -> Result<(), ConfigError> {
     let Some(path) = &video.attention_mask else { return Ok(()) };
     let info = probe_clip(Path::new(path), Path::new("ffmpeg")).map_err(ConfigError::video)?;

@@ -59,7 +59,7 @@ with_defaults! {
         pub vocoder: Vocoder = Vocoder::default(),
         /// Device mesh; null uses the mesh of the layout.
         pub mesh: Option<Mesh> = None,
-        /// How tensors are sharded over the mesh: a YAML file or the name of a shipped layout. `auto` chooses, among
+        /// Sharding of tensors over the mesh: a YAML file or the name of a shipped layout. `auto` chooses, among
         /// the shipped layouts that fit in memory, the one with the shortest predicted time on the available devices.
         pub layout: String = AUTO.into(),
         /// Device, numerics and memory.
@@ -223,7 +223,7 @@ with_defaults! {
         pub video: Option<String> = None,
         /// Time span that the pipeline `retake` regenerates.
         pub retake: Option<Retake> = None,
-        /// How the pipeline `extend` extends the input video.
+        /// Extension of the input video, for the pipeline `extend`.
         pub extend: Option<Extend> = None,
         /// Reference videos of the first stage, for an IC-LoRA that was trained to follow them.
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
@@ -394,7 +394,7 @@ pub enum Kept {
     Source,
 }
 
-/// How to extend the input video.
+/// Extension of the input video.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Extend {
@@ -410,14 +410,14 @@ pub struct Extend {
     pub overlap: usize,
 }
 
-/// Where to extend the input video.
+/// Position of the new frames of an extension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ExtendAt {
-    /// After its end.
+    /// After the end of the input video.
     #[default]
     End,
-    /// Before its start.
+    /// Before the start of the input video.
     Start,
 }
 
@@ -443,12 +443,13 @@ fn yes() -> bool {
     true
 }
 
-/// 5 s at 24 frames per second.
+/// Returns the default number of frames of a clip: 5 s at 24 frames per second.
 fn clip() -> usize {
     121
 }
 
-/// At 24 frames per second, clips of the default length then start at whole seconds and thus at whole audio latents.
+/// Returns the default overlap of extensions and of chained clips, in frames. With this overlap, clips of the default
+/// length start at whole seconds, and thus at whole audio latents, at 24 frames per second.
 fn overlap() -> usize {
     25
 }
@@ -585,7 +586,7 @@ pub enum ProgressEvery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Auto {
-    /// Chosen automatically.
+    /// The program chooses the value.
     Auto,
 }
 
@@ -883,7 +884,7 @@ with_defaults! {
         pub visible_devices: Option<Vec<i64>> = None,
         /// Tiled decoding of the video, to save memory; null disables tiling.
         pub tiling: Option<Tiling> = None,
-        /// Which weights stay on the devices between programs.
+        /// Weights that stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
         /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
         /// on CPU.
@@ -961,7 +962,7 @@ pub enum WatchdogWord {
     Off,
 }
 
-/// Which weights stay on the devices.
+/// Weights that stay on the devices between programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Residency {
@@ -974,7 +975,7 @@ pub enum Residency {
     InTurn,
 }
 
-/// Whether weights are streamed from host memory.
+/// Streaming of weights from host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {

@@ -26,8 +26,8 @@ pub struct Sidecar {
     pub versions: Value,
     /// Whether a flag, `--set` or another file selects a model other than that of the sidecar.
     pub uses_other_model: bool,
-    /// Whether a model or input file that differs from the one recorded in the sidecar is a warning instead of an error
-    /// (`--allow-changed-inputs`).
+    /// Whether a model or input file that differs from the one recorded in the sidecar causes a warning instead of an
+    /// error (`--allow-changed-inputs`).
     pub allows_changes: bool,
 }
 

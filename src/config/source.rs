@@ -154,7 +154,7 @@ fn take_frames(
                 if frames % step != 1 {
                     let (low, high) = around(frames, 1, step);
                     let rule = format!("must be one more than a multiple of {step}; the nearest are {low} and {high}");
-                    let cut = format!(" {low} to use its first {low} frames, or repeat its last frame");
+                    let cut = format!(" {low} to use the first {low} frames, or repeat the last frame");
                     let pad = format!(", e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4", high - frames);
                     let why = message![rule, ": pass ", Setting::NumFrames, cut, pad];
                     return Err(fault(key, frames, merged, why));
@@ -248,7 +248,7 @@ mod tests {
         let span = |span: &str| load_video(25, 64, 96, &["pipeline=retake", &format!("request.retake={span}")]);
         for (retake, why) in [
             ("{from: 2, to: 1}", "2 to 1 s (--set): is empty; to must be after from"),
-            ("{from: 1.5, to: 2}", "starts after the end of the video at 1.042 s"),
+            ("{from: 1.5, to: 2}", "must start before the end of the video (1.042 s)"),
             ("{from: 0, video: false, audio: false}", "regenerates nothing"),
             ("{kept: source}", "0 s to the end (--set): is the complete video; set the span"),
         ] {
@@ -261,7 +261,7 @@ mod tests {
         assert!(error.contains("request.num_frames = 30 (video "), "{error}");
         for (frames, first, more) in [(24, 17, 1), (29, 25, 4), (117, 113, 4)] {
             let error = load_video(frames, 64, 96, &RETAKE).expect_err("no legal number");
-            let typed = format!("pass --num-frames {first} to use its first {first} frames, or repeat its last frame");
+            let typed = format!("pass --num-frames {first} to use the first {first} frames, or repeat the last frame");
             assert!(error.contains(&typed) && error.contains(&format!("tpad=stop_mode=clone:stop={more} ")), "{error}");
             let given = format!("request.num_frames={first}");
             load_video(frames, 64, 96, &[&RETAKE[..], &[&given]].concat()).expect("what the error says is legal");

@@ -91,7 +91,7 @@ fn invalid_input_videos_and_spans_are_rejected() {
     };
     for (name, more, why) in [
         ("good.mp4", &["--retake", "2", "1"][..], "2 to 1 s (flag --retake): is empty; to must be after from"),
-        ("good.mp4", &["--retake", "3", "4"], "starts after the end of the video at 0.708 s"),
+        ("good.mp4", &["--retake", "3", "4"], "must start before the end of the video (0.708 s)"),
         ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames per second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
         ("good.mp4", &["--pipeline", "retake"], "requires a time span: --retake FROM TO"),

@@ -53,8 +53,8 @@ fn motion_speed_is_rejected_by_pipelines_that_ignore_it() {
         Config::load("ltx2", set.map(|(key, value)| format!("{key}={value}")))
     };
     for (pipeline, speed, why) in [
-        ("text_to_audio", "0.5", "the pipeline text_to_audio always uses 1"),
-        ("dfr", "2", "the pipeline dfr always uses 1"),
+        ("text_to_audio", "0.5", "the pipeline text_to_audio supports only the motion speed 1"),
+        ("dfr", "2", "the pipeline dfr supports only the motion speed 1"),
         ("text_to_video", "0", "must be above 0"),
     ] {
         let error = load(pipeline, speed).expect_err("refused").to_string();
