@@ -16,7 +16,7 @@ use crate::sampling::latents::VideoShape;
 pub struct Condition {
     /// Source of the clean latents.
     pub content: Content,
-    /// Which tokens are conditioned.
+    /// Tokens that are conditioned.
     pub placement: Placement,
     /// Strength of the conditioning, 0 to 1: the noise level of the tokens is that of the step times `1 - strength`, so
     /// 1 keeps the tokens unchanged.
@@ -83,7 +83,7 @@ pub struct VideoPart {
     pub skipped: usize,
 }
 
-/// Which tokens are conditioned.
+/// Tokens of a stream that a condition applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Placement {
     /// First tokens of the stream, as many as the content has.

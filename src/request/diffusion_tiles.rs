@@ -15,7 +15,7 @@ pub struct DiffusionTiles {
     pub(crate) blend: Blend,
 }
 
-/// How tiles are blended.
+/// Blending of overlapping tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blend {
     /// Weighted sum, as in Lightricks' code.

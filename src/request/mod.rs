@@ -89,7 +89,7 @@ pub struct Request {
     pub max_sequence_length: usize,
     /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
     pub sampler: AnySampler,
-    /// Which noise level modulates the cross-attention between the streams.
+    /// Noise level that modulates the cross-attention between the streams.
     pub cross: CrossModalTimestep,
     /// Whether models with a keyframe embedding add it to the first latent frame, which represents a single video
     /// frame.
@@ -97,7 +97,7 @@ pub struct Request {
     /// Initial latents of tokens with a conditioning strength below 1, in a pass that starts from the latents of an
     /// earlier pass.
     pub noising: Noising,
-    /// Which noise level converts the velocities of conditioned tokens to clean predictions.
+    /// Noise level that converts the velocities of conditioned tokens to clean predictions.
     pub clean_prediction: CleanPrediction,
     /// Type to which video positions are rounded.
     pub positions: DType,
@@ -111,7 +111,7 @@ pub struct Request {
     pub clip: Option<Shared<Clip>>,
     /// Decoded input audio, as long as the video. `None`: not decoded yet, or there is no input audio.
     pub sound: Option<Shared<Audio>>,
-    /// How the output video combines the input video with generated frames and sound.
+    /// Parts of the input video that the output video contains in addition to generated frames and sound.
     pub assembly: Assembly,
     /// Chain of clips whose first clip is this request; `None` for a single clip.
     pub chain: Option<ClipChain>,
@@ -125,7 +125,7 @@ pub struct Request {
     pub tiling: Option<TileSizes>,
 }
 
-/// How the output video combines the input video with generated frames and sound.
+/// Composition of the output video from the input video and from generated frames and sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Assembly {
     /// Generated frames and sound only.

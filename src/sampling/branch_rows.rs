@@ -14,7 +14,7 @@ pub(super) struct BranchRows {
     pub(crate) count: usize,
     pub(crate) perturbation: Option<Perturbation>,
     pub(crate) isolation: Isolation,
-    /// Indices of these rows in the text context; `None` if the text context has the same rows.
+    /// Rows of the text context that the batch rows use; `None` if the text context has the same rows as the batch.
     text: Option<TextRows>,
 }
 
@@ -58,7 +58,7 @@ impl BranchRows {
         p.place("rows", &x, &[&[Axis::CfgBatch][..], &axes[2..]].concat())
     }
 
-    /// Returns the text context of these rows.
+    /// Returns the text context with one row for each batch row.
     pub(crate) fn context(&self, p: &Params, context: &TextContext) -> TextContext {
         self.text.as_ref().map_or_else(|| context.clone(), |rows| context.of_rows(p, rows))
     }

@@ -51,11 +51,11 @@ pub enum RescaleExtent {
     Batch,
 }
 
-/// How the predictions of a stream are combined.
+/// Settings with which [`combine`] combines the predictions of a stream.
 pub struct StreamGuidance<'a> {
     /// Branch of each prediction.
     pub branches: &'a [Branch],
-    /// Computes the negative-prompt term.
+    /// Guider that computes the negative-prompt term.
     pub guider: GuiderKind,
     pub rescale: RescaleExtent,
     pub counted: &'a MaskedStatistics,

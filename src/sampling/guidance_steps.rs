@@ -6,7 +6,7 @@ use super::guidance::{Branch, GuidanceScales};
 use super::guiders::GuiderKind;
 use crate::av::Av;
 
-/// How the guidance of one stream varies by step. The default is the same guidance at every step.
+/// Guidance of one stream that varies by step. The default is the same guidance at every step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuidanceSteps {
     /// Number of steps after each predicted step that reuse its guided prediction.

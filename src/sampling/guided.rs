@@ -34,10 +34,10 @@ pub(super) struct GuidedTransformer<'a> {
     shape: &'a DenoiseShape,
     /// Rows of all branches that any step runs.
     rows: BranchRows,
-    /// `None` for absent streams.
+    /// Step-invariant inputs of each stream; `None` for absent streams.
     pub(crate) streams: Av<Option<GuidedStream>>,
     keyframes: Option<Value>,
-    /// Added to the scores of the video self-attention, `[1, 1, n, n]`, f32.
+    /// Mask that is added to the scores of the video self-attention, `[1, 1, n, n]`, f32.
     self_mask: Option<Value>,
     /// Index of each step's branch set, `[MAX_STEPS + 1]`, i32; `None` if all steps run the same branches.
     sets: Option<Value>,

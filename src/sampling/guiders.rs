@@ -175,7 +175,7 @@ pub(super) struct TermArguments<'a> {
     pub(super) parameters: &'a Value,
     /// The guider's state, if it has one.
     pub(super) state: Option<&'a Value>,
-    /// Excludes padding from sums.
+    /// Sums and standard deviations that exclude padding.
     pub(super) counted: &'a MaskedStatistics,
 }
 

@@ -48,7 +48,7 @@ pub struct DenoiseShape {
     pub(crate) sets: Vec<BranchSet>,
     /// Whether guidance scales vary by step.
     pub(crate) scales_by_step: bool,
-    /// Computes the negative-prompt term of guidance.
+    /// Guider that computes the negative-prompt term of guidance.
     pub(crate) guider: GuiderKind,
     /// Latent tokens.
     pub(crate) tokens: Av<usize>,
@@ -62,7 +62,7 @@ pub struct DenoiseShape {
     pub(crate) rescale: RescaleExtent,
     /// Number of distinct noise levels of tokens in a step: the step's sigma, plus one for each conditioning strength.
     pub(crate) levels: usize,
-    /// Per stream: whether it has conditioned tokens, so that noise levels differ between tokens.
+    /// Whether each stream has conditioned tokens, so that noise levels differ between tokens.
     pub(crate) conditioned: Av<bool>,
     /// Whether the loop has an input that marks video tokens that represent a single frame.
     pub keyframes: bool,

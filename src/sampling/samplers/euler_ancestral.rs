@@ -29,7 +29,7 @@ pub struct EulerAncestral {
     pub eta: f64,
     /// Seed of the noise; `None`: the request's seed plus `seed_offset`.
     pub noise_seed: Option<u64>,
-    /// Added to the request's seed if `noise_seed` is `None`.
+    /// Offset that is added to the request's seed if `noise_seed` is `None`.
     pub seed_offset: u64,
     pub draws: StepDraws,
     /// Whether to blend in conditioned tokens after every step, as diffusers does. Lightricks' loop blends only after

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::av::Av;
 
-    /// Stands in for the network's clean prediction.
+    /// Returns a linear function of its arguments in place of the network's clean prediction.
     fn predicted(x: f64, sigma: f64) -> f64 {
         0.3 * x + 0.2 * sigma - 0.1
     }
