@@ -13,7 +13,7 @@ pub(crate) struct Agreement {
     /// Median of the relative errors `|predicted / measured - 1|`.
     pub(crate) median_error: f64,
     pub(crate) worst_error: f64,
-    /// How much slower (measured, as a fraction) the case with the lowest predicted time is than the fastest case; 0 if
+    /// Measured slowdown, as a fraction, of the case with the lowest predicted time relative to the fastest case; 0 if
     /// they are the same case.
     pub(crate) choice_loss: f64,
 }

@@ -103,8 +103,8 @@ impl RuleCollectives<'_> {
     }
 
     /// Returns whether removing a rule would make several devices repeat too much work: the rule shards activations,
-    /// and the repeated matmuls alone would take at least as long as the step. If the chip is unknown, assumes the
-    /// latter.
+    /// and the repeated matmuls alone would take at least as long as the step. If the chip is unknown, this time is not
+    /// checked.
     fn repeats_work(&self, rule: &Rule) -> bool {
         let name = rule.axis.name();
         let rows = matches!(rule.axis, Axis::Batch | Axis::Branch);

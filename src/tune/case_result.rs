@@ -84,7 +84,7 @@ impl CaseGroup {
         self.parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns how much slower each case is than the fastest, as a fraction. `None` if the case does not fit into
+    /// Returns the slowdown of each case relative to the fastest, as a fraction. `None` if the case does not fit into
     /// memory, if it was not measured although the fastest was, or if there is no other case to compare it with.
     pub(super) fn slowdowns(&self) -> Vec<Option<f64>> {
         let measured = self.rows.first().is_some_and(|first| first.measured.is_some());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compile_report::CompileReport;
 
-/// How much the collectives of one kind on one tensor (or in one name scope) differ.
+/// Difference between the collectives of two programs, of one kind and on one tensor (or in one name scope).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct CollectiveDelta {
     pub(crate) kind: String,
@@ -19,9 +19,9 @@ pub(crate) struct CollectiveDelta {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Difference {
-    /// Collectives that the change removes or that run less often after it, largest first.
+    /// Collectives that produce fewer bytes per step after the change, largest difference first.
     pub(crate) lost: Vec<CollectiveDelta>,
-    /// Collectives that are new or run more often after the change, largest first.
+    /// Collectives that produce more bytes per step after the change, largest difference first.
     pub(crate) gained: Vec<CollectiveDelta>,
     /// Additional bytes per device with all blocks; negative if the change saves memory.
     pub(crate) memory: i64,

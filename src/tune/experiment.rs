@@ -290,9 +290,9 @@ fn run_missing(
         let identity = identities.get(&key).cloned();
         let ran = done.result.as_ref().and_then(|r| r.pointer("/programs/denoise_loop/program/hash")?.as_str());
         let other = ran.zip(identity.as_ref()).filter(|(ran, meant)| *ran != meant.program);
-        let error = done
-            .error
-            .or(other.map(|(ran, meant)| format!("measured program {ran}, but the case is program {}", meant.program)));
+        let error = done.error.or(other.map(|(ran, meant)| {
+            format!("the benchmark ran program {ran} instead of the case's program {}", meant.program)
+        }));
         results.add(LogRecord {
             key,
             kind,

@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// The table of reasons in the guide has the words that are printed.
+    /// The table of reasons in the tuning guide contains the text of each reason, as `ltx2 why` prints it.
     #[test]
     fn each_reason_is_in_the_tuning_guide() {
         let guide = include_str!("../../docs/guides/tuning.md");

@@ -68,7 +68,7 @@ pub struct CompileReport {
     pub(crate) compile_seconds: f64,
     /// Compile-cache entry written by `--save`.
     pub(crate) saved: Option<Saved>,
-    /// How much memory is missing if the program does not fit into device memory; the report then covers fewer blocks.
+    /// Missing memory if the program does not fit into device memory; the report then covers fewer blocks.
     pub(crate) does_not_fit: Option<Shortage>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct Collectives {
     pub(crate) list: Vec<CollectiveEntry>,
 }
 
-/// Equal collectives of the program and how many there are.
+/// Equal collectives of the program, with their number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct CollectiveEntry {
     /// XLA opcode, e.g. `all-gather`.
@@ -165,7 +165,7 @@ impl CollectiveEntry {
     }
 }
 
-/// How a tensor of the program is sharded.
+/// Sharding of a tensor of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct TensorPlacement {
     pub(crate) tensor: String,

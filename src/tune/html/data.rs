@@ -33,7 +33,7 @@ struct CaseData<'a> {
     label: &'a str,
     own_layout: bool,
     error: Option<&'a str>,
-    /// How much slower a step of this case is than a step of the fastest case, as a fraction.
+    /// Slowdown of a step relative to the fastest case, as a fraction.
     behind: Option<f64>,
     measured_ms: Option<f64>,
     compiled: Option<CompiledMetrics>,

@@ -91,7 +91,7 @@ impl TriedLayout {
     }
 }
 
-/// How layouts are compared.
+/// Programs and unit of the costs by which layouts are compared.
 #[derive(Clone, Debug)]
 pub(super) struct ComparisonBasis {
     pub(super) parts: Vec<ComparedLoop>,
