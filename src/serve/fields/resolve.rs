@@ -113,7 +113,7 @@ impl Resolver {
     }
 }
 
-/// Returns the size of the finished video if the denoised video has `frames` frames.
+/// Returns the size of the finished video, given the number of frames that are denoised.
 fn expected(
     config: &Config,
     resolved: Option<&Request>,

@@ -401,7 +401,7 @@ fn is_after_denoising(stage: JobPhase) -> bool {
     matches!(stage, JobPhase::Upsampler | JobPhase::VideoDecoder | JobPhase::AudioDecoder)
 }
 
-/// Why a batch ended without videos.
+/// Error of a batch that ended without videos.
 struct BatchFailure {
     error: PipelineError,
     stopped: Option<Stop>,
