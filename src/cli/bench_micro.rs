@@ -109,7 +109,8 @@ fn typed() -> String {
 type Sheet = (String, Chip);
 
 /// Returns the chip file that the calibration extends: the file at `path` if it exists, otherwise that of `chip`.
-/// `None`: the file of the measured device, which is only known after measuring.
+/// `None` if there is neither: the calibration then extends the file of the measured device, which is only known after
+/// measuring.
 fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>> {
     let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
     Ok(Some(match (path.exists(), chip) {

@@ -10,7 +10,7 @@ use super::{UsageError, check_json, check_output_file, compare_report, print_and
 use crate::atomic_file;
 use crate::quality;
 
-/// Compares two results: videos, folders of PNG files, WAV files, or dumps.
+/// Compares two results: videos, folders of PNG files, WAV files, or tensor files of `generate --dump`.
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "B is the reference. Videos are decoded with ffmpeg. For dumps (.safetensors), all common tensors are compared:
@@ -21,7 +21,7 @@ Examples:
   ltx2 compare ours.safetensors reference.safetensors --min-ssim 0.999 --max-audio-l2 1e-3 --json scores.json"
 )]
 pub(crate) struct CompareArgs {
-    /// Result to evaluate: a video, a folder of PNG files, a WAV file, or a dump
+    /// Result to evaluate: a video, a folder of PNG files, a WAV file, or a tensor file of `generate --dump`
     a: PathBuf,
     /// Reference result of the same kind
     b: PathBuf,
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
 fn score(args: &CompareArgs, a: &mut ComparedClip, b: &mut ComparedClip) -> Result<Scores, String> {
     let [name_a, name_b] = [&args.a, &args.b].map(|p| p.display().to_string());
     let mut scores = Scores { a: name_a.clone(), b: name_b.clone(), ..Scores::default() };
-    let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, {name_b} has {y}");
+    let sides = |what: &str, x: String, y: String| format!("{what}: {name_a} has {x}, but {name_b} has {y}");
     match (&a.video, &b.video) {
         (Some(x), Some(y)) => {
             let size = |v: &Array4<f32>| format!("{} frames of {}x{}", v.dim().0, v.dim().3, v.dim().2);

@@ -47,8 +47,8 @@ pub(super) fn read(path: &Path) -> Result<ComparedClip, UsageError> {
     }
 }
 
-/// Converts the tensors `video [b, f, 3, h, w]` and `audio [b, channels, samples]` of a dump into frames and audio, if
-/// they have these shapes.
+/// Converts the tensors `video [b, f, 3, h, w]` and `audio [b, channels, samples]` of a dump file into frames and
+/// audio, if they have these shapes.
 fn dump(mut tensors: BTreeMap<String, Tensor>) -> Result<ComparedClip, UsageError> {
     let mut clip = ComparedClip::default();
     if let Some(&[n, f, 3, h, w]) = tensors.get("video").map(Tensor::shape) {

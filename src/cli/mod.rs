@@ -104,8 +104,8 @@ pub(crate) enum Command {
     Completions(completions::CompletionsArgs),
 }
 
-/// Enables plugin trials: new plugin files are first loaded in a child process. If this process is such a child, loads
-/// the plugin and exits.
+/// Enables plugin trials: new plugin files are first loaded in a child process. If this process is that child process,
+/// loads the plugin and exits.
 pub fn try_plugins() {
     trial::begin();
 }

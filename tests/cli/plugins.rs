@@ -172,8 +172,12 @@ fn failed_download_lists_each_location_with_reason() {
     let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
     run.env("PIP_NO_INDEX", "0").env("PIP_INDEX_URL", format!("http://me:secret@{closed}/simple")).env("NO_PROXY", "*");
     let said = error(&run.output().expect("runs"));
-    let words =
-        [": cannot download: ", "/wheels: none of the 1 listed files is ", "onnection refused", "PIP_INDEX_URL"];
+    let words = [
+        ": cannot download the wheel: ",
+        "/wheels: none of the 1 listed files is ",
+        "onnection refused",
+        "PIP_INDEX_URL",
+    ];
     assert!(words.iter().all(|words| said.contains(words)) && !said.contains("secret"), "{said}");
     assert_eq!(left(dir.path()), [""; 0]);
 }

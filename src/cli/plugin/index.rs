@@ -78,13 +78,13 @@ impl WheelIndex {
     /// Returns an error if no location has the wheel (with the reason for each), or if the download fails.
     pub(super) fn download(&self, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
         let requirement = format!("{}=={}", wheel.package, wheel.version);
-        let found = self.find(wheel).with_context(|| format!("{requirement}: cannot download"))?;
+        let found = self.find(wheel).with_context(|| format!("{requirement}: cannot download the wheel"))?;
         let target = folder.join(&found.name);
         let fetched = match file_path(&found.url) {
             Some(path) => fs::copy(&path, &target).map(drop).with_context(|| format!("{path}: cannot copy")),
             None => self.fetch(&found.url, &target),
         };
-        fetched.with_context(|| format!("{requirement}: cannot download"))?;
+        fetched.with_context(|| format!("{requirement}: cannot download the wheel"))?;
         Ok(target)
     }
 
@@ -175,7 +175,8 @@ impl WheelIndex {
             };
             failed = if have > before { 1 } else { failed + 1 };
             if failed == TRIES {
-                return Err(reason).with_context(|| format!("{}: failed {TRIES} times after {have} bytes", bare(url)));
+                return Err(reason)
+                    .with_context(|| format!("{}: the download failed {TRIES} times after {have} bytes", bare(url)));
             }
             tracing::warn!("{}: {reason:#}; resuming after {have} bytes", bare(url));
             std::thread::sleep(Duration::from_millis(500) * failed);

@@ -143,7 +143,7 @@ fn error_lists_each_location_with_its_reason() {
     settings.links = vec![folder.path().to_str().unwrap().into()];
     let error = format!("{:#}", downloaded(&WheelIndex::new(settings).unwrap(), &wheel("ab")).unwrap_err());
     for words in [
-        "some-plugin==1.2.0: cannot download: ",
+        "some-plugin==1.2.0: cannot download the wheel: ",
         &format!("{}: none of the 0 listed files is some-plugin 1.2.0 for {PLATFORM}; ", folder.path().display()),
         &format!("http://{absent}/some-plugin/: 404 Not Found; "),
         &format!("http://{changed}/some-plugin/: {} has sha256 cd, expected ab; ", name()),
