@@ -101,7 +101,8 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
     }
     let rounds = config.dfr.temporal_rounds;
     if rounds > 0 && !config.pipeline.spec().has_rounds() {
-        let why = format!("only the pipeline {} has temporal rounds", pipeline_names("or", PipelineSpec::has_rounds));
+        let names = pipeline_names("or", PipelineSpec::has_rounds);
+        let why = remove(format!("only the pipeline {names} has temporal rounds"));
         return fail(Unsupported, "dfr.temporal_rounds", rounds, why);
     }
     if !config.output.audio && !config.pipeline.spec().generates_video {

@@ -65,7 +65,8 @@ impl EffectFacts<'_> {
         Some(remove(message![format!("the pipeline {} ", self.spec().name), why]))
     }
 
-    /// Returns the reason for a key that only the pipelines with a property use; `None` if the run uses one of them.
+    /// Returns the reason for a key that only the pipelines that `uses` selects read; `None` if the run's pipeline is
+    /// one of them.
     pub(super) fn only_in(&self, uses: fn(&PipelineSpec) -> bool) -> Option<Message> {
         (!uses(self.spec())).then(|| remove(wrong_pipeline(self.spec(), uses)))
     }
@@ -96,7 +97,8 @@ impl EffectFacts<'_> {
         let platform = &self.config.runtime.platform;
         let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
         is_other.then(|| {
-            let why = format!("has an effect only with {}, but runtime.platform is {platform}", own.name());
+            let only = format!("only the platform {} uses ", own.name());
+            let why = message![only, This, format!(", but runtime.platform is {platform}")];
             remove_one(why, "runtime.platform")
         })
     }

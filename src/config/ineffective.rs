@@ -248,7 +248,7 @@ mod tests {
             ("ltx2", &["model.upsampler=up"], "model.upsampler = up (--set): no stage uses spatial upsampling"),
             ("ltx2", &["model.weights_seed=3"], "the weights come from files; set model.weights to random"),
             ("ltx2", &["runtime.dtype=f32", "runtime.numerics=official"], "runtime.dtype is f32"),
-            ("ltx2", &["runtime.platform=cpu", "runtime.memory_fraction=0.5"], "has an effect only with cuda"),
+            ("ltx2", &["runtime.platform=cpu", "runtime.memory_fraction=0.5"], "only the platform cuda uses this key"),
             ("ltx2", &["serve.queue=3"], "only ltx2 serve reads serve.queue"),
             ("ltx2_distilled", &["request.negative_prompt=blurry"], "no step reads the negative prompt"),
             ("ltx2", &["pipeline=text_to_audio", "request.width=512"], "the pipeline text_to_audio makes no video"),

@@ -70,7 +70,7 @@ impl Message {
         self.0.iter().map(text).collect()
     }
 
-    /// Returns the message followed by another.
+    /// Returns the message followed by another message.
     #[must_use]
     pub(crate) fn then(mut self, more: impl Into<Message>) -> Self {
         self.0.append(&mut more.into().0);

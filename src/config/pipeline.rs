@@ -315,7 +315,8 @@ impl PipelineSpec {
     }
 }
 
-/// Returns the names of the pipelines with a property, such as "a, b or c"; `last` is the word before the last name.
+/// Returns the names of the pipelines that `has_property` selects, such as "a, b or c"; `last` is the word before the
+/// last name.
 pub(crate) fn pipeline_names(last: &str, has_property: impl Fn(&PipelineSpec) -> bool) -> String {
     let specs = Pipeline::value_variants().iter().map(|pipeline| pipeline.spec());
     let found: Vec<&str> = specs.filter(|spec| has_property(spec)).map(|spec| spec.name).collect();
@@ -331,7 +332,8 @@ pub(super) fn rejected_video() -> Message {
     format!("only the pipelines {names} take a video; select one of them").into()
 }
 
-/// Returns the error message for a key that only the pipelines with a property use, but not the pipeline `own`.
+/// Returns the error message for a key that the pipeline `own` does not read; `uses` selects the pipelines that read
+/// the key.
 pub(super) fn wrong_pipeline(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> Message {
     let uses = format!("only the pipeline {} uses ", pipeline_names("or", uses));
     message![uses, Setting::This, format!(", but the pipeline is {}", own.name)]

@@ -91,7 +91,7 @@ fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
-                    let why = format!("{first} has {known}; LoRAs with different scales cannot be combined");
+                    let why = format!("{first} has the scale {known}; LoRAs with different scales cannot be combined");
                     let error = ConfigError::value(ConfigErrorKind::Conflict, key, own, why);
                     return Err(error.at(ValueOrigin::Lora(lora.path.clone())));
                 }

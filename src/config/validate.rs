@@ -31,10 +31,10 @@ pub fn experiment_schema() -> Value {
     json!({"$schema": root["$schema"], "$ref": "#/$defs/Experiment", "$defs": root["$defs"]})
 }
 
-/// Function that returns the location of a line number.
+/// Function that converts a line number to the origin that errors show.
 type Locate<'a> = &'a dyn Fn(u64) -> ValueOrigin;
 
-/// Returns a function that returns the location of a line number in a file.
+/// Returns a function that converts a line number of a file to the origin that errors show.
 pub(super) fn in_file(file: &str) -> impl Fn(u64) -> ValueOrigin {
     move |line| ValueOrigin::File { file: file.into(), line }
 }

@@ -110,7 +110,10 @@ fn invalid_references_are_rejected() {
         ),
         (&["--set", "conditioning.reference_downscale_factor=65"], "conditioning.reference_downscale_factor"),
         (&["--set", "conditioning.reference_temporal_scale_factor=65"], "conditioning.reference_temporal_scale_factor"),
-        (&["--lora", &two, "--lora", &three], "2.safetensors has 2; LoRAs with different scales cannot be combined"),
+        (
+            &["--lora", &two, "--lora", &three],
+            "2.safetensors has the scale 2; LoRAs with different scales cannot be combined",
+        ),
         (&["--lora", &hdr], "`hdr_transform` has the header value `logc3`: LoRAs for HDR video"),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
         (&["--lora", &two], "must be a multiple of 64 with reference videos at 1/2 size; the nearest are 64 and 128"),
