@@ -182,7 +182,8 @@ mod tests {
         );
     }
 
-    /// Two rounds of 121 frames: latent frames, discarded frames, frames and generated keyframes of each tile.
+    /// Expected values for two rounds of 121 frames: latent frames, discarded frames, frames and generated keyframes of
+    /// each tile.
     #[test]
     fn tiles_of_121_frames_have_expected_ranges() {
         let first = canvas(121).doubled();

@@ -420,7 +420,7 @@ pub(super) fn noise_levels<'a>(conditions: impl Iterator<Item = &'a Condition>) 
 mod tests {
     use super::*;
 
-    /// The reference computes `round(linspace(0, N - 1, n + 2))[1:-1]`.
+    /// The reference implementation computes the indices as `round(linspace(0, N - 1, n + 2))[1:-1]`.
     #[test]
     fn generated_keyframe_indices_match_the_reference() {
         let of = |count, frames| generated(count, frames).expect("they fit");

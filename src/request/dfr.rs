@@ -31,7 +31,7 @@ pub struct DfrPlan {
     pub form: DfrForm,
 }
 
-/// Reference implementation of the rounds.
+/// Reference implementation whose rounds a request reproduces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DfrForm {
     /// Lightricks: no audio stream; images stay at the frame indices of the request.

@@ -48,7 +48,7 @@ impl BranchRows {
         BranchRows { branches: branches.clone(), count, perturbation, isolation, text }
     }
 
-    /// Repeats `[b, n, …]` for each branch. Returns `[rows, n, …]`.
+    /// Repeats each video of a tensor `[b, n, …]` for each branch. Returns `[rows, n, …]`.
     pub(crate) fn spread(&self, p: &Params, x: &Value, sequence: Axis) -> Value {
         let (videos, rest) = (x.dim(0), &x.dims()[1..]);
         let each = x.unsqueeze(1).broadcast_to(&[&[videos, self.count], rest].concat());

@@ -26,7 +26,8 @@ use crate::threads::each_row;
 
 const STATE: usize = 624;
 const LAG: usize = 397;
-/// Elements per group on the long path; also the minimum count for the long path.
+/// Number of values that the long path transforms together; fewer values than this use the short path (see the module
+/// documentation).
 const GROUP: usize = 16;
 
 /// 32-bit Mersenne Twister, seeded as in torch.
