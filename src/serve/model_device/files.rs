@@ -45,7 +45,7 @@ impl InputFolder {
 
     /// Returns the configuration of a job with the full paths of its input files.
     pub(super) fn named(&self, job: &AcceptedJob) -> Result<Config, PipelineError> {
-        let invalid = |error| PipelineError::Input(format!("the configuration of {}: {error}", job.id));
+        let invalid = |error| PipelineError::Input(format!("invalid configuration of the job {}: {error}", job.id));
         let mut config: Config = job.config.parse().map_err(invalid)?;
         let request = &mut config.request;
         let images = request.images.iter_mut().map(|image| &mut image.path);
