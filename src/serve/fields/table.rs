@@ -45,7 +45,7 @@ pub enum FieldKind {
     Tree,
 }
 
-/// What a field does.
+/// Effect of a request field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FieldEffect {
     /// Sets these configuration keys to the field's value.
