@@ -11,9 +11,9 @@ use super::tensors;
 /// Scores of audio `a` against a reference `b` of the same shape `[channels, samples]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct AudioScores {
-    /// `|a - b| / |b|` over all samples.
+    /// Relative L2 error `|a - b| / |b|` over all samples.
     pub(crate) relative_l2: f64,
-    /// `a·b / (|a| |b|)` over all samples.
+    /// Cosine similarity `a·b / (|a| |b|)` over all samples.
     pub(crate) cosine: f64,
     /// Pearson correlation of the log spectrograms: 1 if the audio differs only in loudness. Unlike the other scores,
     /// it ignores inaudible phase shifts.

@@ -11,9 +11,9 @@ use serde::Serialize;
 /// Scores of a tensor `a` against a reference `b` of the same shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct TensorScores {
-    /// `|a - b| / |b|`; infinite if only `b` is zero.
+    /// Relative L2 error `|a - b| / |b|`; infinite if only `b` is zero.
     pub(crate) relative_l2: f64,
-    /// `a·b / (|a| |b|)`; 1 if both are zero, NaN if only one is.
+    /// Cosine similarity `a·b / (|a| |b|)`; 1 if both are zero, NaN if only one is.
     pub(crate) cosine: f64,
     /// Largest absolute element of `a - b`.
     pub(crate) max_abs: f64,

@@ -39,7 +39,7 @@ pub enum SamplingError {
     /// A width, height or frame count breaks a divisibility rule.
     #[error("{what} {value} is not {rule}; the nearest valid values are {below} and {above}")]
     Size {
-        /// `width`, `height`, `num_frames` or `latent frame count`.
+        /// Name of the value: `width`, `height`, `num_frames` or `latent frame count`.
         what: &'static str,
         /// Requested value.
         value: usize,
@@ -53,7 +53,7 @@ pub enum SamplingError {
     /// A frame rate or duration is not a positive finite number.
     #[error("{what} is {value}; it must be a positive number")]
     NotPositive {
-        /// `frame_rate` or `seconds`.
+        /// Name of the value: `frame_rate` or `seconds`.
         what: &'static str,
         value: f64,
     },

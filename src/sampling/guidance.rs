@@ -44,10 +44,10 @@ impl GuidanceScales {
 /// Values over which guidance rescale computes standard deviations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum RescaleExtent {
-    /// Each sample separately (diffusers).
+    /// The values of each sample separately, as in diffusers.
     #[default]
     PerSample,
-    /// All samples together (the official code).
+    /// The values of all samples of a batch together, as in Lightricks' code.
     Batch,
 }
 

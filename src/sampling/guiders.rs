@@ -26,26 +26,28 @@ pub enum GuiderKind {
 /// prediction on the negative prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Guider {
-    /// `(s - 1)(c - u)`.
+    /// Classifier-free guidance (CFG): `(s - 1)(c - u)`, with the symbols of [`Guider`].
     #[default]
     Cfg,
-    /// `(s - 1)(c - αu)`, `α = ⟨c,u⟩ / ‖u‖²`.
+    /// CFG*: `(s - 1)(c - αu)` with `α = ⟨c,u⟩ / ‖u‖²` and the symbols of [`Guider`].
     CfgStar,
-    /// `(s - 1)(η·g∥ + g⊥)`, where `g∥` and `g⊥` are the parts of `g = c - u` parallel and orthogonal to `c`.
+    /// Adaptive projected guidance: `(s - 1)(η·g∥ + g⊥)`, where `g∥` and `g⊥` are the parts of `g = c - u` parallel and
+    /// orthogonal to `c`, with the symbols of [`Guider`].
     Apg {
-        /// Weight `η` of the parallel part.
+        /// Weight `η` of the part of the guidance term that is parallel to the conditional prediction.
         eta: f32,
-        /// Upper limit of the norm of `g` over a sample's tokens and channels; a longer `g` is scaled down to it. 0: no
-        /// limit.
+        /// Upper limit of the norm of the difference `g` over a sample's tokens and channels; a longer `g` is scaled
+        /// down to the limit. 0: no limit.
         threshold: f32,
     },
-    /// `s(η·g∥ + g⊥)` with `g = c - u + momentum · g'`, where `g'` is the `g` of the previous step.
+    /// Adaptive projected guidance with momentum, as first published: `s(η·g∥ + g⊥)` with `g = c - u + momentum · g'`,
+    /// where `g'` is the `g` of the previous step, with the symbols of [`Guider`].
     LegacyApg {
         /// See [`Guider::Apg`].
         eta: f32,
         /// See [`Guider::Apg`].
         threshold: f32,
-        /// Weight of the previous step's `g`.
+        /// Weight with which the difference `g` of the previous step is added to that of the current step.
         momentum: f32,
     },
 }

@@ -70,10 +70,10 @@ pub(crate) fn verbatim(list: &[f64]) -> Result<Vec<f32>, SamplingError> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TimeShift {
-    /// `e^mu / (e^mu + 1/s - 1)`.
+    /// Exponential shift of a sigma `s` by `mu`: `e^mu / (e^mu + 1/s - 1)`.
     #[default]
     Exponential,
-    /// `mu / (mu + 1/s - 1)`.
+    /// Linear shift of a sigma `s` by `mu`: `mu / (mu + 1/s - 1)`.
     Linear,
 }
 
@@ -88,9 +88,9 @@ pub struct FlowMatch {
     pub(crate) shift: f64,
     /// Whether the shift depends on the token count.
     pub(crate) use_dynamic_shifting: bool,
-    /// `mu` at `base_image_seq_len` tokens.
+    /// Dynamic shift `mu` for `base_image_seq_len` tokens.
     pub(crate) base_shift: f64,
-    /// `mu` at `max_image_seq_len` tokens.
+    /// Dynamic shift `mu` for `max_image_seq_len` tokens.
     pub(crate) max_shift: f64,
     /// See `base_shift`.
     pub(crate) base_image_seq_len: usize,
