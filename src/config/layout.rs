@@ -30,7 +30,7 @@ pub(crate) struct LayoutFile {
     /// Overrides of the rules for individual tensors. Each key is a pattern for `component.name` of a tensor, with `*`
     /// as a wildcard. For each axis, the first matching pattern with a rule for that axis applies.
     pub(crate) tensors: BTreeMap<String, BTreeMap<Axis, Vec<String>>>,
-    /// How attention is computed over a sharded sequence.
+    /// Method that computes attention over a sharded sequence.
     #[serde(alias = "exchange")]
     pub(crate) context_parallel: ContextParallelPolicy,
 }

@@ -731,12 +731,12 @@ with_defaults! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CrossTimestep {
-    /// As in Lightricks' version 1.2.0: `gate_only`.
+    /// The same as `gate_only`, as in Lightricks' version 1.2.0.
     Official,
-    /// As in Lightricks' version 1.0.0: `cross`.
+    /// The same as `cross`, as in Lightricks' version 1.0.0.
     #[serde(rename = "official_1_0")]
     Official1,
-    /// As in diffusers: `cross`.
+    /// The same as `cross`, as in diffusers.
     Diffusers,
     /// Noise level of the stream itself.
     Own,
@@ -1040,7 +1040,7 @@ pub enum WeightType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationType {
-    /// `runtime.dtype`: the weights take half the memory, but matmuls are not faster.
+    /// The type `runtime.dtype`: the weights take half the memory, but matmuls are not faster.
     Bf16,
     /// 8-bit integers with one scale per token: twice the matmul speed on chips with int8 units (v5e, v5p, v6e).
     Int8,
@@ -1050,9 +1050,9 @@ pub enum ActivationType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Numerics {
-    /// As diffusers: rotary embeddings in f32, rounded once.
+    /// Rounding order of diffusers: rotary embeddings in f32, rounded once.
     Default,
-    /// As Lightricks' fused kernel: rotary embeddings with bf16 tables.
+    /// Rounding order of Lightricks' fused kernel: rotary embeddings with bf16 tables.
     Official,
 }
 
