@@ -122,7 +122,7 @@ pub(crate) struct CollectiveEntry {
     /// Layout rules that shard the tensor.
     pub(crate) rule: Option<Vec<String>>,
     pub(crate) count: usize,
-    /// How often each collective runs per step.
+    /// Number of times that each collective runs per step.
     pub(crate) trip_count: f64,
     /// Loop that contains the collective.
     pub(crate) per: LoopLevel,

@@ -66,8 +66,8 @@ pub(crate) struct SearchRequest {
     pub(crate) command: String,
 }
 
-/// Number of layouts that are compiled together. Fixed, because pruning depends on earlier waves and must not depend on
-/// the number of workers.
+/// Number of layouts that are compiled together. The number is fixed, because pruning depends on earlier waves and must
+/// not depend on the number of workers.
 const WAVE: usize = 4;
 
 /// A layout and batch size that could be the fastest.
