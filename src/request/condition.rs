@@ -103,7 +103,7 @@ pub enum Placement {
     },
     /// Tokens appended to the video, with the positions of a frame; dropped after denoising.
     Appended {
-        /// Frame of the video, from 0.
+        /// Index of the frame in the video, from 0.
         frame: usize,
         /// Time span that the positions cover.
         span: PositionSpan,

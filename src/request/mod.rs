@@ -159,7 +159,7 @@ pub enum Noising {
 pub enum NoiseOrder {
     /// Video in the shape of its latents, then audio, then appended tokens, in f32.
     Latents,
-    /// As in diffusers' pipelines (`prepare_latents`, `_create_noised_state`).
+    /// The order of diffusers' pipelines (`prepare_latents`, `_create_noised_state`).
     Diffusers,
     /// All video tokens including appended ones, then the audio tokens.
     Tokens,

@@ -20,7 +20,7 @@ pub(super) struct ModelVideo {
     written: UnwrittenVideo,
     config: Config,
     warnings: Vec<String>,
-    /// Set once the MP4 is written. Later attempts then write only the other files.
+    /// The written MP4; `None` until it is written. If it is set, later attempts write only the other files.
     finished: Option<WrittenVideo>,
 }
 
