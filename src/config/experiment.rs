@@ -68,7 +68,7 @@ with_defaults! {
 pub struct Parameters<T: Default, F: Default> {
     /// Configuration: a file next to the experiment, or a shipped configuration.
     pub(crate) config: T,
-    /// Slice: a key of `slices`.
+    /// TPU slice: a key of `slices`.
     pub(crate) slice: T,
     /// Layout: a file next to the experiment, or a shipped layout.
     pub(crate) layout: T,

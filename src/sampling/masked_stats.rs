@@ -6,7 +6,7 @@ use crate::hlo::{Builder, Comparison, DType, Type, Value};
 pub struct MaskedStatistics {
     /// Dimensions without padding.
     content: [usize; 3],
-    /// 1 for content, 0 for padding, `[samples, n, 1]`; `None` without padding.
+    /// Mask `[samples, n, 1]`: 1 for content, 0 for padding. `None`: there is no padding.
     mask: Option<Value>,
 }
 

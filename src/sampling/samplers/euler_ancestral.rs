@@ -12,12 +12,12 @@ pub const SEED_OFFSET: u64 = 10_000;
 /// Generator and type of the noise of ancestral steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepDraws {
-    /// A separate generator, f32 (Lightricks' code on f32 latents).
+    /// A separate generator that draws f32 noise, as in Lightricks' code on f32 latents.
     #[default]
     Own,
-    /// A separate generator, bf16 (Lightricks' code on bf16 latents).
+    /// A separate generator that draws bf16 noise, as in Lightricks' code on bf16 latents.
     OwnBf16,
-    /// The request's generator, continued through all passes, f32 (diffusers).
+    /// The request's generator, which draws the f32 noise of all passes in turn, as in diffusers.
     Continued,
 }
 

@@ -30,7 +30,7 @@ const INSTEAD: [(&[&str], &[&str]); 2] = [
 const SIZE: [&str; 5] = ["size", "width", "height", "ltx2.request.width", "ltx2.request.height"];
 
 impl RequestFields {
-    /// Merges these fields over those of the finished job `source`.
+    /// Merges the fields of a remix over those of the finished job `source`.
     pub(super) fn over(mut self, source: &AcceptedJob) -> Self {
         let mut below = SourceFields::from_job(source);
         for group in SAME.iter().filter(|group| group.iter().any(|name| self.says(name))) {

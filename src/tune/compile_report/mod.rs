@@ -207,7 +207,7 @@ pub(crate) fn name(variant: impl Serialize) -> String {
 pub(crate) enum CostUnit {
     /// Predicted milliseconds.
     Milliseconds,
-    /// Bytes that a device receives. Used if the chip is unknown.
+    /// Bytes that a device receives, which replace the time if the chip is unknown.
     ReceivedBytes,
 }
 
