@@ -87,8 +87,8 @@ impl Attention<'_> {
         if p.layout().is_single() { self.here(p) } else { self.split(p) }
     }
 
-    /// Like [`Attention::run`], but each device computes attention of its own operands, without communication. Use this
-    /// inside a manual region, because manual regions cannot be nested.
+    /// Computes attention like [`Attention::run`], but each device uses only its own operands, without communication.
+    /// Use this inside a manual region, because manual regions cannot be nested.
     pub fn here(&self, p: &Params) -> Value {
         self.local(p, self.q, self.k, self.v, self.bias).here()
     }

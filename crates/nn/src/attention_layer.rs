@@ -26,7 +26,7 @@ pub struct AttentionLayer {
     /// Whether the result of each head is multiplied by a gate: `2·sigmoid` of a projection of the layer's query-side
     /// input.
     pub gated: bool,
-    /// Which features form a pair in RoPE.
+    /// Pairing of the features that RoPE rotates together.
     pub pairing: Pairing,
     /// Sequence axes of queries and keys.
     pub sequence: [Axis; 2],

@@ -24,7 +24,7 @@ pub struct Build {
     /// Checkpoint names of linear weights that keep the element type of the run although other weights of their layers
     /// are quantized.
     pub unquantized: Arc<BTreeSet<String>>,
-    /// Which weights are in host memory. `None`: none.
+    /// Selection of the weights that are in host memory. `None`: all weights are in device memory.
     pub streaming: Option<Streaming>,
 }
 
@@ -145,8 +145,8 @@ with_defaults! {
         /// Whether the plugin version is untested and may reject the attention kernel. A rejected program is rebuilt
         /// with plain XLA operations.
         pub attention_may_be_rejected: bool = false,
-        /// A sequence whose length is not divisible by its number of shards is padded to a multiple of this many tokens
-        /// per shard. The cuDNN attention kernel requires mask lengths that are multiples of 8.
+        /// Granularity of padding in tokens per shard, for sequences whose length is not divisible by their number of
+        /// shards. The cuDNN attention kernel requires mask lengths that are multiples of 8.
         pub sequence_unit: usize = 1,
         /// Dimension order in which the text keys and values of all layers are stored.
         pub text_stacks: StackOrder = StackOrder::HeadsTokens,
@@ -161,9 +161,9 @@ with_defaults! {
         /// Whether a Triton kernel rotates and quantizes the activations of int8-convrot layers, if it supports them and
         /// the program has one device. If not, a matmul rotates them.
         pub rotates_by_kernel: bool = false,
-        /// How RoPE obtains, for each feature, the other feature of its pair.
+        /// Method by which RoPE obtains, for each feature, the other feature of its pair.
         pub rope: RopeForm = RopeForm::Halves,
-        /// How attention excludes keys outside a window if no fused window kernel is used.
+        /// Method by which attention excludes keys outside a window if no fused window kernel is used.
         pub windows: WindowForm = WindowForm::Bias,
         /// Whether convolutions that pad by reflection or replication gather the padded elements by index. XLA fuses
         /// the gathers of all dimensions into one pass. Otherwise, slices are concatenated, with one pass per
@@ -191,7 +191,7 @@ pub enum StackOrder {
     NarrowTokensLast,
 }
 
-/// How attention excludes keys outside the window of a query.
+/// Method by which attention excludes keys outside the window of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowForm {
     /// Additive bias on the scores of each query.
@@ -200,7 +200,7 @@ pub enum WindowForm {
     Features,
 }
 
-/// How RoPE obtains, for each feature, the other feature of its pair.
+/// Method by which RoPE obtains, for each feature, the other feature of its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeForm {
     /// Computes the first features and the second features of all pairs separately and concatenates the results.

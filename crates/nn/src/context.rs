@@ -68,7 +68,7 @@ impl Context {
         self.numerics
     }
 
-    /// Returns the lowering of the build options, with `batch_invariant` only in f32 programs.
+    /// Returns the lowering of the build options, with `batch_invariant` disabled unless the element type is f32.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }

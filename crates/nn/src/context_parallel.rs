@@ -16,7 +16,7 @@ pub enum ContextParallelKind {
     Ulysses,
     /// Keys and values are passed around a ring of devices.
     Ring,
-    /// Ulysses within groups of neighboring devices, `outer` between the groups.
+    /// Ulysses within groups of neighboring devices; between the groups, the pattern that `outer` selects.
     Hybrid,
 }
 

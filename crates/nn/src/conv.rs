@@ -34,7 +34,7 @@ impl Conv3d {
         self.convolve(p, x, &weight, bias, shards)
     }
 
-    /// Like [`Conv3d::apply`], but convolves each frame separately with a weight `[out, in, rows, columns]`.
+    /// Convolves like [`Conv3d::apply`], but each frame separately, with a weight `[out, in, rows, columns]`.
     pub fn apply_to_frames(&self, p: &Params, x: &Value, out: usize, shards: &SpatialShards) -> Value {
         let _scope = p.scope();
         let [_, rows, columns] = self.kernel;

@@ -59,9 +59,9 @@ fn runs<K: Copy + PartialEq>(round: &[K]) -> Vec<LayerRun<K>> {
 
 impl Params {
     /// Runs `body(layer, carried)` for the layers `name.0`, `name.1` …, whose kinds are `kinds`. In the names of
-    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number. If the run rotates
-    /// weights, the layers' weights have 8 bits, and each range of layers whose weights have the same types has its own
-    /// loop and stacks.
+    /// stacked parameters that are specific to a kind, the kind's name replaces the layer number. If weights are
+    /// rotated before quantization (int8-convrot), the layers' weights are quantized to 8 bits, and each range of
+    /// layers whose weights have the same types has its own loop and stacks.
     pub fn each_layer_by_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
@@ -110,7 +110,8 @@ impl Params {
         b.repeat(own.len().checked_div(length).unwrap_or_default(), init, round)
     }
 
-    /// Returns the layer with index `index` in the range `layers`, and `of_kind` among those of its kind in the range.
+    /// Returns a layer of kind `kind` in the range `layers`. `index` is its index in the range, `of_kind` its index
+    /// among the layers of that kind in the range.
     fn of_kind<K: Copy + PartialEq + Display>(
         &self,
         name: &str,

@@ -49,14 +49,15 @@ impl LayerTensor {
     }
 }
 
-/// Returns the ranges of consecutive layers, of `count`, for which `kind` returns the same value.
+/// Splits the layers `0..count` into ranges of consecutive layers for which `kind` returns the same value.
 pub(super) fn ranges<K: PartialEq>(count: usize, kind: impl Fn(usize) -> K) -> Vec<Range<usize>> {
     let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || kind(l) != kind(l - 1)).collect();
     let ends = starts.iter().skip(1).copied().chain([count]);
     starts.iter().zip(ends).map(|(&start, end)| start..end).collect()
 }
 
-/// Returns the label that a range of layers has in the names of its stacks; `None` if it has all `count` layers.
+/// Returns a label that distinguishes the stacks of a range of layers by name; `None` if the range contains all `count`
+/// layers.
 pub(super) fn label(layers: &Range<usize>, count: usize) -> Option<String> {
     (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1))
 }
@@ -68,14 +69,14 @@ impl Params {
         below.pp("*")
     }
 
-    /// Returns the layer `number` of `count` unrolled layers.
+    /// Returns the prefix of layer `number` of `count` unrolled layers.
     pub(super) fn unrolled(&self, name: &str, number: usize, count: usize) -> Params {
         self.numbered(name, Number::Fixed(number), self.is_streamed(number, count))
     }
 
-    /// Returns whether the large weights of a layer are in host memory. In an unrolled loop, these layers are spread
-    /// evenly, so that each copy overlaps with the computation of several layers. Otherwise they are the last ones, so
-    /// that one loop runs them.
+    /// Returns whether the large weights of a layer are in host memory. In an unrolled loop, the layers with weights in
+    /// host memory are spread evenly, so that each copy overlaps with the computation of several layers. Otherwise they
+    /// are the last layers, so that a single loop runs them.
     pub(super) fn is_streamed(&self, layer: usize, count: usize) -> bool {
         let Some(streaming) = self.streaming else { return false };
         let resident = if self.is_of(streaming.component) { streaming.resident.min(count) } else { 0 };
@@ -97,9 +98,9 @@ impl Params {
         self.loops_over_layers(name, count, |_| false, init, body)
     }
 
-    /// Like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `narrow` returns true have
-    /// 8 bits. If the run rotates weights, the weights of all layers have 8 bits. Consecutive layers with the same
-    /// weight types share a loop.
+    /// Runs `body` like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `narrow`
+    /// returns true are quantized to 8 bits. If weights are rotated before quantization (int8-convrot), the weights of
+    /// all layers are quantized. Consecutive layers with the same weight types share a loop.
     pub fn each_layer_quantized(
         &self,
         name: &str,
@@ -135,8 +136,8 @@ impl Params {
             .fold(init.to_vec(), |carried, layers| self.loop_over_layers(name, layers, count, &carried, &body))
     }
 
-    /// Returns the weights of a layer that are not quantized although others of it are, by their names in the layer.
-    /// Only layers for which these are equal can share a stack.
+    /// Returns the names, relative to the layer, of the layer's weights that are exempt from quantization. Only layers
+    /// for which these names are equal can share a stack.
     pub(super) fn unquantized_in(&self, name: &str, layer: usize) -> Vec<&str> {
         let prefix = self.key(&format!("{name}.{layer}."));
         self.unquantized.iter().filter_map(|key| key.strip_prefix(&prefix)).collect()
@@ -228,7 +229,7 @@ mod tests {
     use crate::{Build, Init, Lowering, Streaming};
     use ltx2_stablehlo::MemorySpace;
 
-    /// Returns which of the weights that a loop over four layers declares are in host memory, by name.
+    /// Returns, for each weight that a loop over four layers declares, its name and whether it is in host memory.
     fn streamed(component: &'static str, resident: usize, unroll_layers: bool) -> Vec<(String, bool)> {
         let streaming = Some(Streaming { component: "transformer", resident, min_bytes: 64 });
         let lowering = Lowering { unroll_layers, ..Lowering::default() };

@@ -152,7 +152,8 @@ pub struct ResolvedPlacement {
     pub sharding: Sharding,
     /// Rules that shard a dimension.
     pub rules: Vec<Rule>,
-    /// One line for each dimension that stays replicated because it is not divisible: tensor, sizes and rule.
+    /// One line for each dimension that stays replicated because its size is not divisible by the number of shards:
+    /// tensor, sizes and rule.
     pub notes: Vec<String>,
 }
 
@@ -222,8 +223,8 @@ impl Layout {
         Layout { rules, overrides, ..self.clone() }
     }
 
-    /// Returns this layout with an additional override: in tensors that match `pattern`, `axis` is sharded by only the
-    /// `count` outermost of the mesh axes that shard it in `tensor`, one of these tensors.
+    /// Returns this layout with an additional override for the tensors that match `pattern`: it shards `axis` over only
+    /// the `count` outermost of the mesh axes that shard it in `tensor`, which is one of these tensors.
     pub fn with_outer_axes(&self, pattern: &str, tensor: &str, axis: Axis, count: usize) -> Layout {
         let Some(rule) = self.rules_of(tensor, axis).first().map(|r| (*r).clone()) else { return self.clone() };
         let mesh_axes = self.mesh_axes(tensor, axis).into_iter().take(count).collect();
@@ -266,8 +267,8 @@ impl Layout {
     }
 
     /// Returns the type with the CFG batch and sequences padded to sizes that are divisible by their numbers of shards.
-    /// Results do not depend on the padding. A sequence that is not divisible is padded to a multiple of `unit` tokens
-    /// per device.
+    /// Results do not depend on the padding. A sequence whose length is not divisible is padded to a multiple of `unit`
+    /// tokens per device.
     pub fn padded(&self, tensor: &str, ty: &Type, axes: &[Axis], unit: usize) -> Type {
         let mut padded = ty.clone();
         for (size, &axis) in padded.dims.iter_mut().zip(axes) {
@@ -279,8 +280,9 @@ impl Layout {
         padded
     }
 
-    /// Returns the placement of a tensor during computation, or `None` on one device. A dimension that is not divisible
-    /// stays replicated, with a note. This costs memory and time but does not change results.
+    /// Returns the placement of a tensor during computation, or `None` on one device. A dimension whose size is not
+    /// divisible by its number of shards stays replicated, with a note. This costs memory and time but does not change
+    /// results.
     ///
     /// # Errors
     /// Returns [`LayoutError::Twice`] if a mesh axis shards two dimensions.
@@ -337,7 +339,7 @@ impl Layout {
         Ok(Some(placed))
     }
 
-    /// Shards a dimension if it is divisible, otherwise adds a note.
+    /// Shards a dimension if its size is divisible by the number of shards, otherwise adds a note.
     fn split(&self, placed: &mut ResolvedPlacement, at: &Dimension, mesh_axes: Vec<String>, rules: Vec<Rule>) {
         if mesh_axes == placed.sharding.0[at.dim] {
             return;
@@ -352,7 +354,8 @@ impl Layout {
         }
     }
 
-    /// Returns the text of a note on a dimension that is not divisible: the tensor, the sizes and the rules.
+    /// Returns the text of a note on a dimension whose size is not divisible by the number of shards: the tensor, the
+    /// sizes and the rules.
     fn uneven<'a>(&self, at: &Dimension, sizes: &str, rules: impl IntoIterator<Item = &'a Rule>) -> String {
         let &Dimension { tensor, ty, dim, axis } = at;
         let rules = rules.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");

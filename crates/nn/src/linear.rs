@@ -12,13 +12,13 @@ pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
     linear_into(p, x, weight, x.dtype())
 }
 
-/// Like [`linear_nd`], but the result has the element type `dtype`.
+/// Multiplies like [`linear_nd`], but the result has the element type `dtype`.
 pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     if x.rank() == 3 { linear_by_batch(p, x, weight, dtype) } else { product(x, weight, dtype) }
 }
 
-/// Like [`linear_into`], for any `x` whose first dimension is the batch. With `batch_invariant`, multiplies each batch
-/// entry separately.
+/// Multiplies like [`linear_into`], but accepts any `x` whose first dimension is the batch. With `batch_invariant`,
+/// multiplies each batch entry separately.
 pub(super) fn linear_by_batch(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
     // `local` is the number of batch entries per device, each of which is multiplied separately.
     let parts = p.layout().parts(&p.activation("rows"), Axis::CfgBatch);
@@ -129,7 +129,7 @@ mod tests {
     use crate::Build;
     use ltx2_stablehlo::Type;
 
-    /// Parity is measured with f32 runs, so their matmuls must not use a lower precision.
+    /// Parity with the reference is measured in f32, so f32 matmuls must not use a lower precision.
     #[test]
     fn f32_matmuls_use_highest_precision() {
         for (dtype, precision) in [(DType::F32, "HIGHEST"), (DType::BF16, "DEFAULT")] {

@@ -11,15 +11,15 @@ pub fn rms(x: &Value, eps: f64) -> Value {
     rms_over(x, &[-1], eps)
 }
 
-/// Like [`rms`], but over several dimensions jointly.
+/// Normalizes like [`rms`], but over several dimensions jointly.
 fn rms_over(x: &Value, axes: &[isize], eps: f64) -> Value {
     let f = x.to(DType::F32);
     let scale = (f.square().mean_keep(axes) + eps).rsqrt();
     f * scale
 }
 
-/// Like [`rms`], but over the last `over` dimensions jointly. Multiplies the result by `weight`, which has the shape of
-/// these dimensions (`None`: not multiplied), and converts it to the element type of `x`.
+/// Normalizes like [`rms`], but over the last `over` dimensions jointly. Multiplies the result by `weight`, which has
+/// the shape of these dimensions (`None`: not multiplied), and converts it to the element type of `x`.
 pub(crate) fn rms_norm(x: &Value, weight: Option<&Value>, over: usize, eps: f64) -> Value {
     let axes: Vec<isize> = (1..=over as isize).map(|i| -i).collect();
     let y = rms_over(x, &axes, eps);

@@ -133,7 +133,7 @@ pub struct ValuePlacement {
     pub sharding: Sharding,
     /// Rules that shard a dimension, as `file:line: axis: [mesh axes]`.
     pub rules: Vec<String>,
-    /// Whether the tensor is a parameter or an activation.
+    /// Role of the tensor in its program.
     pub role: Role,
 }
 

@@ -43,8 +43,8 @@ pub(super) enum Number {
     },
 }
 
-/// Selects one of several parts of a checkpoint tensor; all parts have the same size. The tensor is read with permuted
-/// axes, so that the part index is the leading axis.
+/// Selection of one of several parts of a checkpoint tensor; all parts have the same size. The tensor is read with
+/// permuted axes, so that the part index is the leading axis.
 pub struct PartView<'a> {
     /// Shape of the tensor in the checkpoint.
     pub stored: &'a [usize],
@@ -255,8 +255,8 @@ impl Params {
         }
     }
 
-    /// Declares a program input. Batches and sequences that are not divisible are padded with zeros, so the type of the
-    /// value may be larger than `ty`.
+    /// Declares a program input. Batches and sequences whose sizes are not divisible by their number of shards are
+    /// padded with zeros, so the type of the value may be larger than `ty`.
     pub fn input(&self, name: &str, ty: Type, axes: &[Axis]) -> Value {
         let padded = self.layout().padded(&self.activation(name), &ty, axes, self.lowering().sequence_unit);
         self.filled_input(name, padded, &ty.dims, axes)

@@ -109,8 +109,8 @@ impl Params {
         scaled(&self.rotated(x).1, dtype)
     }
 
-    /// Returns the 8-bit type of a weight under this prefix that is read from the tensors `keys`; `None` if it is not
-    /// quantized, as if one of several fused weights is not.
+    /// Returns the 8-bit type of a weight under this prefix that is read from the tensors `keys`. `None`: the weight is
+    /// not quantized, or is fused from weights of which one must not be quantized.
     fn narrow(&self, keys: &[String]) -> Option<DType> {
         match self.quantization {
             _ if !self.is_quantized() || keys.iter().any(|key| self.unquantized.contains(key)) => None,

@@ -17,7 +17,7 @@ use super::params::Params;
 use ltx2_base::threads::each_row;
 use ltx2_stablehlo::{Builder, DType, Value};
 
-/// Which features of a head form a pair that RoPE rotates.
+/// Pairing of the features of a head: RoPE rotates the two features of each pair together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {

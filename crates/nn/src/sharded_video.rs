@@ -48,8 +48,8 @@ impl ShardedVideo {
         ShardedVideo { input, name, content, ty, axes: AXES }
     }
 
-    /// Like [`Self::new`], but only the batch is sharded: each device has the complete height and width. `ty` must have
-    /// five dimensions, the first of which is the batch.
+    /// Describes a program input like [`Self::new`], but only the batch is sharded: each device has the complete height
+    /// and width. `ty` must have five dimensions, the first of which is the batch.
     pub fn with_replicated_frames(p: &Params, input: &'static str, ty: Type) -> Self {
         let (name, content) = (p.activation(input), std::array::from_fn(|dim| ty.dims[dim]));
         let ty = p.layout().padded(&name, &ty, &WHOLE, 1);
@@ -87,7 +87,7 @@ impl ShardedVideo {
         self.run_with(p, video, &operands, |shards, video, operands| body(shards, video, operands.first()))
     }
 
-    /// Like [`Self::run`], but with any number of additional operands.
+    /// Runs `body` like [`Self::run`], but with any number of additional operands.
     pub fn run_with(
         &self,
         p: &Params,
@@ -136,7 +136,7 @@ impl ShardedVideo {
         p.output(name, value, &self.axes, &self.content_dims(value))
     }
 
-    /// Like [`Self::output`], transposed to `[b, frames, height, width, channels]`.
+    /// Creates a program output like [`Self::output`], transposed to `[b, frames, height, width, channels]`.
     pub fn channels_last(&self, p: &Params, name: &str, value: &Value) -> (ltx2_stablehlo::ProgramOutput, Value) {
         const ORDER: [usize; 5] = [0, 2, 3, 4, 1];
         let content = self.content_dims(value);

@@ -30,7 +30,8 @@ pub(super) fn unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> 
         .map(|b| format!("a mask whose key count, {}, is not a multiple of 8", b.dim(3)))
 }
 
-/// Like [`unsupported_reason`], but for [`partial`], which also requires an even number of queries if there is a mask.
+/// Returns why cuDNN does not support these operands of [`partial`], or `None` if it does. In addition to the limits of
+/// [`unsupported_reason`], the number of queries must be even if there is a mask.
 pub(super) fn partial_unsupported_reason(q: &Value, k: &Value, bias: Option<&Value>) -> Option<String> {
     let odd = || bias.filter(|_| !q.dim(1).is_multiple_of(2));
     unsupported_reason(q, k, bias)

@@ -20,7 +20,7 @@ pub use triton::{GridAxis, WindowAttention, window_reach};
 /// Maximum number of elements of a materialized score matrix. If all queries together have more scores, they are
 /// processed in chunks.
 const LARGEST_SCORES: usize = 1 << 26;
-/// Chunk sizes are multiples of this many queries, the size of a matrix unit.
+/// Number of queries of which chunk sizes are multiples: the size of a matrix unit.
 const TILE: usize = 128;
 
 /// Attention kernel that a program uses.

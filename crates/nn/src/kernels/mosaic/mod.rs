@@ -58,8 +58,8 @@ pub(super) fn attention(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, s
     call.restored(&call.run([q, k, v], bias).remove(0))
 }
 
-/// Like [`attention`], but without normalization. Returns, in f32, the weighted values `[b, q, h, d]`, and the largest
-/// score and the sum of weights of each query and head, both `[b, q, h, 1]`.
+/// Computes attention like [`attention`], but without normalization. Returns, in f32, the weighted values `[b, q, h,
+/// d]`, and the largest score and the sum of weights of each query and head, both `[b, q, h, 1]`.
 pub(super) fn partial(q: &Value, k: &Value, v: &Value, bias: Option<&Value>, scale: f64, tpu: Tpu) -> [Value; 3] {
     let call = KernelCall::new(q, k, bias, KernelResults::Partial, scale, tpu);
     let results = call.run([q, k, v], bias);

@@ -1,9 +1,9 @@
 //! The kernel that rotates activations in groups of 256 and quantizes their rows to int8, for int8-convrot.
 //!
 //! Each program of the launch grid keeps whole rows in registers, so every element is read once, as bf16 or f16, and
-//! written once, as int8. A group is one line of four tiles, with 64 of its elements each: the rotation is a Kronecker
-//! product, of which a matmul with a 64 x 64 matrix computes the part within a tile, and additions the part over the
-//! four tiles. Rotated values stay f32 until they are quantized.
+//! written once, as int8. Each of four tiles holds 64 elements of a group as one of its lines. The rotation is a
+//! Kronecker product: a matmul with a 64 x 64 matrix computes the factor within a tile, and additions of the four tiles
+//! compute the other factor. Rotated values stay f32 until they are quantized.
 
 use super::TritonKernel;
 use super::text::{TritonCode, TritonTile};
@@ -16,11 +16,11 @@ const NAME: &str = "rotate_quantize";
 /// Number of elements of a group in each of the four tiles.
 const PART: usize = ROTATED_INPUTS / 4;
 
-/// Least and largest number of lines of a tile: the fewest that Hopper's matmul instruction takes, and those of a row with
-/// 32768 inputs.
+/// Minimum and maximum number of lines of a tile: the minimum of Hopper's matmul instruction, and the number of lines
+/// of a row with 32768 inputs.
 const LINES: [usize; 2] = [64, 128];
 
-/// Number of lines per warp, which leaves each thread 128 values.
+/// Number of lines per warp; each thread then holds 128 values.
 const LINES_PER_WARP: usize = 16;
 
 /// Activations `[rows…, inputs]` that the kernel rotates and quantizes.
@@ -61,13 +61,13 @@ impl<'a> RowRotation<'a> {
         (results.remove(0), scales)
     }
 
-    /// Returns the number of lines of a row in each tile: its number of groups, rounded up to a power of two. The last
-    /// group fills the additional lines.
+    /// Returns the number of lines of a row in each tile: its number of groups, rounded up to a power of two. The
+    /// additional lines repeat the last group.
     fn lines(&self) -> usize {
         (self.inputs / ROTATED_INPUTS).next_power_of_two()
     }
 
-    /// Returns the number of rows of a program, a power of two.
+    /// Returns the number of rows that each program processes, a power of two.
     fn rows_of_program(&self) -> usize {
         (LINES[0] / self.lines()).max(1)
     }

@@ -1,4 +1,4 @@
-//! Tests of the text and the limits of the kernels. GPU tests check their results.
+//! Tests of the kernels' MLIR text and of the operands that they support. Tests on GPUs check the kernels' results.
 
 use super::*;
 use crate::{Axis, Build, Layout, Lowering, Params, Quantization, linear};

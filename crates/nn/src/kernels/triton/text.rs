@@ -274,7 +274,7 @@ impl TritonTile {
         self.binary("maxnumf", other)
     }
 
-    /// Like [`Self::larger`], but the result is NaN if an operand is.
+    /// Returns the larger value, like [`Self::larger`], but NaN if an operand is NaN.
     pub(crate) fn maximum(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary("maximumf", other)
     }
@@ -315,8 +315,8 @@ impl TritonTile {
         self.code.define(&format!("arith.truncf {} : {} to {to}", self.name, self.ty()), element, &self.dims)
     }
 
-    /// Rounds f32 values between -2^22 and 2^22 to the nearest integers, halves to even, and returns their lowest 8
-    /// bits. Unlike a conversion instruction, the addition runs at the full rate of arithmetic.
+    /// Rounds f32 values between -2^22 and 2^22 to the nearest integers, ties to even, and returns their lowest 8 bits.
+    /// Adds 1.5 · 2^23 instead of using a conversion instruction, because additions have a higher throughput.
     pub(crate) fn rounded_to_i8(&self) -> TritonTile {
         // Between 2^23 and 2^24, consecutive f32 values differ by 1 and their lowest bits are those of the integer.
         let shifted = self.plus(1.5 * f64::from(1 << 23));
@@ -363,7 +363,7 @@ impl TritonTile {
         self.reduced("maxnumf")
     }
 
-    /// Like [`Self::row_max`], but the maximum of a row with a NaN is NaN.
+    /// Returns the maximum of each row, like [`Self::row_max`], but NaN for a row that contains NaN.
     pub(crate) fn row_maximum(&self) -> TritonTile {
         self.reduced("maximumf")
     }
