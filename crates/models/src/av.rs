@@ -15,7 +15,7 @@ impl Av<&'static str> {
 }
 
 impl<T> Av<T> {
-    /// Uses `value` for both streams.
+    /// Creates a pair with `value` for both streams.
     pub fn both(value: T) -> Self
     where
         T: Clone,

@@ -71,7 +71,7 @@ pub enum ComponentConfigError {
     Form {
         /// Folder of the component in the model.
         component: &'static str,
-        /// What is wrong, with the key.
+        /// Description of the problem, including the key.
         message: String,
     },
     /// An unsupported value.

@@ -31,19 +31,19 @@ impl Range {
     }
 }
 
-/// Number of features, of channels, or of rows of a weight table.
+/// Allowed numbers of features, of channels, or of rows of a weight table.
 const WIDTH: Range = Range::Whole(1, 1 << 16);
 const HEADS: Range = Range::Whole(1, 1 << 10);
 const HEAD_DIM: Range = Range::Whole(1, 1 << 12);
 const LAYERS: Range = Range::Whole(1, 1 << 8);
-/// Number of blocks of a stage, which may be 0.
+/// Allowed numbers of blocks of a stage; 0 is allowed.
 const BLOCKS: Range = Range::Whole(0, 1 << 6);
-/// Patch sizes, factors and window sizes along one axis.
+/// Allowed patch sizes, factors and window sizes along one axis.
 const SMALL: Range = Range::Whole(1, 1 << 6);
 const KERNEL: Range = Range::Whole(1, 1 << 10);
-/// Number of pixels, frames or samples per latent.
+/// Allowed numbers of pixels, frames or samples per latent.
 const RATIO: Range = Range::Whole(1, MAX_RATIO as u64);
-/// Sampling rate in Hz.
+/// Allowed sampling rates in Hz.
 const RATE: Range = Range::Whole(1, 192_000);
 const HOP: Range = Range::Whole(1, 1 << 16);
 const POSITIONS: Range = Range::Whole(1, 1 << 20);

@@ -1,4 +1,4 @@
-//! Helpers for unit tests of networks, here and in crates that use them.
+//! Helpers for unit tests of networks, in this crate and in crates that use the networks.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub fn tensors(network: &Network) -> BTreeSet<String> {
     network.params.iter().flat_map(|p| p.source.tensors()).map(|(name, _)| name.to_string()).collect()
 }
 
-/// Like [`tensors`], and asserts that each tensor is loaded by exactly one parameter.
+/// Returns the same names as [`tensors`], and asserts that each tensor is loaded by exactly one parameter.
 pub fn tensors_once(network: &Network) -> BTreeSet<String> {
     let names = tensors(network);
     assert_eq!(network.params.iter().map(|p| p.source.tensors().len()).sum::<usize>(), names.len());

@@ -43,7 +43,7 @@ pub enum TokenizerError {
     Content {
         /// Path of the file.
         file: PathBuf,
-        /// What is wrong with the content.
+        /// Description of the problem with the content.
         why: String,
     },
     /// The maximum length is smaller than the number of tokens added to every prompt.
@@ -261,7 +261,7 @@ fn strip(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || ('\x1c'..='\x1f').contains(&c))
 }
 
-/// Reads a JSON object from a file; a missing file is an empty object.
+/// Reads a JSON object from a file; returns an empty object if the file does not exist.
 fn object(file: &Path) -> Result<Value, TokenizerError> {
     let text = match std::fs::read(file) {
         Ok(text) => text,
@@ -366,8 +366,8 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// A post-processor, a `tokenizer_config.json`, and the ids that transformers 5.24 returns: `ids` as they are,
-    /// `forced` with BOS prepended where it is missing.
+    /// A test case: a post-processor, a `tokenizer_config.json`, and the ids that transformers 5.24 returns. `ids` are
+    /// unchanged; in `forced`, BOS is prepended to the ids that do not start with it.
     #[derive(Deserialize)]
     struct Front {
         name: String,

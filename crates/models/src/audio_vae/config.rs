@@ -69,7 +69,7 @@ pub(crate) enum Causality {
     Width,
     /// Time.
     Height,
-    /// The mel bins, without dropping the first bin after upsampling.
+    /// The mel bins, as with `Width`, except that upsampling keeps the first output bin.
     WidthCompatibility,
 }
 

@@ -5,7 +5,7 @@ use super::config::{COMPONENT, ConnectorsConfig, TextMap};
 use ltx2_nn::{Axis, Init, Params, PartView, linear_into, linear_nd};
 use ltx2_stablehlo::{Comparison, DType, Type, Value};
 
-/// Added to divisors, to avoid division by zero.
+/// Value added to divisors to avoid division by zero.
 const EPS: f64 = 1e-6;
 /// Size of the range to which [`HiddenStateNorm::PromptRange`] scales values.
 const SCALE: f64 = 8.0;
@@ -77,7 +77,7 @@ impl Projection {
     }
 }
 
-/// Normalization that makes the hidden states comparable.
+/// Normalization that brings the hidden states of all layers to a comparable scale.
 #[derive(Clone, Copy)]
 enum HiddenStateNorm {
     /// `8·(x - mean) / (max - min)`, over the tokens and channels of a prompt, separately for each state.

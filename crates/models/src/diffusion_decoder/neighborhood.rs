@@ -30,7 +30,8 @@ struct Blocks {
     /// Start of each block and of its slab. The last block is shifted inward if it would extend beyond the axis, so
     /// some queries are computed twice.
     starts: Vec<[usize; 2]>,
-    /// `Some` if the axis is sharded; slab positions are then relative to the start of the halo.
+    /// This device's shard of the axis; `None` if the axis is not sharded. In a shard, slab positions are relative to
+    /// the start of the halo.
     shard: Option<AxisShard>,
 }
 

@@ -58,7 +58,8 @@ fn no_tensor_grows_quadratically_with_the_grid() {
     assert_eq!(largest.max(), Some(121 * 272 * 480 * 1024));
 }
 
-/// Eight devices would have two of sixteen latent rows each, but windows reach three rows beyond a block on each side.
+/// With 16 latent rows, each of eight devices would have two rows, but attention windows reach three rows beyond a
+/// block on each side. The rows are therefore sharded over fewer devices.
 #[test]
 fn spatial_sharding_is_limited_by_window_reach() {
     let rule = |axis, mesh_axes: &[&str]| Rule {

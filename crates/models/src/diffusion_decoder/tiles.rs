@@ -21,7 +21,7 @@ pub struct FeatureGrid {
     pub scale: [usize; 3],
     /// Smallest tile in which every attention window fits, in cells.
     pub least: [usize; 3],
-    /// Receptive field: a result depends on at most this many cells on each side.
+    /// Receptive field: maximum number of cells on each side that a result depends on.
     pub reach: [usize; 3],
     /// Size of the video in pixels.
     pub pixels: [usize; 3],
@@ -32,11 +32,12 @@ pub struct FeatureGrid {
 /// Size of a tile, and whether it is the first or the last in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FeatureTile {
-    /// Frames, rows and columns, without the appended copies.
+    /// Number of cells along frames, rows and columns, without the frames of [`FeatureGrid::appendix`].
     pub cells: [usize; 3],
     /// Whether the tile starts at the first frame.
     pub is_first: bool,
-    /// Whether the tile ends at the last frame of the video; the appended copies then follow its cells.
+    /// Whether the tile ends at the last frame of the video; the frames of [`FeatureGrid::appendix`] then follow its
+    /// cells.
     pub is_last: bool,
 }
 
@@ -67,7 +68,7 @@ pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureG
 }
 
 /// Returns the shape `[channels, frames, height, width]` of the noise and of the pixels of a tile. If the last tile is
-/// shorter than the attention window, it includes some of the appended copies.
+/// shorter than the attention window, it includes some of the frames of [`FeatureGrid::appendix`].
 pub fn tile_shape(c: &DiffusionDecoderConfig, grid: &FeatureGrid, tile: &FeatureTile) -> [usize; 4] {
     let [st, sh, sw] = grid.scale;
     let doubled = usize::from(tile.is_first && st == 2);

@@ -15,7 +15,7 @@ use ltx2_stablehlo::{Builder, Comparison, DType, Type, Value};
 /// 64 features of a head, this gives 126 features, which fit into [`FEATURES`].
 pub(super) const BLOCK: [usize; 3] = [8, 8, 16];
 
-/// The number of features is padded to a multiple of this, which fills the kernel's registers.
+/// Granularity to which the number of features is padded, so that the features fill the kernel's registers.
 const FEATURES: usize = 128;
 
 /// Computes attention of blocks of queries over their slabs. The operands in `plain` are `[videos · places, cells,

@@ -14,7 +14,7 @@ pub enum FrameRounding {
 }
 
 /// Converts `seconds` at `rate` frames per second to a frame count that is one more than a multiple of `step` and
-/// within the bounds. If there is none, `grid` determines the result.
+/// within the bounds. If no such count exists, `grid` determines the result.
 pub fn frames(seconds: f64, rate: f64, step: usize, grid: FrameRounding) -> usize {
     let [least, most] = BOUNDS.map(|bound| (bound * rate).round_ties_even());
     let least = least.max(1.0);

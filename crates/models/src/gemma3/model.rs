@@ -47,7 +47,7 @@ pub fn program(
 ) -> Result<Network> {
     let layers = |p: &Params, mask: &Value, state: &[Value], visit: LayerVisitor| {
         let inputs = SharedInputs::new(p, c, mask);
-        // Quantized only if the run rotates weights.
+        // Layers are quantized only with int8-convrot.
         p.pp(ROOT).each_layer_quantized(
             "layers",
             c.layers.len(),

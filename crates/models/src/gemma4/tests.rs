@@ -67,7 +67,7 @@ fn missing_keys_use_class_defaults() {
     assert_eq!(sliding.layers[1..], [LayerKind::SlidingAttention, LayerKind::FullAttention]);
 }
 
-/// Reference values, recorded to four digits.
+/// The expected frequencies are those of the reference, rounded to four decimal places.
 #[test]
 fn rope_frequencies_match_the_reference() {
     let (c, _) = published();

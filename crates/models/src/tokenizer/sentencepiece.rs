@@ -57,7 +57,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Splits a message into its fields, each with its number. `None`: damaged.
+/// Splits a message into its fields, each with its number. Returns `None` if the message is damaged.
 fn fields(mut message: &[u8]) -> Option<Vec<(u64, Field<'_>)>> {
     fn take<'a>(from: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = from.split_at_checked(count)?;
@@ -124,7 +124,7 @@ fn number(message: &[(u64, Field<'_>)], key: u64, default: u64) -> u64 {
 /// Returns the reason if the model is damaged, or if it differs from Gemma's models, which are BPE models with byte
 /// fallback and without text normalization.
 pub(super) fn tokenizer_json(model: &[u8]) -> Result<Value, String> {
-    let damaged = || "a damaged SentencePiece model".to_string();
+    let damaged = || "the SentencePiece model is damaged".to_string();
     let model = fields(model).ok_or_else(damaged)?;
     let section = |key: u64| {
         let found = model.iter().rev().find(|(own, _)| *own == key).and_then(|(_, value)| value.bytes());
@@ -140,7 +140,7 @@ pub(super) fn tokenizer_json(model: &[u8]) -> Result<Value, String> {
         ("normalizes characters", charsmap.into_iter().all(<[u8]>::is_empty)),
     ] {
         if !is_gemma {
-            return Err(format!("a SentencePiece model that {what}, unlike Gemma's"));
+            return Err(format!("the SentencePiece model {what}, unlike Gemma's models"));
         }
     }
     let pieces = model.iter().filter(|(key, _)| *key == field::PIECES).filter_map(|(_, value)| value.bytes());
@@ -148,7 +148,7 @@ pub(super) fn tokenizer_json(model: &[u8]) -> Result<Value, String> {
     let special = |key: u64, default: u64| {
         let id = number(&trainer, key, default);
         let text = usize::try_from(id).ok().and_then(|id| pieces.get(id)).map(|piece| piece.text.clone());
-        text.map(|text| (id, text)).ok_or_else(|| format!("a SentencePiece model without the special piece {id}"))
+        text.map(|text| (id, text)).ok_or_else(|| format!("the SentencePiece model lacks the special piece {id}"))
     };
     let ((_, unknown), (bos_id, bos)) = (special(field::UNKNOWN_ID, 0)?, special(field::BOS_ID, 1)?);
     let added: Vec<Value> = pieces
@@ -229,7 +229,7 @@ mod tests {
             (b"\x12\x05\x18\x02\x98\x02\x01", "adds a space before the text"),
             (b"\x12\x05\x18\x02\x98\x02\x01\x1a\x02\x18\0", "removes spaces"),
             (b"\x12\x05\x18\x02\x98\x02\x01\x1a\x07\x12\x01a\x18\0\x20\0", "normalizes characters"),
-            (b"\x12\x05\x18\x02\x98\x02\x01\x1a\x04\x18\0\x20\0", "without the special piece 0"),
+            (b"\x12\x05\x18\x02\x98\x02\x01\x1a\x04\x18\0\x20\0", "lacks the special piece 0"),
         ] {
             let error = tokenizer_json(model).expect_err(why);
             assert!(error.contains(why), "{error}");

@@ -97,7 +97,7 @@ with_defaults! {
         pub timestep_scale_multiplier: f64 = 1000.0,
         /// Factor from noise levels to the timesteps of the cross-modal gates.
         pub cross_attn_timestep_scale_multiplier: f64 = 1000.0,
-        /// Which features of a head RoPE rotates together.
+        /// Pairing of the features of a head: RoPE rotates the two features of each pair together.
         pub rope_type: Pairing = Pairing::Interleaved,
         /// Whether the model projects text embeddings to the width of each stream.
         pub use_prompt_embeddings: bool = true,

@@ -89,7 +89,7 @@ pub struct ForwardInputs<'a> {
     pub streams: Av<Option<StreamForward<'a>>>,
     /// Keyframe mask, f32 `[b or 1, n]`: 1 for video tokens of single-frame latents. `None`: there are no keyframes.
     pub keyframes: Option<&'a Value>,
-    /// Layers and batch entries that spatio-temporal guidance perturbs. `None`: none.
+    /// Layers and batch entries that spatio-temporal guidance perturbs. `None`: nothing is perturbed.
     pub perturbation: Option<&'a Perturbation>,
     /// Batch entries without cross-modal attention.
     pub isolation: &'a Isolation,

@@ -41,7 +41,7 @@ const SCALES: [(f64, usize, usize); 4] = [(0.75, 3, 4), (1.5, 3, 2), (2.0, 2, 1)
 /// Configuration of a latent upsampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpsamplerConfig {
-    /// Folder of the weights.
+    /// Folder of the upsampler in a model.
     pub component: &'static str,
     /// Channels of the latents.
     pub(crate) in_channels: usize,

@@ -57,8 +57,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Creates the geometry from the latent channels and the `[temporal, spatial]` compression ratios in a transformer's
-    /// configuration, for pipelines that do not read the video VAE's.
+    /// Creates the geometry from the latent channels and the `[temporal, spatial]` compression ratios in a
+    /// transformer's configuration, for pipelines that do not read the video VAE's configuration.
     pub fn from_compression(latent_channels: usize, [temporal, spatial]: [usize; 2]) -> Self {
         Geometry { latent_channels, scaling_factor: 1.0, ratios: [temporal, spatial] }
     }

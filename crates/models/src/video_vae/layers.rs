@@ -55,7 +55,7 @@ impl Layers {
         h + self.shortcut(p, x, out)
     }
 
-    /// Returns `x`. If the number of channels changes, applies a layer norm and a 1x1x1 convolution to it.
+    /// Returns `x` or, if the number of channels changes, the result of a layer norm and a 1x1x1 convolution of `x`.
     fn shortcut(&self, p: &Params, x: &Value, out: usize) -> Value {
         if x.dim(1) == out {
             return x.clone();

@@ -4,7 +4,7 @@ use super::resample::{each_channel, raised};
 use ltx2_nn::{Axis, Init, Params};
 use ltx2_stablehlo::{Conv, DType, Value};
 
-/// Added to a learned divisor, to avoid division by zero.
+/// Value added to a learned divisor to avoid division by zero.
 const SNAKE_EPS: f64 = 1e-9;
 
 /// Returns `x` where positive, `slope · x` elsewhere.

@@ -27,9 +27,9 @@ pub struct VocoderConfig {
 #[derive(Clone, Debug)]
 pub struct BandwidthExtension {
     pub spectrogram: Spectrogram,
-    /// Generates the missing high frequencies from the spectrogram.
+    /// Generator of the missing high frequencies, whose input is the spectrogram.
     pub generator: GeneratorConfig,
-    /// Resamples the waveform to the higher rate.
+    /// Resampler that converts the waveform to the higher rate.
     pub(crate) resampler: Resampler,
     /// Whether the waveform is clamped to -1..1 before the extension, as in Lightricks' code; diffusers does not clamp
     /// it.
