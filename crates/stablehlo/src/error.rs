@@ -10,7 +10,7 @@ pub struct BuildError {
     pub scope: String,
     /// The name of the program.
     pub program: String,
-    /// What is wrong, including the shapes.
+    /// Description of the problem, including the shapes.
     pub message: String,
 }
 

@@ -28,7 +28,7 @@ impl F8 {
     }
 }
 
-/// The value of each code.
+/// Value of each of the 256 bit patterns.
 static VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;

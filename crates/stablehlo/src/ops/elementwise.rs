@@ -26,7 +26,8 @@ pub enum Comparison {
 }
 
 impl Builder {
-    /// Broadcasts both operands to a common shape. If there is none, records an error and returns `None`.
+    /// Broadcasts both operands to a common shape. If their shapes are incompatible or their element types differ,
+    /// records an error and returns `None`.
     fn align(&self, op: &'static str, a: &Value, b: &Value) -> Option<(Value, Value)> {
         if a.dtype() != b.dtype() {
             self.fail(op, format!("element types differ: {} and {}", a.ty, b.ty));

@@ -27,8 +27,8 @@ impl Value {
         self.b.op("dynamic_slice", text, ty).with_sharding(sharding)
     }
 
-    /// Returns element `at` of the first dimension and removes this dimension. For example, selects the weights of one
-    /// layer from a tensor that stacks the weights of all layers.
+    /// Returns element `at` of the first dimension and removes this dimension. For example, this selects the weights of
+    /// one layer from a tensor that stacks the weights of all layers.
     pub fn index(&self, at: &Value) -> Value {
         let row = self.dynamic_slice(0, at, 1);
         let dims = row.ty.dims.get(1..).unwrap_or_default().to_vec();
