@@ -85,7 +85,7 @@ impl Checkpoint {
         Self::open_variant(path, None)
     }
 
-    /// Like [`Checkpoint::open`]; in a folder, `variant` is tried before the other variants.
+    /// Opens weights like [`Checkpoint::open`]; in a folder, `variant` is tried before the other variants.
     pub(super) fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self, WeightsError> {
         let mut checkpoint = Self::unrestored(path, variant)?;
         FORMATS.iter().try_for_each(|restore| restore(&mut checkpoint))?;
@@ -261,7 +261,7 @@ impl Checkpoint {
         &self.origin
     }
 
-    /// Returns the path of the file that contains a tensor; without the tensor, that of the file or index.
+    /// Returns the path of the file that contains a tensor; the path of the checkpoint if it has no such tensor.
     pub(crate) fn file_of(&self, name: &str) -> &Path {
         self.tensors.get(name).map_or(&self.origin, |entry| &entry.view.shard.path)
     }
@@ -304,7 +304,7 @@ impl Checkpoint {
         self.get_float(&format!("{name}_scale")).map(Some)
     }
 
-    /// Returns a tensor's dimensions, outermost first. `None`: there is no such tensor.
+    /// Returns a tensor's dimensions, outermost first. `None`: the checkpoint has no such tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|e| &*e.view.shape)
     }
@@ -360,8 +360,8 @@ impl Checkpoint {
         }
     }
 
-    /// Returns the architecture in a GGUF file's metadata; empty if the file does not state one. `None`: not a GGUF
-    /// file.
+    /// Returns the architecture in a GGUF file's metadata; empty if the file does not state one. `None`: the checkpoint
+    /// is not a GGUF file.
     pub(crate) fn architecture(&self) -> Option<&str> {
         self.metadata(gguf::ARCHITECTURE)
     }

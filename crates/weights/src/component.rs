@@ -17,17 +17,17 @@ pub enum Component {
     Vae,
     /// Audio encoder and decoder.
     AudioVae,
-    /// Converts mel spectrograms to waveforms.
+    /// Vocoder, which converts mel spectrograms to waveforms.
     Vocoder,
     /// Sigma schedule; has only a configuration.
     Scheduler,
-    /// Latent upsampler of the two-stage pipelines.
+    /// Spatial latent upsampler of the two-stage pipelines.
     LatentUpsampler,
     /// Diffusion-based video decoder that replaces the video VAE's decoder (LTX-2.5).
     DiffusionDecoder,
-    /// Predicts a video's duration from its prompt (LTX-2.5).
+    /// Duration head, which predicts a video's duration from its prompt (LTX-2.5).
     DurationHead,
-    /// Doubles the number of frames of video latents (LTX-2.5).
+    /// Temporal latent upsampler, which doubles the number of frames of video latents (LTX-2.5).
     TemporalUpsampler,
 }
 

@@ -26,7 +26,7 @@ const LINEAR: [&str; 6] = [".to_q", ".to_k", ".to_v", ".to_out.0", ".net.0.proj"
 const DEPTH: usize = 3;
 /// Key of the header's configuration.
 const CONFIG: &str = "config";
-/// Maximum number of threads; limits the memory.
+/// Maximum number of threads, which limits the memory use.
 const WORKERS: usize = 16;
 
 /// A planned conversion of a model file.
@@ -34,7 +34,7 @@ pub struct Conversion {
     /// The tensors of the new file, in order.
     tensors: Vec<(TensorSpec, Content)>,
     metadata: BTreeMap<String, String>,
-    /// Number of layers whose codes are computed.
+    /// Number of layers that are quantized: their codes are computed from their values.
     pub quantized: usize,
     /// Number of layers whose codes are copied, because they already have the requested form.
     pub copied: usize,
@@ -53,7 +53,7 @@ enum Content {
     Scales,
 }
 
-/// How a tensor is converted.
+/// Conversion that is chosen for a tensor.
 enum Decision {
     /// Copied, because it already has the requested form, with these codes and scales.
     Copy(TensorView, Option<TensorView>),

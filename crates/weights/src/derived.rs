@@ -73,7 +73,8 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Value, WeightsErro
     Ok(json!({"transformer": config}))
 }
 
-/// Adds the connectors' keys that a transformer's section lacks. `connectors` has diffusers names.
+/// Adds the connectors' keys that a transformer's section lacks, derived from the tensors of `connectors`, which have
+/// diffusers names.
 pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -> Result<(), WeightsError> {
     let mut add = |key: &str, value: Value| {
         if section[key].is_null() {
@@ -99,7 +100,8 @@ pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -
 }
 
 /// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`GEMMA`]. Values that do not follow
-/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: not a Gemma 3.
+/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: the tensors are not
+/// those of Gemma 3.
 ///
 /// # Errors
 /// Returns an error if a tensor is missing.

@@ -26,7 +26,7 @@ pub enum WeightsError {
     NotFound {
         /// The path, `org/name` or `org/name/file` that was requested.
         name: String,
-        /// Where it was searched, and what to do.
+        /// Searched locations, and advice on what to do.
         looked: String,
     },
     /// A folder contains no weights that can be loaded.
@@ -34,7 +34,7 @@ pub enum WeightsError {
     NoWeights {
         /// The folder that was searched.
         path: PathBuf,
-        /// What it contains instead, and what to do.
+        /// Description of the folder's contents, and advice on what to do.
         reason: String,
     },
     /// A file is in another format, or its safetensors header is damaged.
@@ -42,7 +42,7 @@ pub enum WeightsError {
     NotSafetensors {
         /// The file that was opened as safetensors.
         path: PathBuf,
-        /// The detected format, or what is wrong with the header.
+        /// The detected format, or the problem with the header.
         reason: String,
     },
     /// The header of a GGUF file is damaged or has an unsupported version.
@@ -50,7 +50,7 @@ pub enum WeightsError {
     Gguf {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the header.
+        /// Description of the problem with the header.
         reason: String,
     },
     /// The size or modification time of an open file has changed.
@@ -96,7 +96,8 @@ pub enum WeightsError {
         others: usize,
     },
     /// A shard lacks a tensor that the index places in it.
-    #[error("{}: tensor `{key}` is not in `{shard}`, where the index places it", index.display())]
+    #[error("{}: tensor `{key}` is not in `{shard}`, where the index places it; download both files again",
+        index.display())]
     IndexMismatch {
         /// The index, `….safetensors.index.json`.
         index: PathBuf,
@@ -158,7 +159,7 @@ pub enum WeightsError {
         key: String,
         /// Shape of the tensor.
         got: Vec<usize>,
-        /// What the operation supports.
+        /// Description of the shapes that the operation supports.
         reason: String,
     },
     /// Dequantization scales of 8-bit weights are not per row or per tensor.
@@ -166,7 +167,7 @@ pub enum WeightsError {
     Scales {
         /// The file with the scales.
         path: PathBuf,
-        /// The scales and the number of rows of their weight.
+        /// The unsupported scales, with the number of rows of their weight.
         scales: Misscaled,
     },
     /// Tensors of a component are missing, unknown, or differ in shape or type from what its configuration implies.
@@ -179,7 +180,7 @@ pub enum WeightsError {
         /// One-line summary of the [`ValidationReport`](crate::ValidationReport).
         summary: String,
     },
-    /// No component reads a tensor of one of Lightricks' files.
+    /// A file in Lightricks' layout contains a tensor that no component reads.
     #[error("{}: tensor `{key}`{} not read by any part of LTX-2.0, LTX-2.3 or LTX-2.5: the model may be newer than this program",
         path.display(), if *others > 0 { format!(" and {others} more are") } else { " is".into() })]
     Unread {
@@ -204,7 +205,7 @@ pub enum WeightsError {
     Pairing {
         /// The file, or the configuration, of the component that does not fit.
         path: PathBuf,
-        /// The version field of `path` and what it identifies.
+        /// The version field of `path`, and the version that it identifies.
         what: String,
         /// The transformer's configuration, or the single file that contains it.
         transformer: PathBuf,
@@ -218,9 +219,9 @@ pub enum WeightsError {
     Quantized {
         /// The file that contains the tensor.
         path: PathBuf,
-        /// The first such weight, or its scales.
+        /// Name of the first weight in an unsupported form, or of its scales.
         key: String,
-        /// Format of the weight, and what is wrong with it.
+        /// Format of the weight, and the problem with it.
         reason: String,
     },
     /// A component's tensors and its configuration belong to different model versions.
@@ -246,7 +247,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// Name of the tensor in the file.
         key: String,
-        /// Index of the first such value along each dimension.
+        /// Index of the first non-finite value along each dimension.
         index: Vec<usize>,
         /// The value: an infinity or NaN.
         value: f64,
@@ -256,7 +257,7 @@ pub enum WeightsError {
     Json {
         /// The configuration or index.
         path: PathBuf,
-        /// The parser's message, the detected format, or the part that has another form.
+        /// The parser's message, the detected format, or the part with an unexpected form.
         reason: String,
     },
     /// A configuration key has an unsupported value. `reason` is a predicate, such as `is 3, not a list`.
@@ -266,10 +267,10 @@ pub enum WeightsError {
         path: PathBuf,
         /// The key, with dots between levels (`config.vae.…` in headers), or the name or name prefix of a tensor.
         key: String,
-        /// What is wrong with `key`, which precedes it in the message.
+        /// Description of the problem with `key`, which precedes it in the message.
         reason: String,
     },
-    /// Several files of a folder could be a component.
+    /// Several files in a folder could be the requested component.
     #[error("{}: {} files could be the {component} ({}): specify one of them{}, or select it by a part of its name with \
              `model.variant` or --variant", path.display(), files.len(), files.join(", "), how_to_specify(*component))]
     Ambiguous {
@@ -305,7 +306,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// Name of the tensor, or key of the header's metadata.
         key: String,
-        /// What is wrong with `key`, which precedes it in the message.
+        /// Description of the problem with `key`, which precedes it in the message.
         reason: String,
     },
     /// The folder of a component to write already exists.
@@ -321,7 +322,7 @@ pub enum WeightsError {
         path: PathBuf,
         /// Name of the tensor in the file.
         key: String,
-        /// Why the host tensor cannot be created.
+        /// Reason why the host tensor cannot be created.
         source: TensorError,
     },
 }
@@ -369,8 +370,8 @@ fn choices(files: &[String]) -> String {
     }
 }
 
-/// Returns what to use instead of a quantized tensor that cannot be read. Only layers of transformers, connectors and
-/// text encoders are published in quantized forms, and can be quantized by `ltx2 convert`.
+/// Returns advice on what to use instead of a quantized tensor that cannot be read. Only layers of transformers,
+/// connectors and text encoders are published in quantized forms, and can be quantized by `ltx2 convert`.
 fn unquantized_hint(key: &str) -> &'static str {
     let has_forms = ["transformer_blocks.", "transformer_1d_blocks.", ".self_attn.", ".mlp."];
     match has_forms.iter().any(|part| key.contains(part)) {

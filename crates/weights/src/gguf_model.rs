@@ -60,7 +60,7 @@ fn is_published_transformer(file: &Checkpoint) -> bool {
 }
 
 /// Derives the `config` of a transformer in a GGUF file, or in a safetensors file that lost its configuration and has
-/// the size of a published transformer. `None`: another safetensors file.
+/// the size of a published transformer. Returns `None` for other safetensors files.
 ///
 /// # Errors
 /// Returns an error if a GGUF file is not LTX's transformer, or if a tensor is missing.
@@ -78,7 +78,8 @@ pub(super) fn transformer_config(file: &Checkpoint) -> Result<Option<Value>, Wei
     derived::transformer_config(file).map(Some)
 }
 
-/// Derives the `config.json` of a Gemma 3 GGUF file from its metadata. `None`: not a GGUF file.
+/// Derives the `config.json` of a Gemma 3 GGUF file from its metadata. Returns `None` for files that are not GGUF
+/// files.
 ///
 /// # Errors
 /// Returns an error for other architectures, and if metadata is missing.
@@ -124,7 +125,8 @@ pub(super) fn text_encoder_config(file: &Checkpoint) -> Result<Option<Value>, We
     Ok(Some(json!({"model_type": GEMMA_3, "text_config": text})))
 }
 
-/// Converts the name of a Gemma 3 tensor from llama.cpp's to transformers'. `None`: not a tensor of the text model.
+/// Converts the name of a Gemma 3 tensor from llama.cpp's to transformers'. `None`: the tensor does not belong to the
+/// text model.
 fn text_encoder_name(key: &str) -> Option<String> {
     let (module, leaf) = key.rsplit_once('.')?;
     let (layer, module) = match module.strip_prefix("blk.") {

@@ -29,7 +29,7 @@ impl HubCache {
         Self::from_vars(|key| std::env::var_os(key))
     }
 
-    /// Like [`HubCache::from_env`], with a function that looks up environment variables.
+    /// Returns the cache like [`HubCache::from_env`], but looks up environment variables with `var`.
     pub(crate) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
         let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
         if let Some(root) = folder("HF_HUB_CACHE") {
@@ -81,7 +81,7 @@ impl HubCache {
             // A download of a specific revision creates no `main`; a single snapshot is unambiguous.
             Err(_) => only_folder(&snapshots).ok_or_else(|| {
                 fail(format!(
-                    "{} is missing and {} does not contain exactly one snapshot",
+                    "{} is missing and {} does not contain exactly one snapshot; download the model again, or pass the path of a snapshot",
                     main.display(),
                     snapshots.display()
                 ))

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where merging LoRAs into a weight rounds. Matmuls accumulate in f32 in all orders.
+/// Rounding of intermediate results when LoRAs are merged into a weight. Matmuls accumulate in f32 in all orders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MergeOrder {

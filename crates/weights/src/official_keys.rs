@@ -281,7 +281,7 @@ pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsEr
     })
 }
 
-/// Like [`refuse_unread`], for the file of a latent upsampler.
+/// Returns an error for an unknown key, like [`refuse_unread`], in the file of a latent upsampler.
 pub(super) fn refuse_unread_upsampler(path: &Path, config: &Value) -> Result<(), WeightsError> {
     UPSAMPLER.check(path, config, &[])
 }

@@ -60,8 +60,8 @@ impl PackedTextEncoder {
     /// Opens a text encoder file.
     ///
     /// # Errors
-    /// Returns an error if the file has neither a configuration nor the tensors of Gemma 3, or if the weights are in a
-    /// quantized repack's layout.
+    /// Returns an error if the file has neither a configuration nor the tensors of Gemma 3, or if the weights are
+    /// quantized in an unrecognized form.
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
         refuse_repack(&checkpoint)?;

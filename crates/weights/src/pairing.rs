@@ -132,7 +132,7 @@ impl Transformer {
         })
     }
 
-    /// Like [`Transformer::unverified`], for a text encoder whose configuration has no `gemma_version`.
+    /// Returns the warning of [`Transformer::unverified`] if a text encoder's configuration has no `gemma_version`.
     pub(super) fn unverified_text_encoder(&self, path: &Path, config: &Value) -> Option<String> {
         let says = config.get(GEMMA_VERSION).is_some_and(|version| !version.is_null());
         (!says).then(|| self.unverified(path, "a text encoder", GEMMA_VERSION))?

@@ -55,7 +55,10 @@ impl ReferenceScales {
             for key in keys {
                 match (scale(key)?, found) {
                     (Some(own), Some((known, first))) if own != known => {
-                        return Err(fail(key, format!("has the header value {own}, but {first} is {known}")));
+                        return Err(fail(
+                            key,
+                            format!("has the header value {own}, but `{first}` has {known}; the values must be equal"),
+                        ));
                     }
                     (Some(own), None) => found = Some((own, key)),
                     _ => {}
@@ -97,7 +100,7 @@ mod tests {
         }
         assert_eq!(scales(&[(DOWNSCALE[0], "2"), (DOWNSCALE[2], "2")]), Ok([Some(2), None]));
         let error = scales(&[(DOWNSCALE[0], "1"), (DOWNSCALE[1], "2")]).unwrap_err();
-        assert!(error.contains(DOWNSCALE[1]) && error.contains("but reference_downscale_factor is 1"), "{error}");
+        assert!(error.contains(DOWNSCALE[1]) && error.contains("but `reference_downscale_factor` has 1"), "{error}");
         assert!(scales(&[(DOWNSCALE[1], "2.5")]).unwrap_err().contains("not a whole number from 1 to 64"));
     }
 }

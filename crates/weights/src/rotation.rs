@@ -5,7 +5,7 @@ use std::array;
 /// Number of columns per group. Published files use no other size.
 pub const GROUP: usize = 256;
 const QUARTER: usize = GROUP / 4;
-/// Number of rows and columns of a block of the matrix. The blocks differ only in sign.
+/// Number of rows and columns of a block of the rotation matrix. The blocks differ only in sign.
 const BLOCK: usize = 16;
 /// Number of blocks in a quarter of a row.
 const PARTS: usize = QUARTER / BLOCK;
@@ -30,10 +30,10 @@ static SIGNS: [[[f32; LANES]; BLOCK]; BLOCK / LANES] = {
     signs
 };
 
-/// Sums of [`LANES`] columns, in each part of a quarter.
+/// Sums of [`LANES`] columns for each of the [`PARTS`] parts of a quarter.
 type Sums = [[f32; LANES]; PARTS];
 
-/// Multiplies each group of [`GROUP`] values by the matrix. Applied twice, it returns the original values up to
+/// Multiplies each group of [`GROUP`] values by the rotation matrix. A second call restores the original values up to
 /// rounding.
 pub(crate) fn rotate(values: &mut [f32]) {
     values.as_chunks_mut::<GROUP>().0.iter_mut().for_each(rotate_group);
@@ -47,7 +47,7 @@ fn rotate_group(group: &mut [f32; GROUP]) {
     for (half, values) in group.as_chunks::<{ 2 * QUARTER }>().0.iter().enumerate() {
         let blocks = values.as_chunks::<BLOCK>().0;
         for (lanes, signs) in SIGNS.iter().enumerate() {
-            // Written out, so that the signs of the blocks are constants.
+            // Unrolled by hand, so that the signs of the blocks are constants.
             let mut plus = Sums::default();
             add_block::<0>(&mut plus, &blocks[0], signs);
             add_block::<1>(&mut plus, &blocks[1], signs);
@@ -79,7 +79,7 @@ fn add_block<const I: usize>(sums: &mut Sums, values: &[f32; BLOCK], signs: &[[f
     }
 }
 
-/// Like [`add_block`], but for two sums: the products are added to one and subtracted from the other.
+/// Adds the products of block `I` of a quarter to `plus` as [`add_block`] does, and subtracts them from `minus`.
 #[inline(always)]
 fn add_and_subtract_block<const I: usize>(
     plus: &mut Sums,

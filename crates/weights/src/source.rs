@@ -95,7 +95,7 @@ impl ModelSource {
         Self::open_in(model, overrides, &HubCache::from_env())
     }
 
-    /// Like [`ModelSource::open`], with the Hugging Face cache `hub`.
+    /// Opens a model like [`ModelSource::open`], with the Hugging Face cache `hub`.
     ///
     /// # Errors
     /// Fails for the same reasons as [`ModelSource::open`].
@@ -214,7 +214,7 @@ impl ModelSource {
         transformer.check_text_encoder(&self.config_path(Component::TextEncoder), &config, own)
     }
 
-    /// Returns the transformer; `None` if there is none or its model version is unknown.
+    /// Returns the transformer; `None` if the model has no transformer or its model version is unknown.
     pub(super) fn transformer(&self) -> Option<Transformer> {
         let gemma = match self.place(Component::Transformer) {
             ModelLocation::Single(s) => s.checkpoint.metadata(GEMMA_SOURCE).map(String::from),

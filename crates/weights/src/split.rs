@@ -29,7 +29,8 @@ const DEPTH: usize = 3;
 /// `mid_channels` of LTX-Video's spatial upsampler; LTX-2's has twice as many.
 const LTX_VIDEO_UPSAMPLER_CHANNELS: usize = 512;
 
-/// Kind of transformer training that a file name indicates. Files of one kind do not fit a transformer of the other.
+/// Training of a transformer that a file name indicates: the full model (`dev`) or the distilled one. Files made for
+/// one of them do not fit the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Training {
     Dev,
@@ -129,9 +130,9 @@ impl SplitFolder {
     }
 
     /// Finds the file of a component for a transformer of this version. Prefers, in this order: files that are not in a
-    /// folder named after another version, files of the transformer's training, files with the most words of the
-    /// variant, unquantized files, video VAEs with a convolutional decoder, and x2 upsamplers. Of unquantized files
-    /// whose names differ only in a version number at the end, the latest is used.
+    /// folder named after another version, files for the transformer's training (full or distilled), files with the
+    /// most words of the variant, unquantized files, video VAEs with a convolutional decoder, and x2 upsamplers. Of
+    /// unquantized files whose names differ only in a version number at the end, the latest is used.
     pub(super) fn part(&self, component: Component, version: Option<Version>) -> Choice {
         let fits = |file: &Candidate| {
             file.versions.is_empty() || version.is_none_or(|version| file.versions.contains(&version))
@@ -180,8 +181,8 @@ fn prefer<T>(list: &mut Vec<T>, is_preferred: impl Fn(&T) -> bool) {
     }
 }
 
-/// Selects the transformer in a folder; `None`: there is none. Without a variant, an unquantized file is preferred to
-/// quantized files of the same version and training.
+/// Selects the transformer in a folder; `None`: the folder contains no transformer. Without a variant, an unquantized
+/// file is preferred to quantized files of the same version and training.
 fn choose_transformer<'a>(
     root: &Path,
     files: &'a [Candidate],
@@ -228,7 +229,7 @@ enum Searched {
 }
 
 /// Returns the nearest folder that contains a transformer's file and also folders with names in [`PART_FOLDERS`].
-/// `None`: there is none.
+/// `None`: no such folder exists.
 fn root_of(file: &Path) -> Option<&Path> {
     let has_parts = |folder: &Path, least: usize| {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().to_lowercase();
@@ -296,7 +297,7 @@ fn search(folder: &Path, depth: usize, searched: Searched, visit: &mut impl FnMu
 }
 
 impl Candidate {
-    /// Reads a file's header. `None`: it contains no component of LTX-2.
+    /// Reads a file's header. `None`: the file contains no component of LTX-2.
     fn open(root: &Path, path: &Path) -> Option<Self> {
         let words = words_of(path);
         let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
@@ -398,7 +399,8 @@ fn stated_version(file: &Checkpoint) -> Option<Version> {
     }
 }
 
-/// Returns the model versions that a text encoder's file can belong to. `None`: not a text encoder of LTX-2.
+/// Returns the model versions that a text encoder's file can belong to. `None`: the file is not a text encoder of
+/// LTX-2.
 fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
     if let Some(architecture) = file.architecture() {
         return gemma_versions(architecture);
@@ -416,8 +418,8 @@ fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
     }
 }
 
-/// Returns the model versions that the text encoder in a folder can belong to. `None`: not a folder of LTX-2's text
-/// encoder.
+/// Returns the model versions that the text encoder in a folder can belong to. `None`: the folder does not contain a
+/// text encoder of LTX-2.
 fn text_encoder_folder(path: &Path) -> Option<Vec<Version>> {
     let config = read_json(&path.join("config.json")).ok()?;
     gemma_versions(config["model_type"].as_str()?)

@@ -1,4 +1,5 @@
-//! Detection of unsupported models: newer versions, which must not run as older ones, and quantized repacks.
+//! Detection of unsupported models: newer versions, which must not run as older ones, and weights that are quantized in
+//! unrecognized forms.
 
 use std::path::Path;
 
@@ -101,7 +102,7 @@ pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError>
         ("u8" | "f4", Some("f8_e8m0")) => {
             format!("is {dtype} with scales of f8_e8m0, as mxfp4 weights are; mxfp4 is not supported")
         }
-        ("i8", _) => format!("is i8, {unmarked}: int8 or int8-convrot"),
+        ("i8", _) => format!("is i8, {unmarked} (int8 or int8-convrot)"),
         _ => format!("is {dtype}, {unmarked}"),
     };
     Err(WeightsError::Quantized { path: checkpoint.file_of(key).to_path_buf(), key: key.into(), reason })

@@ -62,8 +62,8 @@ impl Version {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// Detects the model version from a component's configuration. `None`: unknown, or the component is the same in all
-    /// versions.
+    /// Detects the model version from a component's configuration. `None`: the version is unknown, or the component is
+    /// the same in all versions.
     pub(super) fn of_config(component: Component, config: &Value) -> Option<Self> {
         let newer = |yes: bool| Some(if yes { Version::V2_3 } else { Version::V2_0 });
         match component {

@@ -16,11 +16,11 @@ use ltx2_stablehlo::DType;
 mod convrot;
 mod nvfp4;
 
-/// Suffix of the tensor that states a layer's format.
+/// Suffix of a marker: a byte tensor that contains the format of a layer as JSON.
 pub(crate) const MARKER: &str = ".comfy_quant";
-/// Metadata key of the formats of all layers.
+/// Metadata key whose value contains the formats of all layers.
 pub(crate) const METADATA: &str = "_quantization_metadata";
-/// Maximum size of a marker in bytes; real ones have fewer than 100.
+/// Maximum size of a marker in bytes; markers in published files have fewer than 100.
 const MAX_MARKER: usize = 4096;
 
 /// A format: its name in the JSON, the element type of the codes, and the function that sets a layer's decoder.
@@ -128,7 +128,7 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
     }
 }
 
-/// Sets the decoder of every layer whose format is stated, and of nvfp4 layers without a marker.
+/// Sets the decoder of every layer whose format the file states, and of nvfp4 layers without a marker.
 ///
 /// # Errors
 /// Returns an error for an unsupported format, and for tensors whose type or shape does not match their format.
@@ -169,7 +169,7 @@ fn rename_old(all: &mut Checkpoint) {
     }
 }
 
-/// Returns the stated format of every layer and removes the markers.
+/// Returns the format that the file states for each layer, and removes the marker tensors.
 fn stated(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError> {
     let mut layers = BTreeMap::new();
     if let Some(text) = all.metadata(METADATA) {
@@ -194,7 +194,10 @@ fn stated(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError>
             WeightsError::Config { path, key: marker.clone(), reason }
         };
         if entry.type_name != "u8" || entry.view.size() > MAX_MARKER {
-            return Err(wrong(format!("is {} of shape {:?}, not short JSON", entry.type_name, entry.view.shape)));
+            return Err(wrong(format!(
+                "is {} of shape {:?}, not JSON in at most {MAX_MARKER} bytes",
+                entry.type_name, entry.view.shape
+            )));
         }
         let bytes = entry.view.read()?;
         let conf = serde_json::from_slice(&bytes).map_err(|e| wrong(format!("is not JSON: {e}")))?;

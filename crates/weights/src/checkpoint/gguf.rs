@@ -119,7 +119,7 @@ impl Reader<'_> {
             10 => self.u64()?.to_string(),
             11 => self.array().map(i64::from_le_bytes)?.to_string(),
             12 => self.array().map(f64::from_le_bytes)?.to_string(),
-            _ => return Err(self.bad(format!("a metadata value of the unknown type {kind}"))),
+            _ => return Err(self.bad(format!("a metadata value has the unknown type {kind}"))),
         }))
     }
 
@@ -138,7 +138,7 @@ impl Reader<'_> {
                 }
                 return Ok(None);
             }
-            _ => return Err(self.bad(format!("a metadata array of the unsupported type {kind}"))),
+            _ => return Err(self.bad(format!("a metadata array has the unsupported element type {kind}"))),
         };
         if count > MAX_KEPT {
             self.skip(count.saturating_mul(size))?;
@@ -202,7 +202,8 @@ pub(super) fn open(
     let mut reader = Reader { shard: &shard, at: MAGIC.len() as u64, buffer: Vec::new(), start: 0 };
     let version = reader.u32()?;
     if !matches!(version, 2 | 3) {
-        let reason = format!("version {version}, only 2 and 3 are supported; convert it with a current llama.cpp");
+        let reason =
+            format!("version {version}, but only 2 and 3 are supported; convert the file with a current llama.cpp");
         return Err(reader.bad(reason));
     }
     let (tensors, values) = (reader.u64()?, reader.u64()?);

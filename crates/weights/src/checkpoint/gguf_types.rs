@@ -19,7 +19,7 @@ pub(super) struct GgufType {
     pub(super) block: usize,
     /// Number of bytes per block.
     pub(super) bytes: usize,
-    /// Element type of the stored values. `None`: they need a decoder.
+    /// Element type of the stored values. `None`: the values need a decoder.
     pub(super) plain: Option<DType>,
     decode: Decode,
 }

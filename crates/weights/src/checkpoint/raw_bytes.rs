@@ -10,8 +10,8 @@ use crate::quantize::QuantizedForm;
 use ltx2_stablehlo::DType;
 
 impl Checkpoint {
-    /// Returns the stored codes and scales of a matrix; `None` if the matrix is not stored in this form. The scales are
-    /// `None` if the file stores none; they are then 1.
+    /// Returns the stored codes and scales of a matrix in the form `form`; `None` if it is stored in another form. If
+    /// the file contains no scales, they are `None`, which means 1.
     ///
     /// # Errors
     /// Returns an error if the matrix is missing or 8-bit floats have scales of an unsupported shape.

@@ -19,7 +19,7 @@ impl Checkpoint {
         let (rows, count) = (view.shape.first().copied().unwrap_or(1), parts.len());
         if !rows.is_multiple_of(count) || view.shape.is_empty() {
             let (path, key) = (view.shard.path.clone(), view.key.to_string());
-            let reason = format!("its rows cannot be split equally into {}", parts.join(", "));
+            let reason = format!("its rows cannot be divided equally among {}", parts.join(", "));
             return Err(WeightsError::UnsupportedShape { path, key, got: view.shape.to_vec(), reason });
         }
         self.remove(name);

@@ -80,7 +80,8 @@ impl TensorView {
         Ok(bytes)
     }
 
-    /// Returns the codes of an int8-convrot weight; `None` if the tensor is stored in another form. Reads nothing.
+    /// Returns the codes of an int8-convrot weight; `None` if the tensor is stored in another form. Does not read the
+    /// file.
     pub fn rotated_codes(&self) -> Option<TensorView> {
         let is_rotated = self.decoder.as_ref().is_some_and(|decoder| decoder.rotated_scales().is_some());
         (is_rotated && self.shape.len() == 2).then(|| self.codes(DType::I8))

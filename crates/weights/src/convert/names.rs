@@ -98,8 +98,8 @@ pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, Weigh
     Ok((tensors, derived.map(|config| (CONFIG, config))))
 }
 
-/// Returns the path of the `config.json` in the folder of the tensors. `None`: there is none, or the tensors do not
-/// need it.
+/// Returns the path of the `config.json` in the folder of the tensors. `None`: the folder contains no `config.json`, or
+/// the tensors do not need it.
 fn config_file(input: &Path, tensors: &Checkpoint) -> Option<PathBuf> {
     let is_stated = [CONFIG, GEMMA_CONFIG].iter().any(|key| tensors.metadata(key).is_some());
     let is_lightricks = |key: &str| key.starts_with(TRANSFORMER) || key.starts_with("patchify_proj.");

@@ -18,9 +18,9 @@ pub(super) enum LoraTensorRole {
     UpBias,
     /// Scalar alpha.
     Alpha,
-    /// PEFT's magnitude of a DoRA.
+    /// Magnitude of a DoRA, in PEFT's naming scheme.
     PeftMagnitude,
-    /// LyCORIS' magnitude of a DoRA.
+    /// Magnitude of a DoRA, in LyCORIS' naming scheme.
     LycorisMagnitude,
     /// Factors of a LoHa: `(w1_a · w1_b) ∘ (w2_a · w2_b)`.
     Hada1A,
@@ -185,7 +185,7 @@ fn unprefixed(flat: &str) -> Vec<&str> {
     names
 }
 
-/// Returns the one of `names` that is most similar to `name`.
+/// Returns the element of `names` that is most similar to `name`.
 pub(super) fn nearest<'a>(names: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
     names.min_by_key(|known| strsim::levenshtein(known, name))
 }

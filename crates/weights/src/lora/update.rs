@@ -30,7 +30,7 @@ pub(crate) enum Delta {
     Full(TensorView),
 }
 
-/// Norms of the updated matrix that a DoRA replaces.
+/// Kind of norms that the magnitude of a DoRA replaces in the updated matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norms {
     /// Norms of the rows, `[out]`, as PEFT computes them.
@@ -45,7 +45,7 @@ pub(crate) enum Norms {
 #[derive(Clone, Debug)]
 pub struct Update {
     pub(crate) delta: Delta,
-    /// Norms of the updated matrix, for a DoRA; `None` for other adapters.
+    /// Magnitude of a DoRA, and the norms that it replaces; `None` for other adapters.
     pub(crate) magnitude: Option<(TensorView, Norms)>,
     /// Shape of the change.
     shape: Vec<usize>,

@@ -188,7 +188,7 @@ fn damaged_gguf_files_are_errors() {
     }
     let mut old = whole.clone();
     old[4] = 1;
-    fails(open(&old), &["x.gguf", "version 1, only 2 and 3 are supported"]);
+    fails(open(&old), &["x.gguf", "version 1, but only 2 and 3 are supported"]);
     let find =
         |text: &str| whole.windows(text.len()).position(|part| part == text.as_bytes()).expect("there") + text.len();
     // After a tensor's name: the number of dimensions, two dimensions, the type and the offset.

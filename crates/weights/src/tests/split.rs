@@ -120,12 +120,12 @@ fn autoencoders(folder: &Path, video: &str, audio: &str) {
     write(folder.join(video), &tensors, json!({"vae": config["vae"]}));
     let tensors = named(&[("audio_vae.decoder.x.weight", &[4]), ("vocoder.conv_pre.weight", &[16, 128, 7])], "BF16");
     write(folder.join(audio), &tensors, json!({"audio_vae": config["audio_vae"], "vocoder": config["vocoder"]}));
-    // A preview decoder, which is no component.
+    // A preview decoder, which is not a component.
     let preview = named(&[("encoder.0.weight", &[4]), ("decoder.1.weight", &[4])], "BF16");
     write(folder.join("taeltx2_3.safetensors"), &preview, Value::Null);
 }
 
-/// Kijai/LTXV2_comfy with Comfy-Org/ltx-2.
+/// Writes the files of Kijai/LTXV2_comfy and Comfy-Org/ltx-2, and returns the folder of the transformers.
 fn ltx_2_0(root: &Path) -> PathBuf {
     let models = root.join("diffusion_models");
     for (name, dtype) in [
@@ -153,7 +153,8 @@ fn ltx_2_0(root: &Path) -> PathBuf {
     models
 }
 
-/// unsloth/LTX-2.3-GGUF with a Gemma folder: connector blocks in the transformer's file, projections in their own.
+/// Writes the files of unsloth/LTX-2.3-GGUF and a Gemma folder. The transformer's file contains the connector blocks; a
+/// separate file contains the text projections.
 fn ltx_2_3(root: &Path) {
     let f32s = |name: &str, shape: &[u64]| (format!("{name}.weight"), shape.to_vec());
     let mut tensors = vec![

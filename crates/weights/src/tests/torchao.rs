@@ -92,7 +92,7 @@ fn int8_weights_are_dequantized() {
         split.split_rows("a.b.weight", &["first".into(), "second".into()]).expect("two rows");
         assert_eq!(split.get("second").expect("there").read().expect("read"), whole[whole.len() / 2..]);
         let error = split.split_rows("second", &["a".into(), "b".into()]).expect_err("one row").to_string();
-        let reason = "tensor `a.b._weight_qdata` has shape [1, 3]: its rows cannot be split equally into a, b";
+        let reason = "tensor `a.b._weight_qdata` has shape [1, 3]: its rows cannot be divided equally among a, b";
         assert!(error.ends_with(reason), "{error}");
     }
     // A file with one scale for all rows, and with zero points.

@@ -76,7 +76,7 @@ pub(in crate::checkpoint) struct ByRow {
     pub(in crate::checkpoint) operator: RowOperator,
 }
 
-/// How a value and the operand of its row are combined.
+/// Operation that combines a value with the operand of its row.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::checkpoint) enum RowOperator {
     /// The operand is a scale.
