@@ -87,13 +87,15 @@ pub struct TokenizerRules {
 /// Rules of Gemma 3 and Gemma 4; BOS is added only by the post-processor of `tokenizer.json`.
 pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
 
-/// Whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no effect:
-/// transformers 5 ignores both if there is a `tokenizer.json`.
+/// Rule that determines whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
+/// have no effect: transformers 5 ignores both if there is a `tokenizer.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BosRule {
-    /// Only if the post-processor of `tokenizer.json` adds it (transformers 5, diffusers, Lightricks 1.0.0).
+    /// Prompts start with BOS only if the post-processor of `tokenizer.json` adds it (transformers 5, diffusers,
+    /// Lightricks 1.0.0).
     AsAdded,
-    /// Always: prepended after post-processing if the ids do not start with it (Lightricks 1.2.0).
+    /// Prompts always start with BOS: it is prepended after post-processing if the ids do not start with it (Lightricks
+    /// 1.2.0).
     Forced,
 }
 

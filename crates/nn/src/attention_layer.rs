@@ -1,5 +1,5 @@
 //! The attention layer of LTX-2: RMS norm of queries and keys over all heads jointly, RoPE with separate tables for
-//! queries and keys, and an optional gate per head. Used by the transformer and the text connectors.
+//! queries and keys, and an optional gate per head. The transformer and the text connectors use this layer.
 
 use super::attention::{Attention, Heads};
 use super::context_parallel::ContextParallelKind;

@@ -50,7 +50,7 @@ pub enum Quantization {
     Fp8,
     /// 8-bit integers.
     Int8 {
-        /// Whether the activations that are multiplied with the weights are quantized, too.
+        /// Whether the activations that are multiplied with the weights are also quantized.
         activations: bool,
         /// Whether weights and activations are rotated in groups of [`ROTATED_INPUTS`] before they are quantized
         /// (int8-convrot). If so, all blocks of the transformer and of the connectors, and all layers of the text
@@ -86,8 +86,8 @@ pub enum Conv3dLowering {
     /// One 3D convolution; faster on GPUs.
     #[default]
     Direct,
-    /// One 2D convolution per kernel frame, summed in f32. Used on TPUs, whose compiler takes minutes for each 3D
-    /// convolution.
+    /// One 2D convolution per kernel frame, summed in f32. This form is used on TPUs, whose compiler takes minutes for
+    /// each 3D convolution.
     Taps,
 }
 
@@ -136,9 +136,9 @@ with_defaults! {
         pub conv3d: Conv3dLowering = Conv3dLowering::Direct,
         /// Whether a dot of bf16 operands may produce f32; otherwise the operands are converted to f32 first.
         pub mixed_precision_dot: bool = true,
-        /// Whether dots and attention are computed separately for each row of the CFG batch. Needed on platforms where
-        /// the bits of a dot depend on its number of rows, so that f32 results do not depend on the sharding of the
-        /// batch.
+        /// Whether dots and attention are computed separately for each row of the CFG batch. This is needed on
+        /// platforms where the bits of a dot depend on its number of rows, so that f32 results do not depend on the
+        /// sharding of the batch.
         pub batch_invariant: bool = false,
         /// Attention kernel; [`Lowering::with_attention`] replaces it together with the options that depend on it.
         pub attention: Kernel = Kernel::Plain,
@@ -184,10 +184,11 @@ pub enum StackOrder {
     TokensHeads,
     /// `[heads, tokens, dim]`.
     HeadsTokens,
-    /// Like `HeadsTokens`, but `[heads, dim, tokens]` for values, and for keys whose head dimension is not a multiple
-    /// of 128 (the lanes of a vector register).
+    /// As `HeadsTokens`, except that the order is `[heads, dim, tokens]` for values, and for keys whose head dimension
+    /// is not a multiple of 128 (the lanes of a vector register).
     ValuesTokensLast,
-    /// Like `HeadsTokens`, but `[heads, dim, tokens]` if the head dimension is not a multiple of 128.
+    /// As `HeadsTokens`, except that the order is `[heads, dim, tokens]` if the head dimension is not a multiple of
+    /// 128.
     NarrowTokensLast,
 }
 
@@ -203,12 +204,12 @@ pub enum WindowForm {
 /// Method by which RoPE obtains, for each feature, the other feature of its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeForm {
-    /// Computes the first features and the second features of all pairs separately and concatenates the results.
+    /// Separate computation of the first features and the second features of all pairs, followed by a concatenation.
     Halves,
-    /// Uses `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that queries, keys
-    /// and values are processed in a single pass over memory.
+    /// The operation `reverse`, which loop-fusing compilers fuse with the operation that reads its result, so that
+    /// queries, keys and values are processed in a single pass over memory.
     Reversal,
-    /// Multiplies by a signed permutation matrix. The TPU compiler fuses this dot with the preceding norm and the
+    /// Product with a signed permutation matrix. The TPU compiler fuses this dot with the preceding norm and the
     /// following rounding; slicing vector registers in half would take separate passes in f32.
     Product,
 }

@@ -58,7 +58,8 @@ pub(super) struct Local<'a> {
     /// Factor by which the scores are multiplied.
     pub scale: f64,
     pub kernel: Kernel,
-    /// Whether to compute each batch entry separately. Needed where the bits of a dot depend on its number of rows.
+    /// Whether to compute each batch entry separately. This is needed where the bits of a dot depend on its number of
+    /// rows.
     pub by_row: bool,
 }
 

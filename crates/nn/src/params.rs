@@ -318,8 +318,8 @@ impl Params {
         self.placed(&name, ty, axes, Role::Activation, self.layout().place(&name, ty, axes))
     }
 
-    /// Constrains an activation to the sharding that the layout defines for its name and logical axes. No effect on one
-    /// device.
+    /// Constrains an activation to the sharding that the layout defines for its name and logical axes. Has no effect on
+    /// one device.
     pub fn place(&self, name: &str, x: &Value, axes: &[Axis]) -> Value {
         match self.placement(name, x.ty(), axes) {
             Some(sharding) => x.constrain(&sharding),

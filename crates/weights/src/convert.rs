@@ -55,12 +55,13 @@ enum Content {
 
 /// Conversion that is chosen for a tensor.
 enum Decision {
-    /// Copied, because it already has the requested form, with these codes and scales.
+    /// The tensor is copied with these codes and scales, because it already has the requested form.
     Copy(TensorView, Option<TensorView>),
     Quantize,
-    /// Not quantized, because the requested form does not support its number of columns.
+    /// The tensor is not quantized, because the requested form does not support its number of columns.
     Unfit,
-    /// Becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is copied.
+    /// The tensor becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is
+    /// copied.
     Keep,
 }
 

@@ -99,7 +99,7 @@ impl HubCache {
     }
 }
 
-/// Advice for a model that is neither a local path nor in the cache.
+/// Returns advice for a model that is neither a local path nor in the cache.
 fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
     match org {
         // The `nano…` presets refer to the toy models by these paths.

@@ -72,7 +72,7 @@ const VOCODER_SEGMENTS: &[(&str, &str)] = &[
     ("act_post", "act_out"),
 ];
 
-/// Maps the tensor names of a single file to diffusers names.
+/// Mapping of the tensor names of a single file to diffusers names.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleFileKeys {
     /// Prefix of the transformer and the connectors; empty if the file contains nothing else.
@@ -172,8 +172,8 @@ impl SingleFileKeys {
     }
 }
 
-/// Returns a key of the video VAE without its prefix, which files with only the VAE may lack. `None`: the key is not
-/// one of the video VAE.
+/// Returns a key of the video VAE without its prefix, which files with only the VAE may lack. `None`: the key does not
+/// belong to the video VAE.
 fn video_vae(key: &str) -> Option<&str> {
     let bare = ["encoder.", "decoder.", "per_channel_statistics."];
     key.strip_prefix("vae.").or_else(|| bare.iter().any(|start| key.starts_with(start)).then_some(key))

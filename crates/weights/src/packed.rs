@@ -30,7 +30,8 @@ const INERT: [&str; 4] = ["vision_model.", "audio_projector.", "lm_head.", "lang
 pub enum TokenizerFiles {
     /// A folder with `tokenizer.json`.
     Folder(PathBuf),
-    /// Stored in a text encoder file: the bytes of `tokenizer.json` and, if present, of `tokenizer_config.json`.
+    /// Tokenizer files stored in a text encoder file: the bytes of `tokenizer.json` and, if present, of
+    /// `tokenizer_config.json`.
     Packed {
         /// The text encoder file.
         file: PathBuf,
@@ -39,7 +40,7 @@ pub enum TokenizerFiles {
         /// Tensor whose bytes are `tokenizer_config.json`. `None`: the file does not contain it.
         config: Option<TensorView>,
     },
-    /// Stored in a text encoder file as the bytes of a SentencePiece model, `tokenizer.model`.
+    /// SentencePiece model (`tokenizer.model`) whose bytes are stored in a text encoder file.
     SentencePiece {
         /// The text encoder file.
         file: PathBuf,

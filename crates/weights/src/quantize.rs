@@ -17,8 +17,8 @@ pub enum QuantizedForm {
     Fp8,
     /// Integers; the largest magnitude of a row becomes 127.
     Int8,
-    /// Like `Int8`, but each row is rotated in groups of [`GROUP`] columns before quantization (ComfyUI's int8-convrot
-    /// format).
+    /// Integers as in `Int8`, but each row is rotated in groups of [`GROUP`] columns before quantization (ComfyUI's
+    /// int8-convrot format).
     Int8Convrot,
 }
 

@@ -17,7 +17,8 @@ pub(super) const KEYFRAMES: &str = "keyframes_abs_pos_embedding";
 pub enum Version {
     /// LTX-2, 19B.
     V2_0,
-    /// LTX-2.3, 22B. Also the version of LTX-2.5's connectors, autoencoders and vocoder, whose layouts are unchanged.
+    /// LTX-2.3, 22B. LTX-2.5's connectors, autoencoders and vocoder also have this version, because their layouts are
+    /// unchanged.
     V2_3,
     /// LTX-2.5, 22B.
     V2_5,

@@ -1,5 +1,5 @@
 //! The audio VAE: encodes a log-mel spectrogram to latents and decodes latents to a spectrogram, using 2D convolutions
-//! over time and mel bins. Also computes the spectrogram of audio samples.
+//! over time and mel bins. The module also computes the spectrogram of audio samples.
 
 mod config;
 mod decoder;

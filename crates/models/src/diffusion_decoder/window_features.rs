@@ -10,9 +10,9 @@
 use ltx2_nn::{Attention, Params};
 use ltx2_stablehlo::{Builder, Comparison, DType, Type, Value};
 
-/// Frames, rows and columns of a block of queries. Slabs are written to memory and read back, and larger blocks need
-/// fewer slabs. For the published windows of 11 cells, the sides of a slab are 18, 18 and 26 cells. Together with the
-/// 64 features of a head, this gives 126 features, which fit into [`FEATURES`].
+/// Frames, rows and columns of a block of queries. Larger blocks need fewer slabs, each of which is written to memory
+/// and read back. With the published windows of 11 cells, a slab has 18 frames, 18 rows and 26 columns. These sizes and
+/// the 64 features of a head sum to 126 features, which fit into [`FEATURES`].
 pub(super) const BLOCK: [usize; 3] = [8, 8, 16];
 
 /// Granularity to which the number of features is padded, so that the features fill the kernel's registers.

@@ -49,7 +49,7 @@ with_defaults! {
         pub audio_in_channels: usize = 128,
         /// Channels of a predicted audio token. `None`: `audio_in_channels`.
         pub audio_out_channels: Option<usize> = None,
-        /// Not used; accepted because the diffusers class has this key.
+        /// Key of the diffusers class that this program accepts but does not use.
         pub audio_patch_size: usize = 1,
         /// Latents per audio token along time; used only for token positions.
         pub audio_patch_size_t: usize = 1,

@@ -25,7 +25,7 @@ pub enum LayerContext {
     KeysValues([Value; 2]),
 }
 
-/// Selects guidance branches from the text context of a CFG batch, for a forward pass that has fewer branches.
+/// Selection of guidance branches from the text context of a CFG batch, for a forward pass that has fewer branches.
 #[derive(Clone)]
 pub struct TextRows {
     /// Number of videos. The rows of the CFG batch are ordered by video, then by branch.

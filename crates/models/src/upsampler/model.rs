@@ -68,8 +68,8 @@ impl UpsamplerLayers {
         }
     }
 
-    /// Blurs every frame with the kernel at `p` and stride `step`. Written as a sum of shifted frames, which compilers
-    /// fuse into one pass, because single-channel convolutions are slow.
+    /// Blurs every frame with the kernel at `p` and stride `step`. The blur is written as a sum of shifted frames,
+    /// which compilers fuse into one pass, because single-channel convolutions are slow.
     fn blur(&self, p: &Params, x: &Value, step: usize) -> Value {
         let _scope = p.scope();
         let shape = [1, 1, BLUR, BLUR];

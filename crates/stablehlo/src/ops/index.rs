@@ -125,7 +125,7 @@ impl Value {
         self.b.op("gather", text, ty).with_sharding(self.carried_but(axis))
     }
 
-    /// For each batch row of this value `[b, s, rest…]`, gathers the positions `indices [b, t]`. The result is `[b, t,
+    /// Gathers the positions `indices [b, t]` in each batch row of this value `[b, s, rest…]`. The result is `[b, t,
     /// rest…]`.
     pub fn take_along(&self, indices: &Value) -> Value {
         let fits = self.rank() >= 2

@@ -31,7 +31,7 @@ const MAX_KEPT: u64 = 64;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Reads the header from front to back. No allocation exceeds the size of the file, even if the header is damaged.
+/// Reader of the header, from front to back. No allocation exceeds the size of the file, even if the header is damaged.
 struct Reader<'a> {
     shard: &'a ShardFile,
     /// Offset of the next byte in the file.

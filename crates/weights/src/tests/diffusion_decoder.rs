@@ -11,7 +11,7 @@ use super::super::*;
 use super::official::official_config;
 use super::{fails, open, open_with, put, safetensors};
 
-/// The `vae` section in the header of the published file.
+/// Returns the `vae` section in the header of the published file.
 fn vae() -> Value {
     let conv = &official_config()["vae"];
     json!({
@@ -118,7 +118,7 @@ fn one_file_contains_encoder_and_diffusion_decoder() {
     }
 }
 
-/// `diffusion_decoder/config.json` as diffusers saves it.
+/// Returns `diffusion_decoder/config.json` as diffusers saves it.
 fn published() -> Value {
     json!({
         "_class_name": "LTX2VideoDiffusionDecoderModel", "out_channels": 3, "latent_channels": 128, "patch_size": 4,
@@ -132,7 +132,7 @@ fn published() -> Value {
     })
 }
 
-/// `vae/config.json` of the convolutional VAE.
+/// Returns `vae/config.json` of the convolutional VAE.
 fn conv_config() -> Value {
     let s = json!({"vae": official_config()["vae"]});
     official_vae::video(section::Section::new(Path::new("conv"), &s, "vae")).expect("derived")

@@ -26,7 +26,7 @@ fn file(path: PathBuf, texts: &[(&str, &str)], tensors: &Tensors) -> PathBuf {
     path
 }
 
-/// Tensors that determine the configuration of the published transformers.
+/// Returns tensors that determine the configuration of the published transformers.
 fn transformer(version: Version) -> Tensors {
     let mut tensors = vec![
         ("patchify_proj.weight", BF16, vec![4096, 128]),

@@ -11,7 +11,7 @@ use super::{diffusers_folder, fails, open, open_with, put, safetensors};
 
 type Tensors<'a> = Vec<(&'a str, &'a str, &'a [usize])>;
 
-/// Tensors of the transformer and the connectors, as in the transformer's file.
+/// Returns the tensors of the transformer and the connectors, as in the transformer's file.
 fn transformer() -> Tensors<'static> {
     vec![
         ("model.diffusion_model.patchify_proj.weight", "BF16", &[4, 2]),
@@ -31,7 +31,7 @@ const PROJECTIONS: [(&str, &str, &[usize]); 4] = [
     ("text_embedding_projection.audio_aggregate_embed.bias", "BF16", &[8]),
 ];
 
-/// Tensors of the text encoder's file: weights, unused modules, text projections and the tokenizer's files.
+/// Returns the tensors of the text encoder's file: weights, unused modules, text projections and the tokenizer's files.
 fn text_encoder() -> Tensors<'static> {
     let own: Tensors = vec![
         ("model.embed_tokens.weight", "BF16", &[16, 8]),
@@ -46,7 +46,7 @@ fn text_encoder() -> Tensors<'static> {
     [own, PROJECTIONS.to_vec()].concat()
 }
 
-/// `config` in the header of the transformer's file.
+/// Returns `config` in the header of the transformer's file.
 fn config() -> Value {
     let keys = json!({
         "caption_proj_before_connector": true, "caption_projection_first_linear": false,
@@ -64,7 +64,7 @@ fn header(config: &Value) -> Value {
     json!({"config": config.to_string(), "model_version": "2.5.0", "gemma_source_checkpoint": source.to_string()})
 }
 
-/// The header of the text encoder's file.
+/// Returns the header of the text encoder's file.
 fn gemma(version: Option<&str>) -> Value {
     let config = json!({"model_type": "gemma4_unified", "gemma_version": version, "text_config": {"hidden_size": 8}});
     json!({"format": "pt", "gemma_config": config.to_string()})

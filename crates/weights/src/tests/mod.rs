@@ -80,7 +80,7 @@ fn open_with(path: &Path, overrides: &Overrides) -> Result<ModelSource, WeightsE
     ModelSource::open_in(path.to_str().expect("utf-8"), overrides, &no_cache())
 }
 
-/// The folder of a model's tokenizer.
+/// Returns the folder of a model's tokenizer.
 fn tokenizer(source: &ModelSource) -> PathBuf {
     match source.tokenizer().expect("there") {
         TokenizerFiles::Folder(folder) => folder,

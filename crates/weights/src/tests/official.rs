@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::super::*;
 use super::{diffusers_folder, fails, open, open_with, put, safetensors, tokenizer};
 
-/// `config` in the header of a small LTX-2.0 file, with the keys that differ from the defaults.
+/// Returns `config` in the header of a small LTX-2.0 file, with the keys that differ from the defaults.
 pub(super) fn official_config() -> Value {
     json!({
         "transformer": {

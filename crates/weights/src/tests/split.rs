@@ -23,7 +23,7 @@ fn named(names: &[(&str, &'static [usize])], dtype: &'static str) -> Tensors {
     names.iter().map(|(name, shape)| (name.to_string(), dtype, *shape)).collect()
 }
 
-/// A transformer's file without connectors.
+/// Returns the tensors and the configuration of a transformer's file without connectors.
 fn transformer(version: Version, dtype: &'static str) -> (Tensors, Value) {
     let mut tensors = named(
         &[
@@ -69,7 +69,7 @@ const TWO_PROJECTIONS: [(&str, &[usize]); 4] = [
     ("text_embedding_projection.audio_aggregate_embed.bias", &[8]),
 ];
 
-/// ComfyUI's file of a Gemma 3 with one layer.
+/// Returns the tensors of ComfyUI's file of a Gemma 3 with one layer.
 pub(super) fn gemma_3(dtype: &'static str) -> Tensors {
     let layer = |name: &str| format!("model.layers.0.{name}.weight");
     let mut tensors = named(

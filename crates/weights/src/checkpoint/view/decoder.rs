@@ -14,7 +14,7 @@ use ltx2_stablehlo::{DType, F8};
 /// Elements that are decoded at a time: the codes and values of a block stay in the CPU cache.
 const BLOCK: usize = 1 << 16;
 
-/// Converts the codes of a stored tensor to values.
+/// Conversion of the codes of a stored tensor to values.
 pub(in crate::checkpoint) trait NumberDecoder: fmt::Debug + Send + Sync {
     /// Returns the number of elements that are decoded together, and the number of bytes of their codes.
     fn unit(&self) -> (usize, usize);
