@@ -221,9 +221,9 @@ fn mismatched_lora_error_has_file_key_and_shapes() {
     let (ga, gb) = (&format!("{gate}.lora_A.weight"), &format!("{gate}.lora_B.weight"));
     says(bad(&[(ga, [2, 24]), (gb, [4, 2])]), &[ga, "to_gate_logits.weight", "not a tensor", "another model version"]);
     let flat = [("lora_unet_x.lora_down.weight", [2, 24]), ("lora_unet_x.lora_up.weight", [24, 2])];
-    says(bad(&flat), &["lora_unet_x", "not a module", "the nearest is `"]);
+    says(bad(&flat), &["lora_unet_x", "not a module", "the most similar name is `"]);
     let [x_a, x_b] = ["A", "B"].map(|matrix| format!("model.diffusion_model.x.lora_{matrix}.weight"));
-    says(bad(&[(&x_a, [2, 24]), (&x_b, [24, 2])]), &["`x.weight`", "not a tensor", "the nearest is `"]);
+    says(bad(&[(&x_a, [2, 24]), (&x_b, [24, 2])]), &["`x.weight`", "not a tensor", "the most similar name is `"]);
     for (part, said) in [
         ("dora_scale", "24 rows and 24 columns"),
         ("lora_magnitude_vector", "24 rows and 24 columns"),

@@ -368,8 +368,8 @@ mod tests {
         cases: Vec<Front>,
     }
 
-    /// A test case: a post-processor, a `tokenizer_config.json`, and the ids that transformers 5.24 returns. `ids` are
-    /// unchanged; in `forced`, BOS is prepended to the ids that do not start with it.
+    /// A test case: a post-processor, a `tokenizer_config.json`, the ids that transformers 5.24 returns (`ids`), and
+    /// the same ids with BOS prepended where it is missing (`forced`).
     #[derive(Deserialize)]
     struct Front {
         name: String,

@@ -36,7 +36,7 @@ pub struct Streaming {
     pub component: &'static str,
     /// Number of layers of `component` whose weights stay in device memory.
     pub resident: usize,
-    /// Size in bytes of the smallest weight of a layer that is streamed. Smaller ones stay in device memory.
+    /// Size in bytes of the smallest weight of a layer that is streamed. Smaller weights stay in device memory.
     pub min_bytes: usize,
 }
 

@@ -150,7 +150,7 @@ pub fn conv_transpose1d_at(p: &Params, x: &Value, out: usize, kernel: usize, str
 /// Applies the transposed convolution with `weight [channels, out, kernel]` to `x [b, channels, samples]`. Removes
 /// `crop` samples at both ends of the result.
 ///
-/// Implemented as one dense convolution that computes `stride` adjacent output samples as channels, which are then
+/// The function uses one dense convolution that computes `stride` adjacent output samples as channels, which are then
 /// interleaved, because compilers have no fast implementation of input-dilated convolutions.
 pub fn conv_transpose1d(x: &Value, weight: &Value, stride: usize, crop: usize) -> Value {
     let (rows, samples) = (x.dim(0), x.dim(2));

@@ -20,8 +20,8 @@ pub enum Padding {
 /// Dimensions of `[b, channels, frames, height, width]` that may be sharded.
 pub(crate) const SPATIAL_DIMS: [usize; 2] = [3, 4];
 
-/// A dimension that is sharded into equal blocks. If its size is not divisible, the last blocks extend beyond the edge
-/// of the frame; the values there are arbitrary and do not affect the video.
+/// A dimension that is sharded into equal blocks. If its size is not divisible by the number of blocks, the last blocks
+/// extend beyond the edge of the frame; the values there are arbitrary and do not affect the video.
 #[derive(Clone)]
 pub struct ShardedDim {
     /// Index of the dimension in the tensor.

@@ -181,7 +181,8 @@ impl Builder {
         self.0.borrow().scopes.join("/")
     }
 
-    /// Declares an argument of `main`. May be called at any time, also while a nested region is under construction.
+    /// Declares an argument of `main`. This may be called at any time, even while a nested region is under
+    /// construction.
     pub fn argument(&self, name: &str, ty: Type) -> Value {
         self.argument_with(Argument::new(name, ty))
     }

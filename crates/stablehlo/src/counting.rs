@@ -10,8 +10,8 @@ impl Value {
         Value { sharding, ..self }
     }
 
-    /// Returns the mesh axes that shard a dimension. Inside a manual region there are none, because a value is already
-    /// the device's shard.
+    /// Returns the mesh axes that shard a dimension; empty inside a manual region, because a value is already the
+    /// device's shard there.
     pub(super) fn axes_of(&self, dim: usize) -> Vec<String> {
         if self.b.is_manual() {
             return Vec::new();

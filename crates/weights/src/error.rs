@@ -162,7 +162,7 @@ pub enum WeightsError {
         /// Description of the shapes that the operation supports.
         reason: String,
     },
-    /// Dequantization scales of 8-bit weights are not per row or per tensor.
+    /// 8-bit weights have dequantization scales that are neither per row nor per tensor.
     #[error("{}: {scales}", path.display())]
     Scales {
         /// The file with the scales.
@@ -203,7 +203,7 @@ pub enum WeightsError {
     /// A component and the transformer belong to different model versions, which tensor shapes do not reveal.
     #[error("{}: {what}, but {} is the transformer of LTX-{wants}: {cure}", path.display(), transformer.display())]
     Pairing {
-        /// The file, or the configuration, of the component that does not fit.
+        /// The file, or the configuration, of the component that does not match the transformer.
         path: PathBuf,
         /// The version field of `path`, and the version that it identifies.
         what: String,

@@ -81,7 +81,8 @@ impl HubCache {
             // A download of a specific revision creates no `main`; a single snapshot is unambiguous.
             Err(_) => only_folder(&snapshots).ok_or_else(|| {
                 fail(format!(
-                    "{} is missing and {} does not contain exactly one snapshot; download the model again, or pass the path of a snapshot",
+                    "{} is missing and {} does not contain exactly one snapshot; download the model again, or pass the \
+                     path of a snapshot",
                     main.display(),
                     snapshots.display()
                 ))

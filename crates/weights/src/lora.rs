@@ -199,7 +199,7 @@ impl LoraFile {
     /// Returns an error for an update that does not fit the model. `near`: the most similar tensor of the model.
     fn mismatch(&self, model: &ModelSource, update: &Update, reason: String, near: Option<&str>) -> WeightsError {
         let version = model.version().map_or_else(|_| String::new(), |v| format!(" (LTX-{v})"));
-        let near = near.map_or(String::new(), |near| format!("; the nearest is `{near}`"));
+        let near = near.map_or(String::new(), |near| format!("; the most similar name is `{near}`"));
         let path = model.path().display();
         let reason = format!("{reason} of {path}{version}{near}; is the LoRA for another model version?");
         wrong(&self.path, update.key(), reason)

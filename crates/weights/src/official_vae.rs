@@ -40,7 +40,7 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
         }
         let flag = |k: &str| match params.get(k).map_or(Some(false), Value::as_bool) {
             Some(value) => Ok(value),
-            None => Err(wrong(format!("has {k} {}, not true or false", params[k]))),
+            None => Err(wrong(format!("has the parameter {k} {}, not true or false", params[k]))),
         };
         let multiplier = match params.get("multiplier") {
             None => {
@@ -50,9 +50,9 @@ fn blocks(s: Section, key: &str, encoder: bool) -> Result<BlockList, WeightsErro
                     1
                 }
             }
-            Some(given) => {
-                given.as_u64().ok_or_else(|| wrong(format!("has multiplier {given}, not a whole number")))?
-            }
+            Some(given) => given
+                .as_u64()
+                .ok_or_else(|| wrong(format!("has the parameter multiplier {given}, not a whole number")))?,
         };
         let kind = match name.strip_suffix("_res").filter(|_| encoder).unwrap_or(if encoder { "" } else { name }) {
             "compress_space" => Some("spatial"),

@@ -45,7 +45,7 @@ impl QuantizedForm {
         if self == QuantizedForm::Fp8 { F8::MAX } else { f32::from(i8::MAX) }
     }
 
-    /// Returns whether matrices with this number of columns can have the form.
+    /// Returns whether matrices with this number of columns can be quantized to this form.
     pub fn fits(self, columns: usize) -> bool {
         self != QuantizedForm::Int8Convrot || columns.is_multiple_of(GROUP)
     }

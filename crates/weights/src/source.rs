@@ -43,8 +43,9 @@ pub struct Overrides {
     /// Folder or file of the duration head (LTX-2.5).
     pub duration_head: Option<String>,
     /// Parts of a file name, separated by commas or spaces, such as `fp8` or `distilled, Q4_K_M`. In a folder of single
-    /// files, selects the transformer whose name has all parts, and prefers files of other components with most parts.
-    /// In a diffusers folder, selects the variant of the weights. `None`: unquantized files are preferred.
+    /// files, the parts select the transformer whose name has all of them; for other components, files whose names have
+    /// more of the parts are preferred. In a diffusers folder, the parts select the variant of the weights. `None`:
+    /// unquantized files are preferred.
     pub variant: Option<String>,
 }
 

@@ -123,7 +123,7 @@ impl ValidationReport {
             && self.extra.is_empty()
     }
 
-    /// Returns an error that lists the first differences, unless [`ValidationReport::is_ok`].
+    /// Returns an error that lists the first differences, unless [`ValidationReport::is_ok`] returns true.
     pub fn into_result(self, component: Component, checkpoint: &Checkpoint) -> Result<Self, WeightsError> {
         if self.is_ok() {
             return Ok(self);

@@ -9,8 +9,8 @@ use ltx2_nn::{Axis, Build, Init, Params, ShardedVideo, SpatialShards};
 use ltx2_stablehlo::{DType, Result, Type, Value};
 
 /// Decodes un-normalized latents `[b, latent_channels, f, h, w]` to a video `[b, out_channels, frames, height, width]`
-/// of approximately -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of timestep-conditioned
-/// models. If the video is sharded, input and output are per-device shards.
+/// with values of approximately -1..1, in the weights' element type. `temb [b]`, f32, is the timestep of
+/// timestep-conditioned models. If the video is sharded, input and output are per-device shards.
 pub fn decode(p: &Params, c: &DecoderConfig, latents: &Value, temb: Option<&Value>, shards: SpatialShards) -> Value {
     let _scope = p.scope();
     if c.timestep_conditioning != temb.is_some() {

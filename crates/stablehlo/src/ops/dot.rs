@@ -98,7 +98,7 @@ impl Builder {
 
     /// Counts the work of a dot on one device and sets the sharding of its result. `dims` has the operands' dimensions
     /// for each result dimension, followed by those for each contracted dimension. A mesh axis can shard only one of
-    /// them: an operand in which the axis shards a different dimension is gathered.
+    /// these dimensions: an operand in which the axis shards a different dimension is gathered.
     fn count_dot(&self, operands: [&Value; 2], result: Value, dims: &[[Option<usize>; 2]], flops: f64) -> Value {
         let axes_of = |of: &[Option<usize>; 2]| {
             let each = operands.iter().zip(of).map(|(v, dim)| dim.map(|dim| v.axes_of(dim)).unwrap_or_default());

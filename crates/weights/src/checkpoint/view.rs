@@ -15,7 +15,8 @@ pub(super) mod decoder;
 
 use decoder::{Codes, NumberDecoder, Rounded};
 
-/// One tensor of a checkpoint. Shares its open file, so it may outlive the checkpoint; cheap to clone.
+/// One tensor of a checkpoint. The tensor shares the open file, so it may outlive the checkpoint, and is cheap to
+/// clone.
 #[derive(Clone, Debug)]
 pub struct TensorView {
     pub(super) key: Arc<str>,

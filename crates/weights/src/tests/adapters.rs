@@ -240,7 +240,7 @@ fn unknown_module_error_names_the_nearest_tensor() {
         let names = ["lora_down.weight", "lora_up.weight"].map(|end| format!("{module}.{end}"));
         let all = tensors(&[(&names[0], &[2, 32]), (&names[1], &[32, 2])]);
         let file = lora(&write(&dir.path().join("a.safetensors"), &all, &[])).unwrap();
-        fails(file.check(&model), &["a.safetensors", &names[0], &format!("the nearest is `{near}`")]);
+        fails(file.check(&model), &["a.safetensors", &names[0], &format!("the most similar name is `{near}`")]);
     };
     error("diffusion_model.transformer_blocks.0.attn1.to_qq", "transformer_blocks.0.attn1.to_q.weight");
     error("transformer.block.2.attn2.to_k", "transformer_blocks.2.attn2.to_k.weight");

@@ -118,7 +118,7 @@ fn unknown_config_keys_are_refused() {
     fails(source.config(Component::Transformer), &["config.transformer.double_self_attention", "only false"]);
 }
 
-/// Every key that is listed as read changes a derived configuration, or is refused.
+/// Every key that is listed as read changes a derived configuration, or causes an error.
 #[test]
 fn every_read_key_changes_a_derived_config() {
     let dir = TempDir::new().expect("dir");

@@ -33,8 +33,8 @@ pub(crate) struct RowRotation<'a> {
 }
 
 impl<'a> RowRotation<'a> {
-    /// Returns `None` if the kernel does not support the shape or the element type of `x [rows…, inputs]`.
-    /// `matrix` is the regular Hadamard matrix by which groups of inputs are multiplied.
+    /// Creates the rotation of `x [rows…, inputs]`; returns `None` if the kernel does not support the shape or the
+    /// element type of `x`. `matrix` is the regular Hadamard matrix by which groups of inputs are multiplied.
     pub(crate) fn new(x: &'a Value, matrix: &'a Value) -> Option<Self> {
         let inputs = x.dim(-1);
         let rows = x.ty().elements() / inputs.max(1);
