@@ -59,8 +59,8 @@ pub(super) fn trapezoid(length: usize, left: usize, right: usize, from_zero: boo
 }
 
 impl TileSizes {
-    /// Returns the tiles along rows or columns: `length` latents of `scale` pixels, in a frame whose longer side has
-    /// `longest` latents.
+    /// Returns the tiles along one axis of the frame, height or width. The axis has `length` latents, the frame's longer
+    /// axis has `longest`, and each latent covers `scale` pixels.
     pub fn side(&self, length: usize, longest: usize, scale: usize) -> Vec<Tile> {
         let overlap = self.overlap / scale;
         let proportion = (self.pixels / scale) as f64 * length as f64 / longest as f64;

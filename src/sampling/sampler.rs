@@ -148,7 +148,8 @@ pub struct Evaluation<'a> {
     begin: &'a Value,
     /// Noise levels of all evaluations.
     levels: &'a Value,
-    /// Coefficients of all evaluations, `[MAX_STEPS + 1, k]`.
+    /// Coefficients of the sampler's update formula, `[MAX_STEPS + 1, k]`: one row for each evaluation of the
+    /// transformer, then zeros. `k` depends on the sampler.
     coefficients: Option<&'a Value>,
     change: OnceCell<Value>,
 }

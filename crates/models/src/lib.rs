@@ -167,7 +167,7 @@ pub fn require(
     if ok { Ok(()) } else { Err(unsupported(component, key, value, supported)) }
 }
 
-/// Returns the error for an unsupported value, which is shown as JSON, as in the file.
+/// Returns the error for an unsupported value in a component's `config.json`. The message shows the value as JSON.
 pub fn unsupported(
     component: &'static str,
     key: impl Into<Cow<'static, str>>,

@@ -629,8 +629,8 @@ fn write(pieces: Vec<Piece>) -> Result<(), RuntimeError> {
     first.and(write(last, true)).map_err(RuntimeError::from)
 }
 
-/// A piece of an array that is being written. Dropping the piece counts it as ended, whether or not it was written
-/// successfully, so that the last piece does not wait forever if a thread panics.
+/// Guard for one chunk of an array that is being copied to a device. Dropping it marks the chunk as finished, even if
+/// the copy failed, so that the thread that writes the last chunk does not wait forever after a panic in another thread.
 struct Piece<'a> {
     array: &'a DeviceArray<'a>,
     /// Position in the array, in bytes.

@@ -21,7 +21,7 @@ const MIN_UTILIZATION: f64 = 0.05;
 #[derive(Debug)]
 pub(super) struct ExecutionTimes {
     predicted: f64,
-    /// Minimum expected seconds of an execution.
+    /// Lower limit of the expected duration of an execution, in seconds.
     least: f64,
     /// Longest measured time, as the bits of an f64; 0 until the first execution has finished.
     slowest: AtomicU64,

@@ -77,7 +77,7 @@ pub struct ProgramOutput {
     pub memory_layout: Option<String>,
     /// Memory to which the program writes the result.
     pub memory: MemorySpace,
-    /// Dimensions without padding. Callers get only this leading part.
+    /// Dimensions of the result without padding. Callers get the slice from index 0 to these dimensions.
     pub logical_dims: Vec<usize>,
 }
 

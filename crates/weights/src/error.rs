@@ -123,7 +123,7 @@ pub enum WeightsError {
     MissingTensor {
         /// The file, index or folder of the checkpoint.
         path: PathBuf,
-        /// The requested name; for renamed checkpoints, the new name.
+        /// Name of the tensor; if the reader renames tensors, the name after renaming.
         key: String,
     },
     /// A tensor has an unsupported element type.

@@ -183,7 +183,8 @@ impl Module {
     }
 }
 
-/// Call stack of the comparison: that of the condition, or of a computation that the condition calls.
+/// Call stack of the computation that contains the comparison: the `while` condition, or a computation that the
+/// condition calls.
 enum ComparisonStack<'a> {
     Here(&'a CallStack<'a>),
     Called(CallStack<'a>),

@@ -61,8 +61,8 @@ impl Need {
         Need { program, components, work: None, io: io(network) }
     }
 
-    /// Returns the bytes that the program needs besides its parameters; before compilation, those of its arguments and
-    /// results.
+    /// Returns the memory that the program needs in addition to its weights, in bytes. Before compilation, this is the
+    /// size of the other arguments and of the results.
     fn work_bytes(&self) -> usize {
         self.work.unwrap_or(self.io)
     }
@@ -335,8 +335,8 @@ impl MemoryPlan {
         need.work_bytes() + self.own_parameters(need).device
     }
 
-    /// Returns the program whose parameters take the most host memory, and the bytes of these parameters. `None`: they
-    /// fit in host memory.
+    /// If the parameters of some program do not fit in host memory, returns the program with the largest parameters and
+    /// their bytes. `None`: the parameters of each program fit.
     fn host_shortage(&self) -> Option<(&Need, usize)> {
         let limit = self.limits.host.unwrap_or(usize::MAX);
         let each = self.needs.iter().map(|need| (need, self.own_parameters(need).host));

@@ -86,7 +86,7 @@ impl RunVideos {
         Ok(videos)
     }
 
-    /// Returns the videos of a run that writes no files.
+    /// Returns the videos of a run that writes no files, such as a benchmark. They have no output paths.
     pub fn unwritten(jobs: Vec<Job>, sidecar: Option<&Sidecar>) -> Self {
         let options = GenerateOptions { sidecar: sidecar.cloned(), ..GenerateOptions::default() };
         RunVideos { jobs, options, ..RunVideos::default() }

@@ -41,7 +41,7 @@ pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String,
             levels.len(),
             coefficients.len()
         );
-        return fail(format!("{found} instead of {} levels and {rows} rows of {columns} coefficients", count + 1));
+        return fail(format!("{found}; expected {} noise levels and {rows} rows of {columns} coefficients", count + 1));
     }
     levels.resize(MAX_STEPS + 1, 0.0);
     let at = |(i, k): (usize, usize)| coefficients.get(i).map_or(0.0, |row| row[k]);

@@ -23,18 +23,15 @@ impl Value {
     }
 
     fn resized(&self, op: &'static str, axis: isize, times: usize, over: usize) -> Option<(usize, Type)> {
-        let found = axis_of(axis, self.rank()).filter(|&a| (self.ty.dims[a] * times).is_multiple_of(over));
-        let Some(a) = found else {
-            self.b.fail(
-                op,
-                format!(
-                    "axis {axis} of {} does not exist, or its size times {times} is not divisible by {over}",
-                    self.ty
-                ),
-            );
+        let mut ty = self.ty.clone();
+        let Some(a) = axis_of(axis, self.rank()) else {
+            self.b.fail(op, format!("axis {axis} is out of range for {ty}"));
             return None;
         };
-        let mut ty = self.ty.clone();
+        if !(ty.dims[a] * times).is_multiple_of(over) {
+            self.b.fail(op, format!("axis {axis} of {ty}: its size times {times} is not divisible by {over}"));
+            return None;
+        }
         ty.dims[a] = ty.dims[a] * times / over;
         Some((a, ty))
     }

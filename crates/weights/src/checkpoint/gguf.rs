@@ -193,8 +193,8 @@ impl Info {
     }
 }
 
-/// Reads a file's header. Returns the shard with its metadata, in which short arrays are JSON lists, and the tensors by
-/// name.
+/// Reads a file's header. Returns the shard including the metadata, and a map from tensor names to entries. In the
+/// metadata, short arrays are JSON lists; longer arrays are omitted.
 pub(super) fn open(
     path: &Path,
     mut shard: ShardFile,

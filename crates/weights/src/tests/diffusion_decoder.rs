@@ -157,7 +157,7 @@ fn mismatches_are_reported_by_key() {
             "f.safetensors",
             "decoder.diff_blocks.0.attn.qkv.bias",
             "[4]",
-            "split equally into decoder.diff_blocks.0.attn.to_q.bias",
+            "divided equally among decoder.diff_blocks.0.attn.to_q.bias",
         ],
     );
     let gate: TensorValues = ("decoder.diff_blocks.0.gate_mlp", &[3], &[0.0; 3]);

@@ -499,5 +499,5 @@ fn duration_head_attention_is_split() {
     tensors[0].2 = &[5, 2];
     let file = put(dir.path().join("odd.safetensors"), safetensors(&tensors, Value::Null));
     let head = open_with(&model, &overrides(&file)).expect("opens").checkpoint(Component::DurationHead);
-    fails(head, &["odd.safetensors", "in_proj_weight", "[5, 2]", "split equally"]);
+    fails(head, &["odd.safetensors", "in_proj_weight", "[5, 2]", "divided equally"]);
 }

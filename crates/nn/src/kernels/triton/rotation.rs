@@ -20,7 +20,7 @@ const PART: usize = ROTATED_INPUTS / 4;
 /// of a row with 32768 inputs.
 const LINES: [usize; 2] = [64, 128];
 
-/// Number of lines per warp; each thread then holds 128 values.
+/// Number of lines per warp, chosen so that each thread holds 128 values.
 const LINES_PER_WARP: usize = 16;
 
 /// Activations `[rows…, inputs]` that the kernel rotates and quantizes.
