@@ -314,7 +314,7 @@ fn hang_is_detected_and_drain_completes_in_both_modes() {
         (settings.drain, settings.max_batch) = (drain, Some(2));
         let server = Server::start(state.path(), settings.clone());
         let hangs = server.send("fault=hang");
-        server.until("the job to hang", |jobs| jobs.since_moment() > Duration::from_millis(30));
+        server.until("the job to hang", |jobs| jobs.time_since_progress() > Duration::from_millis(30));
         let batch = [server.send("key=k steps=200 ms=3"), server.send("key=k steps=200 ms=3")];
         let waits = server.send("a");
         server.log.released.store(true, Ordering::Release);

@@ -202,7 +202,7 @@ impl Jobs {
     /// Returns the cancelled or deleted jobs of the caller that still run on the device.
     pub fn stopping(&self, caller: &Caller) -> Vec<VideoId> {
         let index = self.lock();
-        let on_device = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
+        let on_device = index.runs.values().filter(|run| !run.is_device_done).flat_map(|run| &run.members);
         let entries = on_device.filter_map(|id| index.jobs.get(id).filter(|entry| caller.sees(&entry.accepted)));
         entries.filter(|entry| entry.record.state.is_terminal()).map(|entry| entry.accepted.id.clone()).collect()
     }
@@ -265,7 +265,7 @@ impl Jobs {
                 if record.state.is_terminal() {
                     entry.at = match entry.at {
                         JobLifecycle::Run(run) => JobLifecycle::Run(run),
-                        JobLifecycle::Queue(_) | JobLifecycle::Over => JobLifecycle::Over,
+                        JobLifecycle::Queue(_) | JobLifecycle::Ended => JobLifecycle::Ended,
                     };
                     let now = Instant::now();
                     entry.ended = Some(now);
@@ -311,7 +311,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Returns the `Retry-After` of a full queue: the estimated remaining seconds of the running batch.
 fn retry_after(index: &JobIndex) -> u32 {
-    let ids = index.runs.values().filter(|run| !run.is_made).flat_map(|run| &run.members);
+    let ids = index.runs.values().filter(|run| !run.is_device_done).flat_map(|run| &run.members);
     let left = ids.filter_map(|id| index.jobs.get(id)?.progress.eta_s).reduce(f64::max);
     // Clients give up after two minutes. If the remaining time is unknown, it may be short.
     left.map_or(5, |left| left.ceil().clamp(1.0, 120.0) as u32)

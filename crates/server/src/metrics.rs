@@ -18,7 +18,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-pub(crate) use observed::{ObservedDevice, ObservedStore, Pulse};
+pub(crate) use observed::{ObservedDevice, ObservedState, ObservedStore};
 
 use super::device::Figures;
 use super::store::Usage;

@@ -21,7 +21,7 @@ use super::id::Ids;
 use super::inputs::InputStore;
 use super::jobs::Jobs;
 use super::listen::{self, ConnectionLimits, Connections};
-use super::metrics::{Metrics, ObservedDevice, ObservedStore, Pulse};
+use super::metrics::{Metrics, ObservedDevice, ObservedState, ObservedStore};
 use super::settings::{Drain, Serve};
 use super::store::{FileStore, JobStore};
 use super::streams::Streams;
@@ -302,8 +302,8 @@ fn open_app(
     let generator = generator(Arc::new(InputStore::open(inputs).map_err(failed)?));
     let model = generator.model();
     let metrics = Arc::new(Metrics::new(&model.platform, &model.preset, settings.queue));
-    let pulse = Pulse::new(Arc::clone(&metrics));
-    let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&pulse)));
+    let observed = ObservedState::new(Arc::clone(&metrics));
+    let store: Arc<dyn JobStore> = Arc::new(ObservedStore::new(Arc::new(files), Arc::clone(&observed)));
     let jobs =
         Jobs::open(Arc::clone(&store), settings.clone()).map_err(StartError::io("cannot load the stored jobs"))?;
     let ids = Ids::after(jobs.last_id().as_ref());
@@ -319,7 +319,7 @@ fn open_app(
         tmp,
         keys: opened.keys,
         metrics,
-        pulse,
+        observed,
         health: Arc::new(options.patience.map_or_else(Health::default, Health::new)),
         connections: opened.connections,
         bound: opened.address,
@@ -335,8 +335,8 @@ fn open_app(
 
 /// Starts the worker threads.
 fn start_worker(app: &Arc<App>, factory: Factory, warm: Vec<JobBatch>) -> Result<Worker, StartError> {
-    let pulse = Arc::clone(&app.pulse);
-    let observed = || -> Result<Box<dyn JobDevice>, String> { Ok(Box::new(ObservedDevice::new(factory()?, pulse))) };
+    let observed = Arc::clone(&app.observed);
+    let observed = || -> Result<Box<dyn JobDevice>, String> { Ok(Box::new(ObservedDevice::new(factory()?, observed))) };
     Worker::start(&app.jobs, Box::new(observed), warm).map_err(StartError::io("cannot start threads"))
 }
 

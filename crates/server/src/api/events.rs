@@ -42,16 +42,16 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Interval between keep-alive comments, which prevent proxies from closing an idle connection.
 const COMMENT: Duration = Duration::from_secs(15);
 /// Minimum interval between two updates of a queue stream.
-const ROUND: Duration = Duration::from_millis(100);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 /// Page size for listing the videos that were created since the last update of a queue stream.
-const NEW: usize = 100;
+const PAGE_SIZE: usize = 100;
 
 /// Sending end of an event stream. It counts against the limits in [`crate::streams`] until it is dropped.
 struct EventStream {
     app: Arc<App>,
     to: mpsc::Sender<Result<Event, Infallible>>,
     ending: watch::Receiver<bool>,
-    _place: StreamPermit,
+    _permit: StreamPermit,
 }
 
 impl Drop for EventStream {
@@ -82,7 +82,7 @@ impl EventStream {
         })?;
         let (to, from) = mpsc::channel(4);
         app.metrics.stream(1);
-        let stream = EventStream { app: Arc::clone(app), to, ending: app.ending.clone(), _place: place };
+        let stream = EventStream { app: Arc::clone(app), to, ending: app.ending.clone(), _permit: place };
         let events = Sse::new(ReceiverStream::new(from)).keep_alive(KeepAlive::new().interval(COMMENT));
         let mut response = events.into_response();
         let headers = response.headers_mut();
@@ -203,7 +203,7 @@ impl QueueState {
         let mut now: BTreeMap<VideoId, Snapshot> =
             running.into_iter().chain(waiting).map(|job| (job.accepted.id.clone(), job)).collect();
         // Find the jobs that were both created and ended since the previous update.
-        let mut query = ListQuery { after: self.newest.clone(), limit: NEW, descending: false, state: None };
+        let mut query = ListQuery { after: self.newest.clone(), limit: PAGE_SIZE, descending: false, state: None };
         loop {
             let page = app.jobs.list(&self.caller, &query);
             query.after = page.jobs.last().map(|job| job.accepted.id.clone());
@@ -263,7 +263,7 @@ async fn stream_queue(mut stream: EventStream, caller: Caller) {
             }
         }
         // Limits updates to ten per second, and to fewer if a long queue makes an update slow.
-        tokio::time::sleep(ROUND.max(20 * took)).await;
+        tokio::time::sleep(UPDATE_INTERVAL.max(20 * took)).await;
         match stream.next(&mut changes).await {
             StreamAction::Change => {}
             StreamAction::End => return,

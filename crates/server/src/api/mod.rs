@@ -35,7 +35,7 @@ use super::health::Health;
 use super::id::Ids;
 use super::jobs::Jobs;
 use super::listen::Connections;
-use super::metrics::{Metrics, Pulse};
+use super::metrics::{Metrics, ObservedState};
 use super::settings::Serve;
 use super::store::JobStore;
 use super::streams::Streams;
@@ -63,7 +63,7 @@ pub(super) struct App {
     pub(super) tmp: PathBuf,
     pub(super) keys: Arc<Keys>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) observed: Arc<ObservedState>,
     pub(super) health: Arc<Health>,
     pub(super) connections: Arc<Connections>,
     pub(super) bound: SocketAddr,

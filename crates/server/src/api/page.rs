@@ -42,7 +42,7 @@ fn policy() -> &'static str {
     static POLICY: OnceLock<String> = OnceLock::new();
     POLICY.get_or_init(|| {
         let hash = |text| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
-        let hashes = |tag| inner(PAGE, tag).map(hash).collect::<Vec<_>>().join(" ");
+        let hashes = |tag| element_contents(PAGE, tag).map(hash).collect::<Vec<_>>().join(" ");
         format!(
             "default-src 'none'; script-src {}; style-src {}; img-src 'self' blob: data:; media-src 'self' blob:; \
              connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,7 +53,7 @@ fn policy() -> &'static str {
 }
 
 /// Yields the contents of each element with the given tag.
-fn inner<'a>(page: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+fn element_contents<'a>(page: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let (open, close) = (format!("<{tag}"), format!("</{tag}>"));
     let mut rest = page;
     std::iter::from_fn(move || {
@@ -88,7 +88,7 @@ mod tests {
     fn csp_hashes_cover_every_script_and_style() {
         assert!(PAGE.len() <= 68 << 10, "{} bytes", PAGE.len());
         for (tag, directive) in [("script", "script-src"), ("style", "style-src")] {
-            let texts: Vec<&str> = inner(PAGE, tag).collect();
+            let texts: Vec<&str> = element_contents(PAGE, tag).collect();
             assert_eq!(texts.len(), PAGE.matches(&format!("<{tag}")).count(), "{tag}");
             assert!(!texts.is_empty(), "{tag}");
             let (_, behind) = policy().split_once(directive).expect("the directive");
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn contents_of_every_matching_html_element_are_found() {
-        let found: Vec<&str> = inner("<style>a</style><p><style media=\"x\">b</style>", "style").collect();
+        let found: Vec<&str> = element_contents("<style>a</style><p><style media=\"x\">b</style>", "style").collect();
         assert_eq!(found, ["a", "b"]);
     }
 }

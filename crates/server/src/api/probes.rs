@@ -39,7 +39,7 @@ async fn ill(app: &Arc<App>) -> Option<(&'static str, String)> {
         HealthState::Starting => Some(("starting", "the model is loading and its programs are compiling".into())),
         HealthState::Failed(why) => Some(("device_failed", why)),
         HealthState::Ready => {
-            if let Some(stage) = app.pulse.stuck(app.health.patience()) {
+            if let Some(stage) = app.observed.stuck(app.health.patience()) {
                 let stage = json!(stage);
                 return Some((
                     "stuck",
@@ -80,7 +80,7 @@ fn status(code: u16, word: &str, reason: Option<String>) -> Response {
 pub(super) async fn metrics(State(asked): State<Arc<App>>) -> Response {
     // Measuring the size of folders and the free disk space blocks.
     let text = tokio::task::spawn_blocking(move || {
-        asked.pulse.settle();
+        asked.observed.settle();
         asked.metrics.text(MeasuredValues { connections: asked.connections.count(), usage: asked.store.usage() })
     });
     let Ok(text) = text.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };

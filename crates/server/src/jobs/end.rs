@@ -157,8 +157,9 @@ impl Jobs {
     }
 
     /// Changes the state of a running job to the one that `end` returns. Does nothing if the job has ended in the
-    /// meantime. If `whatever` is true, the job ends in this process even if its state cannot be written to disk.
-    fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, whatever: bool) -> io::Result<()> {
+    /// meantime. If `even_if_unwritten` is true, the job ends in this process even if its state cannot be written to
+    /// disk.
+    fn end(&self, id: &VideoId, end: impl Fn(&Record) -> Record, even_if_unwritten: bool) -> io::Result<()> {
         let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return Ok(()) };
         if entry.record.state.is_terminal() {
@@ -174,7 +175,7 @@ impl Jobs {
             written = self.write(id, &record);
         }
         let mut index = self.lock();
-        let is_over = written.is_ok() || whatever;
+        let is_over = written.is_ok() || even_if_unwritten;
         if let Some(JobEntry { at: JobLifecycle::Run(run), .. }) =
             index.jobs.get(id).filter(|_| record.state == JobState::Completed)
         {
@@ -196,7 +197,7 @@ impl Jobs {
         let mut index = self.lock();
         let is_over = index.runs.get(&number).is_some_and(|run| {
             let ended = |id: &VideoId| index.jobs.get(id).is_none_or(|entry| entry.record.state.is_terminal());
-            run.is_made && run.writing == 0 && run.members.iter().all(ended)
+            run.is_device_done && run.writing == 0 && run.members.iter().all(ended)
         });
         if !is_over {
             return;
@@ -207,7 +208,7 @@ impl Jobs {
             let (mut index, is_there) = self.reserve(self.lock(), id);
             let is_completed = index.jobs.get(id).is_some_and(|entry| entry.record.state == JobState::Completed);
             let is_hidden = index.jobs.get_mut(id).filter(|_| is_there).is_some_and(|entry| {
-                entry.at = JobLifecycle::Over;
+                entry.at = JobLifecycle::Ended;
                 entry.is_hidden
             });
             drop(index);

@@ -38,7 +38,7 @@ pub(super) enum JobLifecycle {
     Queue(QueuePosition),
     /// The job belongs to the run with this number: it is on the device, or its files are being written.
     Run(u64),
-    Over,
+    Ended,
 }
 
 /// A job with its state and the clients that watch it.
@@ -88,7 +88,7 @@ pub(super) struct RunningBatch {
     pub(super) members: Vec<VideoId>,
     pub(super) track: BatchProgress,
     /// Whether the device is done with the batch.
-    pub(super) is_made: bool,
+    pub(super) is_device_done: bool,
     /// Number of videos of the batch that the finisher thread is writing.
     pub(super) writing: usize,
 }
@@ -120,10 +120,10 @@ pub(super) struct JobIndex {
     /// Reason why the device failed; `None` if it has not failed.
     pub(super) failed: Option<String>,
     /// Time at which the device last made progress. `None`: it has not run a batch yet.
-    pub(super) moved: Option<Instant>,
+    pub(super) last_progress: Option<Instant>,
     /// Expired jobs and the names of their API keys, oldest first.
-    gone: VecDeque<(VideoId, String)>,
-    gone_ids: BTreeSet<VideoId>,
+    expired: VecDeque<(VideoId, String)>,
+    expired_ids: BTreeSet<VideoId>,
 }
 
 impl JobIndex {
@@ -135,7 +135,7 @@ impl JobIndex {
     pub(super) fn snapshot(&self, entry: &JobEntry) -> Snapshot {
         let position = match &entry.at {
             JobLifecycle::Queue(place) => Some(self.waiting.range(..place).count()),
-            JobLifecycle::Run(_) | JobLifecycle::Over => None,
+            JobLifecycle::Run(_) | JobLifecycle::Ended => None,
         };
         self.snapshot_at(entry, position)
     }
@@ -197,20 +197,20 @@ impl JobIndex {
 
     /// Records that a job has expired, so that requests for it get 410.
     pub(super) fn remember(&mut self, id: &VideoId, owner: &str) {
-        if self.gone_ids.insert(id.clone()) {
-            self.gone.push_back((id.clone(), owner.to_string()));
+        if self.expired_ids.insert(id.clone()) {
+            self.expired.push_back((id.clone(), owner.to_string()));
         }
-        if self.gone.len() > MAX_EXPIRED
-            && let Some((oldest, _)) = self.gone.pop_front()
+        if self.expired.len() > MAX_EXPIRED
+            && let Some((oldest, _)) = self.expired.pop_front()
         {
-            self.gone_ids.remove(&oldest);
+            self.expired_ids.remove(&oldest);
         }
     }
 
     /// Returns whether a job that the caller may see expired recently.
     pub(super) fn has_expired(&self, caller: &Caller, id: &VideoId) -> bool {
         let owns = |owner: &str| caller.sees_all || caller.name == owner;
-        self.gone_ids.contains(id) && self.gone.iter().any(|(known, owner)| known == id && owns(owner))
+        self.expired_ids.contains(id) && self.expired.iter().any(|(known, owner)| known == id && owns(owner))
     }
 }
 

@@ -90,7 +90,7 @@ impl Jobs {
                 enqueue(index, accepted, record, batch);
             }
             JobState::Completed | JobState::Failed => {
-                let entry = self.over(JobEntry::new(accepted, record, JobLifecycle::Over));
+                let entry = self.over(JobEntry::new(accepted, record, JobLifecycle::Ended));
                 index.jobs.insert(id, entry);
             }
             JobState::InProgress => {
@@ -116,7 +116,7 @@ impl Jobs {
                     enqueue(index, accepted, found, Some(batch));
                 } else {
                     self.store.forget_run(&id, found.state == JobState::Completed);
-                    let entry = self.over(JobEntry::new(accepted, found, JobLifecycle::Over));
+                    let entry = self.over(JobEntry::new(accepted, found, JobLifecycle::Ended));
                     index.jobs.insert(id, entry);
                 }
             }

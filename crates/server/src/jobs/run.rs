@@ -198,11 +198,11 @@ impl Jobs {
         let run = RunningBatch {
             members: picked.members.clone(),
             track: BatchProgress::new(shape),
-            is_made: false,
+            is_device_done: false,
             writing: 0,
         };
         index.runs.insert(number, run);
-        index.moved = Some(Instant::now());
+        index.last_progress = Some(Instant::now());
         index.notify_queued();
         drop(index);
         self.is_changed();
@@ -224,7 +224,7 @@ impl Jobs {
     /// Records the progress of a run. Returns whether the run continues, or why it must stop.
     pub fn moment(&self, running: &Running, moment: StepProgress) -> ControlFlow<Stop> {
         let mut index = self.lock();
-        index.moved = Some(Instant::now());
+        index.last_progress = Some(Instant::now());
         self.show(&mut index, running, moment);
         drop(index);
         self.is_changed();
@@ -252,7 +252,7 @@ impl Jobs {
     /// Records that the device has generated the videos of a batch. Their files are written next.
     pub fn mark_generated(&self, running: &Running) {
         let mut index = self.lock();
-        index.moved = Some(Instant::now());
+        index.last_progress = Some(Instant::now());
         self.show(&mut index, running, StepProgress { stage: JobPhase::Encoding, step: 0, steps: 0 });
         drop(index);
         self.is_changed();
@@ -261,7 +261,7 @@ impl Jobs {
     /// Records that the device is done with a batch, whether or not the batch succeeded.
     pub fn left(&self, running: &Running) {
         if let Some(run) = self.lock().runs.get_mut(&running.number) {
-            run.is_made = true;
+            run.is_device_done = true;
         }
         self.close(running.number);
     }
@@ -324,9 +324,9 @@ impl Jobs {
     }
 
     /// Returns the time since the device last made progress; zero while it has no work.
-    pub fn since_moment(&self) -> Duration {
+    pub fn time_since_progress(&self) -> Duration {
         let index = self.lock();
-        let is_running = index.runs.values().any(|run| !run.is_made);
-        index.moved.filter(|_| is_running).map_or(Duration::ZERO, |moved| moved.elapsed())
+        let is_running = index.runs.values().any(|run| !run.is_device_done);
+        index.last_progress.filter(|_| is_running).map_or(Duration::ZERO, |last_progress| last_progress.elapsed())
     }
 }

@@ -22,7 +22,7 @@ impl Jobs {
     /// has too little space, and input files that no job uses.
     pub fn sweep(&self) {
         let now = Instant::now();
-        let over = |entry: &JobEntry| entry.at == JobLifecycle::Over && !entry.is_busy && !entry.is_hidden;
+        let over = |entry: &JobEntry| entry.at == JobLifecycle::Ended && !entry.is_busy && !entry.is_hidden;
         let (expired, old): (BTreeSet<VideoId>, Vec<VideoId>) = {
             let mut index = self.lock();
             index.named.retain(|_, named| named.until > now);
@@ -88,7 +88,7 @@ impl Jobs {
         let (mut index, is_there) = self.reserve(self.lock(), id);
         let Some(entry) = index.jobs.get(id).filter(|_| is_there) else { return };
         let owner = entry.accepted.owner.clone();
-        if entry.at != JobLifecycle::Over {
+        if entry.at != JobLifecycle::Ended {
             self.settle(&mut index, id, None);
             return;
         }

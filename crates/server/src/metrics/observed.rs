@@ -35,15 +35,15 @@ struct JobTimes {
 
 /// Progress of the jobs and of the device, shared by [`ObservedDevice`] and [`ObservedStore`].
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct ObservedState {
     metrics: Arc<Metrics>,
-    ways: Mutex<HashMap<VideoId, JobTimes>>,
-    beat: Mutex<Beat>,
+    job_times: Mutex<HashMap<VideoId, JobTimes>>,
+    device: Mutex<DeviceProgress>,
 }
 
 /// Progress of the device, and the usual durations of its stages.
 #[derive(Debug, Default)]
-struct Beat {
+struct DeviceProgress {
     /// Current stage, and the time at which the device last reported progress in it; `None` while the device is idle.
     at: Option<(StageKey, Instant)>,
     /// Moving average of the seconds between two progress reports, by shape and stage.
@@ -60,51 +60,51 @@ const UNKNOWN: Duration = Duration::from_secs(1800);
 /// Maximum number of stored averages, to bound memory. Beyond it, all averages are discarded.
 const MEANS: usize = 1024;
 
-impl Pulse {
+impl ObservedState {
     /// Creates the state of an idle device without jobs.
     pub(crate) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Pulse { metrics, ways: Mutex::default(), beat: Mutex::default() })
+        Arc::new(ObservedState { metrics, job_times: Mutex::default(), device: Mutex::default() })
     }
 
     /// Returns the current stage if the device is stuck in it: the time without progress exceeds ten times the average
     /// of the stage and exceeds `floor`.
     pub(crate) fn stuck(&self, floor: Duration) -> Option<JobPhase> {
-        let beat = lock(&self.beat);
-        let (stage, since) = beat.at.as_ref()?;
+        let progress = lock(&self.device);
+        let (stage, since) = progress.at.as_ref()?;
         let learns = !matches!(stage.1, JobPhase::Loading | JobPhase::Compiling);
-        let mean = beat.means.get(stage).filter(|_| learns).map(|mean| Duration::from_secs_f64(10.0 * mean));
+        let mean = progress.means.get(stage).filter(|_| learns).map(|mean| Duration::from_secs_f64(10.0 * mean));
         (since.elapsed() > mean.unwrap_or(UNKNOWN).max(floor)).then_some(stage.1)
     }
 
     /// Records that the device has reported progress in a stage, or is idle. Returns the stage of the previous report
     /// and the time since then.
-    fn beat(&self, stage: Option<StageKey>) -> Option<(JobPhase, Duration)> {
+    fn record_progress(&self, stage: Option<StageKey>) -> Option<(JobPhase, Duration)> {
         let now = Instant::now();
-        let mut beat = lock(&self.beat);
-        let before = beat.at.take().map(|(stage, since)| (stage, now - since));
+        let mut progress = lock(&self.device);
+        let before = progress.at.take().map(|(stage, since)| (stage, now - since));
         if let Some((stage, took)) = &before {
-            if beat.means.len() >= MEANS && !beat.means.contains_key(stage) {
-                beat.means.clear();
+            if progress.means.len() >= MEANS && !progress.means.contains_key(stage) {
+                progress.means.clear();
             }
             let took = took.as_secs_f64();
-            let mean = beat.means.entry(stage.clone()).or_insert(took);
+            let mean = progress.means.entry(stage.clone()).or_insert(took);
             *mean += 0.2 * (took - *mean);
         }
-        beat.at = stage.map(|stage| (stage, now));
+        progress.at = stage.map(|stage| (stage, now));
         before.map(|((_, stage), took)| (stage, took))
     }
 
     /// Updates the number of jobs by state. Call this before the metrics are read.
     pub(crate) fn settle(&self) {
-        let ways = lock(&self.ways);
+        let job_times = lock(&self.job_times);
         for state in [JobState::Queued, JobState::InProgress, JobState::Completed, JobState::Failed] {
-            let count = ways.values().filter(|way| way.state == state).count();
+            let count = job_times.values().filter(|times| times.state == state).count();
             self.metrics.jobs.get_or_create(&StateLabel { state: state.name() }).set(count as i64);
         }
     }
 
     fn enter(&self, accepted: &AcceptedJob, state: JobState, overhead: Duration) {
-        let way = JobTimes {
+        let times = JobTimes {
             state,
             pipeline: accepted.config.summary().pipeline.clone(),
             created: Instant::now(),
@@ -112,25 +112,25 @@ impl Pulse {
             written: None,
             overhead,
         };
-        lock(&self.ways).insert(accepted.id.clone(), way);
+        lock(&self.job_times).insert(accepted.id.clone(), times);
     }
 
     fn moved(&self, id: &VideoId, record: &Record) {
         let metrics = &self.metrics;
-        let mut ways = lock(&self.ways);
-        let Some(way) = ways.get_mut(id) else { return };
-        let before = std::mem::replace(&mut way.state, record.state);
+        let mut job_times = lock(&self.job_times);
+        let Some(times) = job_times.get_mut(id) else { return };
+        let before = std::mem::replace(&mut times.state, record.state);
         match record.state {
             JobState::InProgress if before == JobState::Queued => {
-                way.begun = Some(Instant::now());
-                metrics.queue_seconds.observe(way.created.elapsed().as_secs_f64());
+                times.begun = Some(Instant::now());
+                metrics.queue_seconds.observe(times.created.elapsed().as_secs_f64());
             }
             JobState::Completed | JobState::Failed if !before.is_terminal() => {
                 let outcome = record.failure.as_ref().map_or("completed", |failure| failure.code.as_str());
-                let outcome = OutcomeLabels { outcome: outcome.to_string(), pipeline: way.pipeline.clone() };
+                let outcome = OutcomeLabels { outcome: outcome.to_string(), pipeline: times.pipeline.clone() };
                 metrics.jobs_ended.get_or_create(&outcome).inc();
-                if let Some(written) = way.written.filter(|_| record.state == JobState::Completed) {
-                    metrics.overhead_seconds.observe((way.overhead + written.elapsed()).as_secs_f64());
+                if let Some(written) = times.written.filter(|_| record.state == JobState::Completed) {
+                    metrics.overhead_seconds.observe((times.overhead + written.elapsed()).as_secs_f64());
                 }
                 record.produced.iter().for_each(|made| self.count_video(made));
             }
@@ -150,19 +150,19 @@ impl Pulse {
 /// Job store that measures its state transitions.
 pub(crate) struct ObservedStore {
     inner: Arc<dyn JobStore>,
-    pulse: Arc<Pulse>,
+    observed: Arc<ObservedState>,
 }
 
 impl ObservedStore {
     /// Wraps the store `inner`.
-    pub(crate) fn new(inner: Arc<dyn JobStore>, pulse: Arc<Pulse>) -> Self {
-        ObservedStore { inner, pulse }
+    pub(crate) fn new(inner: Arc<dyn JobStore>, observed: Arc<ObservedState>) -> Self {
+        ObservedStore { inner, observed }
     }
 
     fn timed<T>(&self, write: impl FnOnce(&dyn JobStore) -> io::Result<T>) -> io::Result<T> {
         let since = Instant::now();
         let result = write(&*self.inner);
-        let metrics = &self.pulse.metrics;
+        let metrics = &self.observed.metrics;
         metrics.store_write_seconds.observe(since.elapsed().as_secs_f64());
         if result.is_err() {
             metrics.store_errors.inc();
@@ -175,13 +175,13 @@ impl JobStore for ObservedStore {
     fn create(&self, accepted: &AcceptedJob) -> io::Result<()> {
         let since = Instant::now();
         self.timed(|store| store.create(accepted))?;
-        self.pulse.enter(accepted, JobState::Queued, since.elapsed());
+        self.observed.enter(accepted, JobState::Queued, since.elapsed());
         Ok(())
     }
 
     fn transition(&self, id: &VideoId, record: &Record) -> io::Result<()> {
         self.timed(|store| store.transition(id, record))?;
-        self.pulse.moved(id, record);
+        self.observed.moved(id, record);
         Ok(())
     }
 
@@ -191,14 +191,14 @@ impl JobStore for ObservedStore {
 
     fn remove(&self, id: &VideoId) -> io::Result<()> {
         self.timed(|store| store.remove(id))?;
-        lock(&self.pulse.ways).remove(id);
+        lock(&self.observed.job_times).remove(id);
         Ok(())
     }
 
     fn load_all(&self) -> io::Result<Vec<StoredJob>> {
         let all = self.inner.load_all()?;
         for stored in &all {
-            self.pulse.enter(&stored.accepted, stored.record.state, Duration::ZERO);
+            self.observed.enter(&stored.accepted, stored.record.state, Duration::ZERO);
         }
         Ok(all)
     }
@@ -231,21 +231,21 @@ impl JobStore for ObservedStore {
 /// Device whose runs are measured.
 pub(crate) struct ObservedDevice {
     inner: Box<dyn JobDevice>,
-    pulse: Arc<Pulse>,
+    observed: Arc<ObservedState>,
 }
 
 impl ObservedDevice {
     /// Wraps the device `inner`.
-    pub(crate) fn new(inner: Box<dyn JobDevice>, pulse: Arc<Pulse>) -> Self {
-        ObservedDevice { inner, pulse }
+    pub(crate) fn new(inner: Box<dyn JobDevice>, observed: Arc<ObservedState>) -> Self {
+        ObservedDevice { inner, observed }
     }
 
     /// Adds the time between the start of each job and the start of its run on the device to the job's overhead.
     fn begun(&self, order: &JobBatch) {
-        let mut ways = lock(&self.pulse.ways);
+        let mut job_times = lock(&self.observed.job_times);
         for job in &order.jobs {
-            if let Some(way) = ways.get_mut(&job.id) {
-                way.overhead += way.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+            if let Some(times) = job_times.get_mut(&job.id) {
+                times.overhead += times.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
             }
         }
     }
@@ -253,7 +253,7 @@ impl ObservedDevice {
 
 /// Duration of each stage of a run.
 struct StageTimes<'a> {
-    pulse: &'a Pulse,
+    observed: &'a ObservedState,
     shape: Arc<str>,
     spent: HashMap<JobPhase, Duration>,
     last: Option<StepProgress>,
@@ -261,7 +261,7 @@ struct StageTimes<'a> {
 
 impl StageTimes<'_> {
     fn at(&mut self, moment: Option<StepProgress>) {
-        let before = self.pulse.beat(moment.map(|moment| (Arc::clone(&self.shape), moment.stage)));
+        let before = self.observed.record_progress(moment.map(|moment| (Arc::clone(&self.shape), moment.stage)));
         if let Some((stage, took)) = before {
             *self.spent.entry(stage).or_default() += took;
             let steps = match (self.last, moment) {
@@ -271,7 +271,7 @@ impl StageTimes<'_> {
             if steps > 0 && matches!(stage, JobPhase::Denoise | JobPhase::Refine) {
                 // One device call may run several steps; record each of them.
                 let each = took.as_secs_f64() / steps as f64;
-                (0..steps).for_each(|_| self.pulse.metrics.step_seconds.observe(each));
+                (0..steps).for_each(|_| self.observed.metrics.step_seconds.observe(each));
             }
         }
         self.last = moment;
@@ -282,13 +282,13 @@ impl StageTimes<'_> {
         for (stage, took) in self.spent {
             let seconds = took.as_secs_f64();
             let phase = serde_json::to_value(stage).ok().and_then(|word| word.as_str().map(str::to_string));
-            self.pulse
+            self.observed
                 .metrics
                 .phase_seconds
                 .get_or_create(&PhaseLabels { phase: phase.unwrap_or_default() })
                 .observe(seconds);
             if stage == JobPhase::Compiling {
-                self.pulse.metrics.compile_seconds.observe(seconds);
+                self.observed.metrics.compile_seconds.observe(seconds);
             }
         }
     }
@@ -300,19 +300,19 @@ fn shape_of(order: &JobBatch) -> Arc<str> {
 
 impl JobDevice for ObservedDevice {
     fn warm(&mut self, order: &JobBatch) -> Result<(), RunError> {
-        self.pulse.beat(Some((shape_of(order), JobPhase::Compiling)));
+        self.observed.record_progress(Some((shape_of(order), JobPhase::Compiling)));
         let result = self.inner.warm(order);
-        self.pulse.beat(None);
-        self.pulse.metrics.device(&self.inner.figures());
+        self.observed.record_progress(None);
+        self.observed.metrics.device(&self.inner.figures());
         result
     }
 
     fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
-        let metrics = Arc::clone(&self.pulse.metrics);
+        let metrics = Arc::clone(&self.observed.metrics);
         self.begun(order);
         let since = Instant::now();
-        let pulse = Arc::clone(&self.pulse);
-        let mut stages = StageTimes { pulse: &pulse, shape: shape_of(order), spent: HashMap::new(), last: None };
+        let observed = Arc::clone(&self.observed);
+        let mut stages = StageTimes { observed: &observed, shape: shape_of(order), spent: HashMap::new(), last: None };
         stages.at(Some(StepProgress { stage: JobPhase::Loading, step: 0, steps: 0 }));
         let mut measured = |moment: StepProgress| -> ControlFlow<Stop> {
             stages.at(Some(moment));
@@ -329,8 +329,9 @@ impl JobDevice for ObservedDevice {
             metrics.run_seconds.get_or_create(&PipelineLabel { pipeline }).observe(seconds);
         }
         let ids = order.jobs.iter().map(|job| job.id.clone());
-        let measured =
-            |(inner, id)| Box::new(ObservedVideo { inner, id, pulse: Arc::clone(&pulse) }) as Box<dyn GeneratedVideo>;
+        let measured = |(inner, id)| {
+            Box::new(ObservedVideo { inner, id, observed: Arc::clone(&observed) }) as Box<dyn GeneratedVideo>
+        };
         result.map(|made| made.into_iter().zip(ids).map(measured).collect())
     }
 
@@ -347,7 +348,7 @@ impl JobDevice for ObservedDevice {
 struct ObservedVideo {
     inner: Box<dyn GeneratedVideo>,
     id: VideoId,
-    pulse: Arc<Pulse>,
+    observed: Arc<ObservedState>,
 }
 
 impl GeneratedVideo for ObservedVideo {
@@ -359,9 +360,9 @@ impl GeneratedVideo for ObservedVideo {
         let since = Instant::now();
         let result = self.inner.write(folder);
         let phase = PhaseLabels { phase: "encoding".into() };
-        self.pulse.metrics.phase_seconds.get_or_create(&phase).observe(since.elapsed().as_secs_f64());
-        if let Some(way) = lock(&self.pulse.ways).get_mut(&self.id) {
-            way.written = Some(Instant::now());
+        self.observed.metrics.phase_seconds.get_or_create(&phase).observe(since.elapsed().as_secs_f64());
+        if let Some(times) = lock(&self.observed.job_times).get_mut(&self.id) {
+            times.written = Some(Instant::now());
         }
         result
     }
@@ -395,7 +396,8 @@ mod tests {
     fn resumed_metric_counts_only_runs_with_a_checkpoint() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
         for (found, all) in [(0, 0), (1, 1), (0, 1)] {
-            let mut device = ObservedDevice::new(Box::new(ResumingDevice(found)), Pulse::new(Arc::clone(&metrics)));
+            let mut device =
+                ObservedDevice::new(Box::new(ResumingDevice(found)), ObservedState::new(Arc::clone(&metrics)));
             let order = JobBatch { jobs: Vec::new(), steps: None, resume: true };
             assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
             assert_eq!(metrics.resumed.get(), all);
@@ -429,7 +431,7 @@ mod tests {
     #[test]
     fn steps_of_a_multi_step_call_are_counted() {
         let metrics = Arc::new(Metrics::new("cpu", "nano", 64));
-        let mut device = ObservedDevice::new(Box::new(GroupingDevice), Pulse::new(Arc::clone(&metrics)));
+        let mut device = ObservedDevice::new(Box::new(GroupingDevice), ObservedState::new(Arc::clone(&metrics)));
         let order = JobBatch { jobs: Vec::new(), steps: None, resume: false };
         assert!(device.run(&order, &mut |_| ControlFlow::Continue(())).is_ok());
         let text = metrics.text(crate::metrics::MeasuredValues::default());
@@ -440,9 +442,9 @@ mod tests {
     /// shape.
     #[test]
     fn device_counts_as_stuck_only_in_stages_with_learned_step_times() {
-        let pulse = Pulse::new(Arc::new(Metrics::new("cpu", "nano", 64)));
+        let observed = ObservedState::new(Arc::new(Metrics::new("cpu", "nano", 64)));
         let at = |shape: &str, stage| {
-            pulse.beat(Some((Arc::from(shape), stage)));
+            observed.record_progress(Some((Arc::from(shape), stage)));
         };
         let wait = || std::thread::sleep(Duration::from_millis(60));
         let all = [JobPhase::Loading, JobPhase::Compiling, JobPhase::Denoise, JobPhase::VideoDecoder];
@@ -457,14 +459,14 @@ mod tests {
         ] {
             at(shape, stage);
             wait();
-            assert_eq!(pulse.stuck(Duration::from_millis(1)).is_some(), stuck, "{shape} {stage:?}");
-            assert_eq!(pulse.stuck(Duration::from_secs(30)), None);
+            assert_eq!(observed.stuck(Duration::from_millis(1)).is_some(), stuck, "{shape} {stage:?}");
+            assert_eq!(observed.stuck(Duration::from_secs(30)), None);
         }
-        pulse.beat(None);
-        assert_eq!(pulse.stuck(Duration::ZERO), None);
+        observed.record_progress(None);
+        assert_eq!(observed.stuck(Duration::ZERO), None);
         for n in 0..3 * MEANS {
             at(&n.to_string(), JobPhase::Denoise);
         }
-        assert!(lock(&pulse.beat).means.len() <= MEANS);
+        assert!(lock(&observed.device).means.len() <= MEANS);
     }
 }
