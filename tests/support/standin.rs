@@ -168,9 +168,9 @@ fn adopt(entry: &Path, folder: &Path) {
     header.shift_remove("sha256");
     let line = Value::from(header).to_string();
     let line = line.trim_end_matches('}');
-    let seal = sha256(&[line.as_bytes(), payload]);
+    let checksum = sha256(&[line.as_bytes(), payload]);
     let mut file = tempfile::NamedTempFile::new_in(folder).expect("a file");
-    file.write_all(&[format!("{line},\"sha256\":\"{seal}\"}}\n").as_bytes(), payload].concat()).expect("written");
+    file.write_all(&[format!("{line},\"sha256\":\"{checksum}\"}}\n").as_bytes(), payload].concat()).expect("written");
     file.persist(path).expect("renamed");
 }
 

@@ -63,7 +63,7 @@ const LARGEST: i64 = 256;
 /// capacity is exact for slices of 256 devices; smaller slices have a few kilobytes more.
 #[needs(tpu)]
 fn chip_files_describe_slices_like_libtpu() {
-    for (name, vms) in [
+    for (name, hosts) in [
         ("tpu:v5e:2x4", 1),
         ("tpu:v5e:4x4", 4),
         ("tpu:v6e:2x2", 1),
@@ -81,7 +81,7 @@ fn chip_files_describe_slices_like_libtpu() {
             (count, capacity, &toolchain.to_string()),
             (machine.devices.len(), machine.capacity, &own.to_string())
         );
-        assert_eq!(machine.vms(), vms, "{name}");
+        assert_eq!(machine.hosts(), hosts, "{name}");
         let more = machine.stated_capacity.zip(capacity).map(|(stated, own)| stated - own);
         assert!(more.is_some_and(|more| (0..KEPT * LARGEST).contains(&more)), "{name}: {more:?} bytes more");
     }

@@ -24,10 +24,10 @@ struct HeaderLine<H> {
 }
 
 /// Separator between the checksummed part of the line and the checksum.
-const SEAL: &str = ",\"sha256\":\"";
+const CHECKSUM_SEPARATOR: &str = ",\"sha256\":\"";
 
 /// Returns the SHA-256 of the line up to the checksum, and of the payload.
-fn seal(line: &str, payload: &[u8]) -> String {
+fn checksum(line: &str, payload: &[u8]) -> String {
     hex::encode(Sha256::new().chain_update(line).chain_update(payload).finalize())
 }
 
@@ -36,7 +36,7 @@ fn seal(line: &str, payload: &[u8]) -> String {
 pub(crate) fn write(path: &Path, name: &str, header: &impl Serialize, payload: &[u8]) -> std::io::Result<usize> {
     let line = json(&HeaderLine { header, bytes: payload.len(), sha256: String::new() });
     let line = line.trim_end_matches('}');
-    let line = format!("{line}{SEAL}{}\"}}\n", seal(line, payload));
+    let line = format!("{line}{CHECKSUM_SEPARATOR}{}\"}}\n", checksum(line, payload));
     replace(path, name, &[line.as_bytes(), payload])?;
     Ok(line.len() + payload.len())
 }
@@ -50,8 +50,8 @@ pub(crate) fn read<H: DeserializeOwned>(bytes: &[u8]) -> Result<(H, &[u8]), Stri
     if line.bytes != payload.len() {
         return Err(format!("the payload is truncated: it has {} of {} bytes", payload.len(), line.bytes));
     }
-    let sealed = text.rsplit_once(SEAL).map_or("", |(sealed, _)| sealed);
-    if line.sha256 != seal(sealed, payload) {
+    let checked = text.rsplit_once(CHECKSUM_SEPARATOR).map_or("", |(checked, _)| checked);
+    if line.sha256 != checksum(checked, payload) {
         return Err("checksum mismatch: the file is damaged".into());
     }
     Ok((line.header, payload))

@@ -266,9 +266,9 @@ impl Engine {
     fn try_compile(&self, name: &str, program: &Program) -> Result<Option<CompiledProgram>, RuntimeError> {
         let (options, mut entry) = self.entry(name, program);
         // The processes of a group take no lock, because `all_cached` makes each of them wait for the others.
-        let turn = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
-        let writing = turn.as_ref().map(EntryLock::wait);
-        let absent = entry.as_ref().filter(|entry| turn.is_some() && !entry.path().exists());
+        let entry_lock = entry.as_ref().filter(|_| self.group.is_none()).map(|entry| EntryLock::at(entry.path()));
+        let writing = entry_lock.as_ref().map(EntryLock::wait);
+        let absent = entry.as_ref().filter(|entry| entry_lock.is_some() && !entry.path().exists());
         let behind = self.options.write_behind.unwrap_or(self.spec().writes_cache_in_background);
         // If the entry is written only after the first run, processes do not lock each other out: each could wait for
         // the other's run.
@@ -305,7 +305,7 @@ impl Engine {
                 // Only the first process writes to a shared cache directory.
                 let first = self.group.as_ref().is_none_or(|group| group.id() == 0);
                 if let Some(entry) = entry.filter(|entry| first || !entry.path().exists()) {
-                    self.save(entry, &loaded, turn.as_ref().zip(writing).filter(|_| behind));
+                    self.save(entry, &loaded, entry_lock.as_ref().zip(writing).filter(|_| behind));
                 }
                 drop(claim);
                 (loaded, ExecutableOrigin::Compiled, took)
@@ -345,14 +345,19 @@ impl Engine {
             hash: program.hash(),
             origin,
             compile_time: took,
-            turn: turn.clone().filter(|_| origin == ExecutableOrigin::Compiled),
-            pace: Arc::new(ExecutionTimes::predict(program, &self.toolchain, self.has_peers())),
+            entry_lock: entry_lock.clone().filter(|_| origin == ExecutableOrigin::Compiled),
+            execution_times: Arc::new(ExecutionTimes::predict(program, &self.toolchain, self.has_peers())),
         }))
     }
 
-    /// Writes an executable to the compile cache. If `turn` holds the entry's lock, defers the write until after the
-    /// first run, because serializing a GPU executable takes seconds; otherwise writes immediately.
-    fn save(&self, entry: CacheEntry, loaded: &LoadedExecutable, turn: Option<(&EntryLock, MutexGuard<PendingWrite>)>) {
+    /// Writes an executable to the compile cache. If `entry_lock` holds the entry's lock, defers the write until after
+    /// the first run, because serializing a GPU executable takes seconds; otherwise writes immediately.
+    fn save(
+        &self,
+        entry: CacheEntry,
+        loaded: &LoadedExecutable,
+        entry_lock: Option<(&EntryLock, MutexGuard<PendingWrite>)>,
+    ) {
         let (loaded, timeline) = (loaded.clone(), self.timeline.clone());
         let save = move || {
             let start = Instant::now();
@@ -361,11 +366,11 @@ impl Engine {
                 Err(error) => warn_uncached(entry.name(), &error),
             }
         };
-        match turn {
+        match entry_lock {
             None => save(),
-            Some((turn, mut writing)) => {
+            Some((entry_lock, mut writing)) => {
                 *writing = PendingWrite::Due(Box::new(save));
-                self.saves.add(turn.clone());
+                self.saves.add(entry_lock.clone());
             }
         }
     }
@@ -471,13 +476,18 @@ impl Engine {
         // The plugin uses the launch id to detect processes that run programs in different orders.
         let launch_id = if self.has_peers() { self.launches.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
         let options = ExecuteOptions { launch_id, ..ExecuteOptions::default() };
-        let watch =
-            WaitDescription::execution(&self.watchdog, &executable.name, &devices, &executable.pace, &self.queue);
+        let watch = WaitDescription::execution(
+            &self.watchdog,
+            &executable.name,
+            &devices,
+            &executable.execution_times,
+            &self.queue,
+        );
         let guard = watch.as_ref().map(WaitDescription::guard_start);
         let results = executable.loaded.execute_with(&arguments, &options);
         let results = results.map_err(|e| RuntimeError::from(e).during(MemoryPhase::Run, &executable.name))?;
         drop(guard);
-        executable.turn.iter().for_each(EntryLock::write);
+        executable.entry_lock.iter().for_each(EntryLock::write);
         self.count(&executable.name, |s| s.executions += 1);
         let mut each: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
         let named = executable.results.iter().map(|o| {

@@ -42,9 +42,9 @@ pub struct CompiledProgram {
     pub(super) origin: ExecutableOrigin,
     pub(super) compile_time: Duration,
     /// Lock on the compile-cache entry of the executable. The entry may still have to be written.
-    pub(super) turn: Option<EntryLock>,
+    pub(super) entry_lock: Option<EntryLock>,
     /// Expected execution time, for the watchdog.
-    pub(super) pace: Arc<ExecutionTimes>,
+    pub(super) execution_times: Arc<ExecutionTimes>,
 }
 
 impl CompiledProgram {
@@ -66,8 +66,8 @@ impl CompiledProgram {
             hash: self.hash.clone(),
             origin: self.origin,
             compile_time: self.compile_time,
-            turn: self.turn.clone(),
-            pace: self.pace.clone(),
+            entry_lock: self.entry_lock.clone(),
+            execution_times: self.execution_times.clone(),
         }
     }
 

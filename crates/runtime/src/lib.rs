@@ -53,4 +53,4 @@ pub use target::Compiled;
 pub use target::{OpenTarget, Target, UnknownTarget};
 pub use timeline::{Span, SpanKind, Timeline};
 pub use upload::{Footprint, LoadedParameters, device_bytes};
-pub use watchdog::{DeviceWatchdog, LastWords, WaitLimit};
+pub use watchdog::{DeviceWatchdog, ExitReport, WaitLimit};

@@ -263,7 +263,7 @@ struct LoadJob {
 enum Part {
     Whole,
     /// A stored tensor that is converted on the host.
-    Made,
+    Computed,
     /// Rows of a stored tensor, read from its file.
     Rows(Range<usize>, Arc<ReadPiece>),
     /// Rows of a stored matrix, read from its file and quantized.
@@ -330,7 +330,9 @@ impl<'a> Upload<'a> {
                             let part = |rows, read| Part::Quantized(rows, read, dtype);
                             jobs.extend(in_rows(upload, key, wide, dims[0], row, bytes, part));
                         }
-                        (None, None) => jobs.push(LoadJob { upload, key, part: Part::Made, bytes: size / keys.len() }),
+                        (None, None) => {
+                            jobs.push(LoadJob { upload, key, part: Part::Computed, bytes: size / keys.len() })
+                        }
                     }
                 }
                 Some(outer)
@@ -406,7 +408,7 @@ impl LoadJob {
         match self.part {
             Part::Rows(..) | Part::View(..) => self.bytes,
             Part::Quantized(.., dtype) => self.bytes * dtype.size(),
-            Part::Whole | Part::Made => 0,
+            Part::Whole | Part::Computed => 0,
         }
     }
 
@@ -415,8 +417,8 @@ impl LoadJob {
     /// larger.
     fn converted(&self, param: &Param, source: &Conversions) -> usize {
         match self.part {
-            Part::Whole | Part::Made if source.has_scales(param, self.key) => 0,
-            Part::Whole | Part::Made => {
+            Part::Whole | Part::Computed if source.has_scales(param, self.key) => 0,
+            Part::Whole | Part::Computed => {
                 let values = param.source.shape().iter().product::<usize>();
                 let merge = source.source.merge_bytes(param.component, param.source.tensors()[self.key].0);
                 4 * values + merge.max(2 * values * param.ty.dtype.size())
@@ -439,7 +441,7 @@ impl LoadJob {
             }
             Part::View(rows, ..) if rows_of_shard(rows, shard, outer).is_empty() => 0,
             Part::View(..) => shard.size[0],
-            Part::Whole | Part::Made => 1,
+            Part::Whole | Part::Computed => 1,
         }
     }
 
@@ -483,7 +485,7 @@ impl LoadJob {
                 read(rows.start * strides[1] * param.ty.dtype.size(), into).map_err(RuntimeError::Parameter)?;
                 send_view(upload, fills, rows, *strides, into, cuts)
             }
-            Part::Whole | Part::Made => {
+            Part::Whole | Part::Computed => {
                 let names = param.source.tensors();
                 let bytes = stored_bytes(param, names[self.key].0, source)?;
                 let mut cuts = vec![0; dims.iter().product::<usize>() * param.ty.dtype.size()];

@@ -121,7 +121,7 @@ pub struct OpenTarget {
     /// The target that was opened.
     pub target: Target,
     /// Number of hosts.
-    vms: usize,
+    hosts: usize,
     /// Device ids in mesh order.
     pub devices: Vec<i32>,
     /// Kind of the devices as reported by the plugin, for example `TPU v6 lite`.
@@ -176,8 +176,8 @@ impl OpenTarget {
     }
 
     /// Returns the number of hosts that the devices belong to.
-    pub fn vms(&self) -> usize {
-        self.vms
+    pub fn hosts(&self) -> usize {
+        self.hosts
     }
 
     /// Returns whether the devices are present. If so, kernels are selected when a program is compiled, otherwise when
@@ -263,7 +263,7 @@ impl Target {
             let client = Client::new(&plugin, &(spec.client_options)(&options))?;
             return Ok(OpenTarget {
                 target: self.clone(),
-                vms: 1,
+                hosts: 1,
                 devices: client.devices().iter().map(ltx2_pjrt::Device::id).collect(),
                 device_kind: client.devices().first().map(|d| d.kind().to_owned()).unwrap_or_default(),
                 compute_capability: None,
@@ -282,7 +282,7 @@ impl Target {
         });
         Ok(OpenTarget {
             target: self.clone(),
-            vms: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
+            hosts: described.iter().map(|d| d.process_index).collect::<BTreeSet<_>>().len(),
             device_kind: described.first().map(|d| d.kind.clone()).unwrap_or_default(),
             compute_capability: described.first().and_then(compute_capability),
             devices: described.iter().map(|d| d.id).collect(),

@@ -65,15 +65,15 @@ impl EntryLock {
 pub(super) struct EntryLocks(Mutex<Vec<EntryLock>>);
 
 impl EntryLocks {
-    pub(super) fn add(&self, turn: EntryLock) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(turn);
+    pub(super) fn add(&self, entry_lock: EntryLock) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(entry_lock);
     }
 }
 
 impl Drop for EntryLocks {
     fn drop(&mut self) {
-        for turn in self.0.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            drop(turn.wait());
+        for entry_lock in self.0.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            drop(entry_lock.wait());
         }
     }
 }

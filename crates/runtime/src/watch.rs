@@ -90,7 +90,7 @@ struct WaitState {
 
 /// The execution that produces the tensor.
 struct Execution {
-    pace: Arc<ExecutionTimes>,
+    execution_times: Arc<ExecutionTimes>,
     queue: Arc<Queue>,
     evaluations: usize,
     started: Instant,
@@ -124,17 +124,18 @@ impl WaitDescription {
         watchdog: &DeviceWatchdog,
         stage: &str,
         devices: &[(usize, &Device)],
-        pace: &Arc<ExecutionTimes>,
+        execution_times: &Arc<ExecutionTimes>,
         queue: &Arc<Queue>,
     ) -> Option<WaitDescription> {
         let evaluations = watchdog::evaluations();
-        let due = queue.add(pace.expected(evaluations));
-        let (pace, queue, started, ended) = (pace.clone(), queue.clone(), Instant::now(), AtomicBool::new(false));
+        let due = queue.add(execution_times.expected(evaluations));
+        let (execution_times, queue, started, ended) =
+            (execution_times.clone(), queue.clone(), Instant::now(), AtomicBool::new(false));
         WaitDescription::new(
             watchdog,
             stage,
             devices,
-            Some(Execution { pace, queue, evaluations, started, due, ended }),
+            Some(Execution { execution_times, queue, evaluations, started, due, ended }),
         )
     }
 
@@ -154,11 +155,11 @@ impl WaitDescription {
     fn expected(&self) -> Duration {
         let Some(execution) = &self.0.execution else { return Duration::ZERO };
         let queued = execution.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
-        queued.max(execution.pace.expected(execution.evaluations))
+        queued.max(execution.execution_times.expected(execution.evaluations))
     }
 
-    fn device(&self, place: usize) -> String {
-        let device = self.0.devices.get(place).or(self.0.devices.first());
+    fn device(&self, index: usize) -> String {
+        let device = self.0.devices.get(index).or(self.0.devices.first());
         device.map_or_else(|| "the device".into(), |device| format!("device {} ({})", device.id(), device.kind()))
     }
 
@@ -174,27 +175,27 @@ impl WaitDescription {
         })
     }
 
-    /// Guards a wait for the buffer of the device at index `place`.
-    pub(super) fn guard_wait(&self, place: usize) -> WaitGuard {
+    /// Guards a wait for the buffer of the device at index `index`.
+    pub(super) fn guard_wait(&self, index: usize) -> WaitGuard {
         let what = if self.0.execution.is_some() { "execution" } else { "upload" };
-        self.guard(0, || format!("{what} on {}", self.device(place)))
+        self.guard(0, || format!("{what} on {}", self.device(index)))
     }
 
-    /// Guards an upload to the device at index `place`.
-    pub(super) fn guard_upload(&self, place: usize, bytes: usize) -> WaitGuard {
-        self.guard(bytes, || format!("upload to {}", self.device(place)))
+    /// Guards an upload to the device at index `index`.
+    pub(super) fn guard_upload(&self, index: usize, bytes: usize) -> WaitGuard {
+        self.guard(bytes, || format!("upload to {}", self.device(index)))
     }
 
-    /// Guards a download from the device at index `place`, including the wait for the execution.
-    pub(super) fn guard_download(&self, place: usize, bytes: usize) -> WaitGuard {
-        self.guard(bytes, || format!("download from {}", self.device(place)))
+    /// Guards a download from the device at index `index`, including the wait for the execution.
+    pub(super) fn guard_download(&self, index: usize, bytes: usize) -> WaitGuard {
+        self.guard(bytes, || format!("download from {}", self.device(index)))
     }
 
     /// Records that the execution has ended.
     pub(super) fn ended(&self) {
         let Some(execution) = &self.0.execution else { return };
         if !execution.ended.swap(true, Ordering::Relaxed) {
-            execution.pace.took(execution.started.elapsed(), execution.evaluations);
+            execution.execution_times.took(execution.started.elapsed(), execution.evaluations);
             execution.queue.done(execution.due);
         }
     }
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
     use ltx2_stablehlo::{Builder, DType, Type};
 
-    fn pace(predicted: f64) -> ExecutionTimes {
+    fn execution_times(predicted: f64) -> ExecutionTimes {
         ExecutionTimes { predicted, least: 0.0, slowest: AtomicU64::new(0) }
     }
 
@@ -230,14 +231,15 @@ mod tests {
 
     #[test]
     fn measured_times_replace_the_prediction() {
-        let seconds = |pace: &ExecutionTimes, evaluations| pace.expected(evaluations).as_secs_f64();
-        let (small, large) = (pace(0.5), pace(30.0));
+        let seconds =
+            |execution_times: &ExecutionTimes, evaluations| execution_times.expected(evaluations).as_secs_f64();
+        let (small, large) = (execution_times(0.5), execution_times(30.0));
         assert_eq!((seconds(&small, 4), seconds(&large, 4)), (60.0, 120.0));
         large.took(Duration::from_secs(8), 4);
         assert_eq!((seconds(&large, 1), seconds(&large, 8)), (2.0, 16.0));
         large.took(Duration::from_secs(1), 1);
         assert_eq!(seconds(&large, 1), 2.0, "the slowest execution counts");
-        assert_eq!(pace(1e300).expected(2), Duration::MAX);
+        assert_eq!(execution_times(1e300).expected(2), Duration::MAX);
     }
 
     #[test]

@@ -24,10 +24,10 @@ const SLOW_TRANSFER: f64 = 100e6;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum sleep of the watchdog thread during a wait. If a sleep takes much longer, the process was suspended, and the
 /// deadlines are extended by the excess.
-const NAP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Tolerated delay at the end of a sleep, which a busy machine may cause. After a longer delay, the process counts as
 /// having been suspended.
-const LATE: Duration = Duration::from_secs(2);
+const SLEEP_TOLERANCE: Duration = Duration::from_secs(2);
 
 /// Maximum duration of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum WaitLimit {
 
 /// Callback that runs before the process exits. It receives the reason and, if known, instructions for resuming the
 /// run.
-pub type LastWords = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
+pub type ExitReport = Box<dyn Fn(&str, Option<&str>) + Send + Sync>;
 
 /// Function that returns instructions for resuming the run; `None` if it cannot be resumed.
 type Continuation = Box<dyn Fn() -> Option<String> + Send + Sync>;
@@ -64,7 +64,7 @@ struct Owner {
 
 struct WatchdogShared {
     limit: WaitLimit,
-    last_words: LastWords,
+    exit_report: ExitReport,
     state: Mutex<WatchdogState>,
     changed: Condvar,
     group: Mutex<Weak<Group>>,
@@ -147,10 +147,10 @@ impl fmt::Debug for DeviceWatchdog {
 }
 
 impl DeviceWatchdog {
-    /// Creates a watchdog that calls `last_words` and terminates the process when a wait exceeds the limit.
-    pub fn new(limit: WaitLimit, last_words: LastWords) -> Self {
+    /// Creates a watchdog that calls `exit_report` and terminates the process when a wait exceeds the limit.
+    pub fn new(limit: WaitLimit, exit_report: ExitReport) -> Self {
         let (state, changed, group, continuation, needs) = Default::default();
-        let shared = Arc::new(WatchdogShared { limit, last_words, state, changed, group, continuation, needs });
+        let shared = Arc::new(WatchdogShared { limit, exit_report, state, changed, group, continuation, needs });
         DeviceWatchdog(Some(Arc::new(Owner { shared, thread: OnceLock::new() })))
     }
 
@@ -262,12 +262,12 @@ fn watch(shared: &Arc<WatchdogShared>) {
             drop(state);
             end(shared, message);
         }
-        let nap = (first.deadline - now).min(NAP);
-        state.wakes = Some(now + nap);
-        let (held, _) = shared.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner);
+        let sleep = (first.deadline - now).min(MAX_SLEEP);
+        state.wakes = Some(now + sleep);
+        let (held, _) = shared.changed.wait_timeout(state, sleep).unwrap_or_else(PoisonError::into_inner);
         state = held;
-        let late = now.elapsed().saturating_sub(nap);
-        if late > LATE {
+        let late = now.elapsed().saturating_sub(sleep);
+        if late > SLEEP_TOLERANCE {
             state.waits.values_mut().for_each(|wait| wait.deadline += late);
         }
     }
@@ -292,9 +292,9 @@ fn message(wait: &Wait, limit: WaitLimit, now: Instant, log: &[String]) -> Strin
 
 /// Reports `message` locally, and to the other processes of the group as `{does}: {message}`; `does` is a verb phrase
 /// such as `hangs`.
-fn say(shared: &WatchdogShared, does: &str, message: &str) {
+fn report(shared: &WatchdogShared, does: &str, message: &str) {
     let going_on = lock(&shared.continuation).as_ref().and_then(|tell| tell());
-    (shared.last_words)(message, going_on.as_deref());
+    (shared.exit_report)(message, going_on.as_deref());
     if let Some(group) = lock(&shared.group).upgrade() {
         group.fail(&format!("{does}: {message}"));
     }
@@ -305,10 +305,10 @@ fn report_abort() {
     let Some(shared) = lock(&LATEST).clone() else { return };
     let last = lock(&shared.state).waits.values().next_back().map(|wait| (wait.stage.clone(), wait.what.clone()));
     let needs = last.as_ref().and_then(|(stage, _)| lock(&shared.needs).as_ref()?(stage));
-    say(&shared, "was aborted", &aborted(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));
+    report(&shared, "was aborted", &abort_message(last.as_ref().map(|(_, what)| what.as_str()), needs.as_deref()));
 }
 
-fn aborted(what: Option<&str>, needs: Option<&str>) -> String {
+fn abort_message(what: Option<&str>, needs: Option<&str>) -> String {
     let began = match what {
         Some(what) => format!("{what} aborted this process"),
         None => "this process was aborted".into(),
@@ -322,11 +322,11 @@ fn end(shared: &Arc<WatchdogShared>, message: String) -> ! {
     let (said, done) = channel();
     let own = shared.clone();
     let words = move || {
-        say(&own, "hangs", &message);
+        report(&own, "hangs", &message);
         // The receiver may have timed out.
         let _ = said.send(());
     };
-    if thread::Builder::new().name("last words".into()).spawn(words).is_ok() {
+    if thread::Builder::new().name("exit report".into()).spawn(words).is_ok() {
         let _ = done.recv_timeout(PATIENCE);
     }
     end_process(1)
@@ -396,10 +396,11 @@ mod tests {
 
     #[test]
     fn abort_message_contains_the_last_wait_and_its_memory_needs() {
-        let message = aborted(Some("denoise, step 2 of 8: the execution on device 0"), Some("denoise needs 2 GiB"));
+        let message =
+            abort_message(Some("denoise, step 2 of 8: the execution on device 0"), Some("denoise needs 2 GiB"));
         let words = "see the output of the plugin or driver above; if it ran out of memory: denoise needs 2 GiB";
         assert_eq!(message, format!("denoise, step 2 of 8: the execution on device 0 aborted this process: {words}"));
-        assert!(aborted(None, None).starts_with("this process was aborted: see the output of the plugin"));
+        assert!(abort_message(None, None).starts_with("this process was aborted: see the output of the plugin"));
     }
 
     #[test]

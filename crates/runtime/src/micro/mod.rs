@@ -26,7 +26,7 @@ use programs::{COUNT, Concurrent, ExpectedFigure, Micro};
 /// Target duration in seconds of the run with many iterations.
 const LONG: f64 = 0.03;
 /// Maximum number of iterations, which is enough to time a kernel of one microsecond.
-const MOST_TURNS: i32 = 4096;
+const MAX_ITERATIONS: i32 = 4096;
 
 /// The sizes to measure.
 struct BenchmarkSizes {
@@ -119,14 +119,14 @@ pub fn micro(
     only: &[CollectiveKind],
 ) -> Result<(f64, Vec<Sample>), RuntimeError> {
     let sizes = BenchmarkSizes::new(engine.spec().is_host);
-    let (turn, kernels) = kernels(engine, chip, runs)?;
-    let clock = BenchmarkTimer { engine, chip, runs, turn };
+    let (iteration_seconds, kernels) = kernels(engine, chip, runs)?;
+    let clock = BenchmarkTimer { engine, chip, runs, iteration_seconds };
     let mut samples = Vec::from_iter(only.is_empty().then_some(kernels));
     let wanted = |micro: &Micro| only.is_empty() || micro.collective.is_some_and(|kind| only.contains(&kind));
     for micro in programs(engine, &sizes)?.into_iter().filter(wanted) {
         samples.extend(clock.time(&micro)?);
     }
-    Ok((turn, samples))
+    Ok((iteration_seconds, samples))
 }
 
 /// Returns all programs except those that measure kernel overhead.
@@ -174,7 +174,7 @@ fn programs(engine: &Engine, sizes: &BenchmarkSizes) -> Result<Vec<Micro>, Runti
 fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sample), RuntimeError> {
     const FEW: usize = 8;
     const MANY: usize = 72;
-    let clock = BenchmarkTimer { engine, chip, runs, turn: 0.0 };
+    let clock = BenchmarkTimer { engine, chip, runs, iteration_seconds: 0.0 };
     let of = |operations: usize| -> Result<f64, RuntimeError> {
         let micro = programs::kernel(operations)?;
         let (executable, operands) = clock.ready(&micro)?;
@@ -182,8 +182,8 @@ fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sa
     };
     let (few, many) = (of(FEW)?, of(MANY)?);
     let kernel = ((many - few) / (MANY - FEW) as f64).max(0.0);
-    let turn = (few - kernel * FEW as f64).max(0.0);
-    tracing::info!("kernel {:.2} us, loop iteration {:.2} us", kernel * 1e6, turn * 1e6);
+    let iteration_seconds = (few - kernel * FEW as f64).max(0.0);
+    tracing::info!("kernel {:.2} us, loop iteration {:.2} us", kernel * 1e6, iteration_seconds * 1e6);
     let sample = Sample {
         benchmark: Microbenchmark::Kernel,
         collective: None,
@@ -197,7 +197,7 @@ fn kernels(engine: &Engine, chip: Option<&Chip>, runs: usize) -> Result<(f64, Sa
         kernels: 1.0,
         seconds: kernel,
     };
-    Ok((turn, sample))
+    Ok((iteration_seconds, sample))
 }
 
 struct BenchmarkTimer<'a> {
@@ -205,7 +205,7 @@ struct BenchmarkTimer<'a> {
     chip: Option<&'a Chip>,
     runs: usize,
     /// Seconds per iteration of an empty loop.
-    turn: f64,
+    iteration_seconds: f64,
 }
 
 impl BenchmarkTimer<'_> {
@@ -248,7 +248,7 @@ impl BenchmarkTimer<'_> {
         run(1)?;
         let (one, some) = (run(1)?, run(5)?);
         let guess = ((some - one) / 4.0).max(1e-6);
-        let many = ((LONG / guess) as i32).clamp(8, MOST_TURNS);
+        let many = ((LONG / guess) as i32).clamp(8, MAX_ITERATIONS);
         let few = many / 4;
         let shortest = |turns: i32| -> Result<f64, RuntimeError> {
             (0..self.runs.max(1)).try_fold(f64::INFINITY, |best, _| Ok(best.min(run(turns)?)))
@@ -275,7 +275,7 @@ impl BenchmarkTimer<'_> {
             tracing::warn!("{name}: skipped: {why}");
             return Ok(None);
         }
-        let seconds = (self.iteration(&executable, &operands)? - self.turn) / each;
+        let seconds = (self.iteration(&executable, &operands)? - self.iteration_seconds) / each;
         tracing::info!("{name}: {:.2} us", seconds * 1e6);
         if seconds <= 0.0 {
             tracing::warn!("{name}: skipped: too short to measure");

@@ -57,12 +57,12 @@ fn read(name: &'static str, ty: Type) -> LoopOperand {
     LoopOperand { name, ty, carried: false, memory: MemorySpace::Device }
 }
 
-/// Builds a loop on one device. `turn` is the body: it gets the carried values, followed by the read-only values, and
+/// Builds a loop on one device. `body` is the body: it gets the carried values, followed by the read-only values, and
 /// returns the next carried values.
 fn looped(
     name: &str,
     operands: &[LoopOperand],
-    turn: impl FnOnce(&[Value]) -> Vec<Value>,
+    body: impl FnOnce(&[Value]) -> Vec<Value>,
 ) -> Result<Program, BuildError> {
     let b = Builder::new(name);
     let count = b.argument(COUNT, Type::scalar(DType::I32));
@@ -71,7 +71,7 @@ fn looped(
     let start: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| o.carried).map(|(v, _)| v.clone()).collect();
     let fixed: Vec<Value> = values.iter().zip(operands).filter(|(_, o)| !o.carried).map(|(v, _)| v.clone()).collect();
     let zero = b.scalar(0.0, DType::I32);
-    let end = b.for_loop(&zero, &count, &start, |_, now| turn(&[now, &fixed].concat()));
+    let end = b.for_loop(&zero, &count, &start, |_, now| body(&[now, &fixed].concat()));
     let names = operands.iter().filter(|o| o.carried).map(|o| o.name);
     b.finish(&names.zip(&end).collect::<Vec<_>>())
 }
