@@ -75,7 +75,7 @@ impl Audio {
     ///
     /// # Errors
     /// Returns an error if `fps` is not a valid frame rate.
-    pub fn lasting(&self, frames: usize, fps: f64) -> Result<Audio> {
+    pub fn with_frame_duration(&self, frames: usize, fps: f64) -> Result<Audio> {
         Ok(self.span(0.0, FrameRate::from_f64(fps)?.samples(frames, self.rate)))
     }
 
@@ -99,7 +99,7 @@ impl Audio {
 
     /// Prepares the samples for an encoder: trims them, or pads them with silence, to `len` per channel and clamps them
     /// to -1..1. NaN becomes silence.
-    pub(super) fn fitted(&self, len: usize) -> Audio {
+    pub(super) fn with_length(&self, len: usize) -> Audio {
         let mut samples = Array2::zeros((self.channels(), len));
         let kept = len.min(self.len());
         let limit = |v: f32| if v.is_nan() { 0.0 } else { v.clamp(-1.0, 1.0) };
@@ -122,17 +122,17 @@ mod tests {
     #[test]
     fn fitted_audio_is_trimmed_padded_and_clamped() {
         let audio = Audio::new(array![[0.5, 2.0, f32::NAN], [-3.0, 0.0, 0.25]], 8000).unwrap();
-        assert_eq!(audio.fitted(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
-        assert_eq!(audio.fitted(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
-        assert_eq!(audio.fitted(4).planes()[1], [-1.0, 0.0, 0.25, 0.0]);
+        assert_eq!(audio.with_length(2).samples(), &array![[0.5, 1.0], [-1.0, 0.0]]);
+        assert_eq!(audio.with_length(4).samples(), &array![[0.5, 1.0, 0.0, 0.0], [-1.0, 0.0, 0.25, 0.0]]);
+        assert_eq!(audio.with_length(4).planes()[1], [-1.0, 0.0, 0.25, 0.0]);
     }
 
     #[test]
     fn audio_is_fitted_to_the_duration_of_the_frames() {
         let audio = Audio::new(array![[1.0, 2.0, 3.0]], 8).unwrap();
-        assert_eq!(audio.lasting(12, 24.0).unwrap().samples(), &array![[1.0, 2.0, 3.0, 0.0]]);
-        assert_eq!(audio.lasting(6, 23.976).unwrap().samples(), &array![[1.0, 2.0]]);
-        assert!(audio.lasting(9, 0.0).is_err());
+        assert_eq!(audio.with_frame_duration(12, 24.0).unwrap().samples(), &array![[1.0, 2.0, 3.0, 0.0]]);
+        assert_eq!(audio.with_frame_duration(6, 23.976).unwrap().samples(), &array![[1.0, 2.0]]);
+        assert!(audio.with_frame_duration(9, 0.0).is_err());
     }
 
     #[test]

@@ -113,19 +113,19 @@ pub(super) struct Mp4Sound {
     /// Whether the encoder priming is stated in the `iTunSMPB` tag and nowhere else.
     pub(super) is_itunes: bool,
     /// Number of media segments in the edit list.
-    pieces: usize,
+    segments: usize,
 }
 
 impl Mp4Sound {
     /// Returns a warning about segments of the edit list that the built-in reader ignores; `None` if it uses all
     /// segments.
-    pub(super) fn left_out(&self) -> Option<String> {
-        let more = self.pieces.checked_sub(1).filter(|more| *more > 0)?;
+    pub(super) fn ignored_edits_warning(&self) -> Option<String> {
+        let more = self.segments.checked_sub(1).filter(|more| *more > 0)?;
         let last = self.end.unwrap_or(self.edit.skip);
         Some(format!(
             "the audio edit list has {} segments, of which only the first is used (seconds {:.3} to {last:.3} of the \
              track; {more} ignored): install ffmpeg, or export the file without edits",
-            self.pieces, self.edit.skip
+            self.segments, self.edit.skip
         ))
     }
 
@@ -266,12 +266,12 @@ fn of_movie(movie: &[u8]) -> Option<Mp4Sound> {
     let listed = list.and_then(|list| edits_from_list(&list, movie_scale, timescale));
     let tagged = if listed.is_none() { edit_from_itunes_tag(movie, timescale) } else { None };
     let is_itunes = tagged.is_some();
-    let Edits { edit, end, pieces } =
-        listed.unwrap_or(Edits { edit: tagged.unwrap_or_default(), end: None, pieces: 0 });
+    let Edits { edit, end, segments } =
+        listed.unwrap_or(Edits { edit: tagged.unwrap_or_default(), end: None, segments: 0 });
     let length = media.duration as f64 / timescale;
     let is_rounded_end = end.is_some_and(|end| (end - length).abs() <= 1.0 / movie_scale);
     let track = decode_box::<Tkhd>(track, &[])?.track_id;
-    Some(Mp4Sound { track, edit, end, is_rounded_end, timescale, is_fragmented: false, zero: 0.0, is_itunes, pieces })
+    Some(Mp4Sound { track, edit, end, is_rounded_end, timescale, is_fragmented: false, zero: 0.0, is_itunes, segments })
 }
 
 /// The edits of a track.
@@ -280,7 +280,7 @@ struct Edits {
     /// Media time in seconds at which the first media segment ends. `None`: not limited.
     end: Option<f64>,
     /// Number of media segments.
-    pieces: usize,
+    segments: usize,
 }
 
 /// Returns the edits of an edit list up to its first media segment, and counts all media segments. The scales are the
@@ -289,8 +289,8 @@ fn edits_from_list(list: &Elst, movie_scale: f64, track_scale: f64) -> Option<Ed
     let mut edits = None;
     for entry in &list.entries {
         let length = entry.segment_duration as f64;
-        let own: &mut Edits = edits.get_or_insert(Edits { edit: Edit::default(), end: None, pieces: 0 });
-        match (entry.media_time, own.pieces) {
+        let own: &mut Edits = edits.get_or_insert(Edits { edit: Edit::default(), end: None, segments: 0 });
+        match (entry.media_time, own.segments) {
             (None, 0) => own.edit.silence += length / movie_scale,
             (None, _) => {}
             (Some(start), 0) => {
@@ -298,9 +298,9 @@ fn edits_from_list(list: &Elst, movie_scale: f64, track_scale: f64) -> Option<Ed
                 // The end is rounded to ticks of the track, as ffmpeg does it.
                 let end = start as f64 + (length * track_scale / movie_scale).round();
                 own.end = (length > 0.0).then_some(end / track_scale);
-                own.pieces = 1;
+                own.segments = 1;
             }
-            (Some(_), _) => own.pieces += 1,
+            (Some(_), _) => own.segments += 1,
         }
     }
     edits
@@ -400,7 +400,7 @@ mod tests {
     fn segments_after_the_first_are_ignored_with_a_warning() {
         let (gap, piece) = ([500, -1, 1 << 16], [1000, 22050, 1 << 16]);
         let other = [2000, 88200, 1 << 16];
-        for (entries, pieces) in [
+        for (entries, segments) in [
             (&[gap, piece][..], 1),
             (&[gap, piece, gap], 1),
             (&[gap, piece, other], 2),
@@ -410,13 +410,13 @@ mod tests {
             let sound = of_movie(&movie_of(&list)).unwrap();
             assert_eq!((sound.edit, sound.end(true)), (Edit { silence: 0.5, skip: 0.5 }, Some(1.5)));
             let named = format!(
-                "the audio edit list has {pieces} segments, of which only the first is used (seconds 0.500 to 1.500 of \
+                "the audio edit list has {segments} segments, of which only the first is used (seconds 0.500 to 1.500 of \
                  the track; {} ignored)",
-                pieces - 1
+                segments - 1
             );
-            let said = sound.left_out();
-            assert_eq!(said.as_ref().is_some_and(|said| said.starts_with(&named)), pieces > 1, "{said:?}");
-            assert_eq!(said.is_some(), pieces > 1);
+            let said = sound.ignored_edits_warning();
+            assert_eq!(said.as_ref().is_some_and(|said| said.starts_with(&named)), segments > 1, "{said:?}");
+            assert_eq!(said.is_some(), segments > 1);
         }
     }
 

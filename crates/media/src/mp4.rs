@@ -46,7 +46,7 @@ pub fn write_encoded_mp4(
     options: &Mp4Options,
 ) -> Result<Encoder> {
     let rate = FrameRate::from_f64(fps)?;
-    let audio = audio.map(|a| a.fitted(rate.samples(frames.count(), a.rate())));
+    let audio = audio.map(|a| a.with_length(rate.samples(frames.count(), a.rate())));
     let encoder = if encoded.is_some() { Encoder::Embedded } else { choose(options)? };
     tracing::info!(path = %path.display(), %rate, frames = frames.count(), "encoding with {encoder}");
     let (width, height) = (frames.width(), frames.height());
@@ -97,7 +97,7 @@ pub fn copy_video_with_audio(
     if !source.is_file() || !matches!(choose(options)?, Encoder::Ffmpeg(_)) {
         return Ok(false);
     }
-    let audio = audio.fitted(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
+    let audio = audio.with_length(FrameRate::from_f64(fps)?.samples(count, audio.rate()));
     let target = atomic_file::temporary_next_to(path, ".mp4")?;
     if let Err(error) = ffmpeg::copy_frames(target.path(), path, source, &audio, options) {
         tracing::warn!("re-encoding the frames, as the video stream cannot be copied: {error}");

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::audio::Audio;
 use super::error::{MediaError, Result, check_rereadable};
-use super::sound_builtin::{BuiltinSound, Doubt, read_file};
+use super::sound_builtin::{BuiltinSound, Incompleteness, read_file};
 use super::sound_ffmpeg::{FfmpegFailure, read_by_ffmpeg};
 use super::sound_part::{SoundPart, SoundRange};
 use ltx2_base::catch_panic::catch_silently;
@@ -45,11 +45,15 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: SoundRange) -> Resul
     let own = catch_silently(|| read_file(path, wanted));
     let unread = |reason: String| MediaError::Sound { path: path.to_path_buf(), reason };
     let undecoded = |why: String, ffmpeg| MediaError::Undecoded { path: path.to_path_buf(), why, ffmpeg };
-    let (found, why, left_out) = match own {
-        Ok(BuiltinSound { part, doubt: None }) => return Ok(part),
-        Ok(BuiltinSound { part, doubt: Some(Doubt::Unconfirmed) }) => (Ok(part), None, None),
-        Ok(BuiltinSound { part, doubt: Some(Doubt::LeftOut(what)) }) => (Ok(part), None, Some(what)),
-        Ok(BuiltinSound { part, doubt: Some(Doubt::Contradicted(why)) }) => (Ok(part), Some(why), None),
+    let (found, why, ignored_edits) = match own {
+        Ok(BuiltinSound { part, incompleteness: None }) => return Ok(part),
+        Ok(BuiltinSound { part, incompleteness: Some(Incompleteness::Unconfirmed) }) => (Ok(part), None, None),
+        Ok(BuiltinSound { part, incompleteness: Some(Incompleteness::IgnoredEdits(what)) }) => {
+            (Ok(part), None, Some(what))
+        }
+        Ok(BuiltinSound { part, incompleteness: Some(Incompleteness::Contradicted(why)) }) => {
+            (Ok(part), Some(why), None)
+        }
         Err(fault) => match fault.of_sound() {
             Some(reason) => return Err(unread(reason)),
             None => (Err(fault), None, None),
@@ -63,12 +67,12 @@ pub(super) fn read_part(path: &Path, ffmpeg: &Path, wanted: SoundRange) -> Resul
         (Err(FfmpegFailure::Decoder(words)), Err(fault)) => return Err(undecoded(fault.of_decoder(), Some(words))),
         // ffmpeg did no better than the built-in decoders, so their result is used.
         (_, Ok(Some(part))) => {
-            left_out.iter().for_each(|what| tracing::warn!("{}: {what}", path.display()));
+            ignored_edits.iter().for_each(|what| tracing::warn!("{}: {what}", path.display()));
             Some(SoundPart { damage: why, ..part })
         }
         (Ok(None), Ok(None)) => None,
         (Err(failure), Ok(None)) => match why {
-            Some(why) => return Err(undecoded(format!("the file is damaged: {why}"), failure.words())),
+            Some(why) => return Err(undecoded(format!("the file is damaged: {why}"), failure.message())),
             None => None,
         },
     };

@@ -53,23 +53,23 @@ pub(super) struct BuiltinSound {
     /// The decoded part. `None`: the file has no audio.
     pub(super) part: Option<SoundPart>,
     /// Reason why the audio may be incomplete. `None`: it is complete.
-    pub(super) doubt: Option<Doubt>,
+    pub(super) incompleteness: Option<Incompleteness>,
 }
 
 /// Reason why decoded audio may be incomplete.
 #[derive(Debug, PartialEq)]
-pub(super) enum Doubt {
+pub(super) enum Incompleteness {
     /// Nothing in the file confirms that the audio is complete.
     Unconfirmed,
     /// The built-in decoders read only a part of the file, which the value describes.
-    LeftOut(String),
+    IgnoredEdits(String),
     /// The file states a different length or is truncated; the value says which.
     Contradicted(String),
 }
 
-impl Doubt {
+impl Incompleteness {
     fn broken_off() -> Self {
-        Doubt::Contradicted("the file is truncated".into())
+        Incompleteness::Contradicted("the file is truncated".into())
     }
 }
 
@@ -87,12 +87,15 @@ pub(super) fn read_file(path: &Path, wanted: SoundRange) -> Result<BuiltinSound,
         return Err(Reason::Unsupported("container").into());
     }
     let sound = mp4_sound(path)?;
-    let left_out = sound.as_ref().and_then(Mp4Sound::left_out).map(Doubt::LeftOut);
+    let ignored_edits = sound.as_ref().and_then(Mp4Sound::ignored_edits_warning).map(Incompleteness::IgnoredEdits);
     // symphonia treats a truncated fragment as the end of the file.
     let is_cut = sound.is_some() && is_cut(path)?;
-    let BuiltinSound { part, doubt } =
+    let BuiltinSound { part, incompleteness } =
         decode(Box::new(file), &hint, sound.map_or(TimingSource::Packets, TimingSource::Mp4), wanted)?;
-    Ok(BuiltinSound { part, doubt: is_cut.then(Doubt::broken_off).or(left_out).or(doubt) })
+    Ok(BuiltinSound {
+        part,
+        incompleteness: is_cut.then(Incompleteness::broken_off).or(ignored_edits).or(incompleteness),
+    })
 }
 
 /// Returns whether a file starts with the signature of a supported format. Without this check, symphonia would search
@@ -287,21 +290,21 @@ impl StatedAudio {
 
     /// Returns the reason why the decoded audio may be incomplete; `None` if it is complete. `counted` is the number of
     /// samples in the packets, and `span` the number of samples that the packets' timestamps cover.
-    fn doubt(&self, counted: u64, span: u64, end: End) -> Option<Doubt> {
+    fn incompleteness(&self, counted: u64, span: u64, end: End) -> Option<Incompleteness> {
         let missing = |counted: u64, all: u64| {
-            Some(Doubt::Contradicted(format!("{} of {all} samples are missing", all - counted)))
+            Some(Incompleteness::Contradicted(format!("{} of {all} samples are missing", all - counted)))
         };
         match (end, self.samples) {
-            _ if !self.is_sure => Some(Doubt::Unconfirmed),
+            _ if !self.is_sure => Some(Incompleteness::Unconfirmed),
             (End::Verified, _) => None,
-            (End::Edited, _) => (!self.has_long_packets).then_some(Doubt::Unconfirmed),
-            (End::Cut, _) if self.is_open => Some(Doubt::Unconfirmed),
-            (End::Cut, _) => Some(Doubt::broken_off()),
+            (End::Edited, _) => (!self.has_long_packets).then_some(Incompleteness::Unconfirmed),
+            (End::Cut, _) if self.is_open => Some(Incompleteness::Unconfirmed),
+            (End::Cut, _) => Some(Incompleteness::broken_off()),
             _ if !self.is_counted => None,
             _ if self.is_timed && counted < span => missing(counted, span),
             (_, Some(claimed)) if counted < claimed => missing(counted, claimed),
             (_, Some(claimed)) if counted == claimed => None,
-            _ => Some(Doubt::Unconfirmed),
+            _ => Some(Incompleteness::Unconfirmed),
         }
     }
 }
@@ -375,14 +378,14 @@ impl SampleCollector {
         }
         let edit = *self.edit.get_or_insert_with(|| self.place.edit(self.own, time, self.first, zero));
         if end.is_none() && edit.gap(end) > MAX_SILENCE {
-            return Err(SoundFault::Late(edit.gap(end)));
+            return Err(SoundFault::LateStart(edit.gap(end)));
         }
         let unheard = edit.before(start, rate, end).saturating_sub(self.dropped).min(kept);
         planes.iter_mut().for_each(|plane| drop(plane.drain(..unheard)));
         self.dropped += unheard;
         let decoded = self.dropped + kept - unheard;
         if (kept - unheard).saturating_mul(planes.len()) > MAX_KEPT_SAMPLES || decoded > MAX_DECODED_SAMPLES {
-            return Err(SoundFault::Long);
+            return Err(SoundFault::TooLong);
         }
         let wanted = end.map(|end| ((end + edit.skipped()) * f64::from(rate)).ceil() as usize);
         self.is_complete = wanted.is_some_and(|wanted| !planes.is_empty() && decoded >= wanted);
@@ -416,7 +419,7 @@ pub(super) fn decode(
 ) -> Result<BuiltinSound, SoundFault> {
     let source = MediaSourceStream::new(source, Default::default());
     let mut format = get_probe().probe(hint, source, FormatOptions::default(), MetadataOptions::default())?;
-    let Some(track) = place.track(&*format)? else { return Ok(BuiltinSound { part: None, doubt: None }) };
+    let Some(track) = place.track(&*format)? else { return Ok(BuiltinSound { part: None, incompleteness: None }) };
     let codec = track.codec_params.as_ref().and_then(|codec| codec.audio());
     let codec = codec.ok_or(Reason::Unsupported("codec"))?;
     let claim = StatedAudio::from_track(&*format, track, codec, &place);
@@ -468,8 +471,9 @@ pub(super) fn decode(
     };
     let span = span.map_or(0, |[first, last]| last.abs_diff(first));
     let part = decoded.finish()?;
-    let doubt = claim.doubt(counted, span, end);
+    let incompleteness = claim.incompleteness(counted, span, end);
     // The track may have samples that the reader cannot find, so an empty result is unconfirmed.
-    let doubt = if part.is_none() { doubt.or(Some(Doubt::Unconfirmed)) } else { doubt };
-    Ok(BuiltinSound { part, doubt })
+    let incompleteness =
+        if part.is_none() { incompleteness.or(Some(Incompleteness::Unconfirmed)) } else { incompleteness };
+    Ok(BuiltinSound { part, incompleteness })
 }

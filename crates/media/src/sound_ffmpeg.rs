@@ -27,7 +27,7 @@ pub(super) enum FfmpegFailure {
 
 impl FfmpegFailure {
     /// Returns ffmpeg's message, or the reason why the audio is unusable; `None` if ffmpeg cannot be started.
-    pub(super) fn words(self) -> Option<String> {
+    pub(super) fn message(self) -> Option<String> {
         match self {
             FfmpegFailure::Missing => None,
             FfmpegFailure::Decoder(words) | FfmpegFailure::Sound(words) => Some(words),

@@ -80,7 +80,7 @@ impl SoundFile {
                 own.iter_mut().zip(values).for_each(|(to, v)| *to = v);
             }
             let count = samples.ncols();
-            Ok(Audio::new(samples, self.rate)?.fitted(count))
+            Ok(Audio::new(samples, self.rate)?.with_length(count))
         })
     }
 
@@ -127,7 +127,7 @@ mod tests {
             let [one, other] = ["one.wav", "other.wav"].map(|name| folder.path().join(name));
             sound.write_wav(&one, len, WavFormat::Float32, true).unwrap();
             assert!(sound.write_wav(&one, len, WavFormat::Float32, false).is_err(), "it exists");
-            write_wav(&other, &audio.fitted(len), WavFormat::Float32).unwrap();
+            write_wav(&other, &audio.with_length(len), WavFormat::Float32).unwrap();
             assert_eq!(read_wav(&one).unwrap(), read_wav(&other).unwrap(), "{len}");
         }
     }

@@ -27,9 +27,9 @@ pub(super) enum SoundFault {
     Decoder(Reason),
     /// Sample rate in Hz.
     Rate(u32),
-    Long,
+    TooLong,
     /// Duration in seconds of the silence before the first sample.
-    Late(f64),
+    LateStart(f64),
     NotFinite,
     /// The decoder's panic message.
     Panic(String),
@@ -63,8 +63,8 @@ impl SoundFault {
                 RATES.start(),
                 RATES.end()
             )),
-            SoundFault::Long => Some("the sound is too long; use a shorter file".into()),
-            SoundFault::Late(seconds) => Some(format!(
+            SoundFault::TooLong => Some("the sound is too long; use a shorter file".into()),
+            SoundFault::LateStart(seconds) => Some(format!(
                 "the sound starts after {seconds:.1} s, but at most {MAX_SILENCE} s of silence are accepted; trim the file first, e.g. \
                  ffmpeg -ss SECONDS -i IN OUT.mp4"
             )),

@@ -83,7 +83,7 @@ impl Generated {
     /// Returns an error if the audio is neither mono nor stereo.
     pub fn file_sound(&self) -> Result<Audio> {
         let frames = if self.frames.count() > 0 { self.frames.count() } else { self.num_frames };
-        Ok(self.sound()?.lasting(frames, self.frame_rate)?)
+        Ok(self.sound()?.with_frame_duration(frames, self.frame_rate)?)
     }
 
     /// Writes an MP4 file. Replaces an existing file. For other formats and encoder options, use [`media`].
