@@ -317,7 +317,7 @@ fn serve(loaded: LoadedConfig, group: Option<Arc<Group>>) -> anyhow::Result<()> 
 /// Exits the process without waiting for the device thread, whose compilation cannot be interrupted. First notifies the
 /// other processes.
 fn exit_without_device() -> ! {
-    interrupts::last_words();
+    interrupts::exit_report();
     temporaries::remove_all();
     end_process(0)
 }

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::tell;
 use crate::interrupts::{self, Reply};
-use crate::pjrt::{end_on_signals, end_process, stop_ending_on_signals};
+use crate::pjrt::{end_process, exit_on_signals, remove_signal_handlers};
 use crate::temporaries;
 
 /// Exit code of an interrupted command.
@@ -34,7 +34,7 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(ReceivedSignal) + Send + '
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hung_up = if hangup { Some(signal(SignalKind::hangup())?) } else { None };
     drop(listening);
-    stop_ending_on_signals();
+    remove_signal_handlers();
     let listen = async move {
         loop {
             let hangup = async {
@@ -57,7 +57,7 @@ pub(super) fn listen(hangup: bool, on_signal: impl Fn(ReceivedSignal) + Send + '
 
 /// Makes SIGINT and SIGTERM terminate this command immediately with exit code 130, until [`listen`]. Starts no thread.
 pub(super) fn end_at_once() {
-    if let Err(e) = end_on_signals("error: interrupted before the start; nothing was written\n", INTERRUPTED.into()) {
+    if let Err(e) = exit_on_signals("error: interrupted before the start; nothing was written\n", INTERRUPTED.into()) {
         tracing::warn!("cannot handle SIGINT and SIGTERM yet: {e}");
     }
 }
@@ -92,7 +92,7 @@ fn listen_to_end() {
 /// Saves pending results, removes temporary files, and terminates this process and its child processes.
 fn end() -> ! {
     end_children();
-    tell(format_args!("error: {}", interrupts::last_words()));
+    tell(format_args!("error: {}", interrupts::exit_report()));
     temporaries::remove_all();
     end_process(INTERRUPTED.into())
 }

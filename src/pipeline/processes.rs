@@ -54,7 +54,7 @@ pub fn together<T, E: Display + From<PipelineError>>(
     let timeouts =
         Timeouts { start: Duration::from_secs(asked.start_timeout), lost: Duration::from_secs(asked.timeout) };
     let end = |message: &str| {
-        last_words(message);
+        report_exit(message);
         end_process(1)
     };
     let group = Arc::new(Group::join(&launch, timeouts, Box::new(end)).map_err(PipelineError::from)?);
@@ -86,7 +86,7 @@ fn notify_others(group: &Arc<Group>) -> Option<String> {
 }
 
 /// Prints why this process exits, and removes the files that are partially written.
-pub(super) fn last_words(message: &str) {
+pub(super) fn report_exit(message: &str) {
     // The process must exit even if stderr cannot be written.
     let _ = writeln!(std::io::stderr(), "error: {message}");
     temporaries::remove_all();

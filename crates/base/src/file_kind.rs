@@ -4,7 +4,7 @@
 pub const SIGNATURE_BYTES: usize = 512;
 
 /// Signatures (leading bytes) of files that are neither safetensors nor JSON.
-const BEGINNINGS: [(&[u8], &str); 10] = [
+const SIGNATURES: [(&[u8], &str); 10] = [
     (b"GGUF", "a GGUF file, which holds weights only; it can be the transformer or the text encoder"),
     (
         b"version https://git-lfs",
@@ -28,7 +28,7 @@ const ZEROS: &str = "a file that begins with zeros, probably an incomplete downl
 
 /// Detects a format other than safetensors from the first bytes of a file. Returns a description of the format and a
 /// remedy; `None` if no other format is recognized.
-pub fn kind(start: &[u8]) -> Option<&'static str> {
+pub fn non_safetensors_kind(start: &[u8]) -> Option<&'static str> {
     let text = start.trim_ascii_start();
     match text.first() {
         Some(b'{' | b'[') => Some(JSON),
@@ -40,7 +40,7 @@ pub fn kind(start: &[u8]) -> Option<&'static str> {
 /// Detects a format other than JSON from the first bytes of a file. Returns a description of the format and a remedy;
 /// `None` if no other format is recognized.
 pub fn non_json_kind(start: &[u8]) -> Option<&'static str> {
-    if let Some((_, kind)) = BEGINNINGS.iter().find(|(beginning, _)| start.starts_with(beginning)) {
+    if let Some((_, kind)) = SIGNATURES.iter().find(|(beginning, _)| start.starts_with(beginning)) {
         return Some(kind);
     }
     let text = start.trim_ascii_start();

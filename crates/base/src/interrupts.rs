@@ -35,17 +35,17 @@ struct InterruptState {
 enum InterruptPhase {
     Running,
     /// A signal arrived while a hold existed.
-    Asked,
+    SignalReceived,
     /// The work has been asked to stop and will return an error.
     Stopping,
     /// The process is exiting.
-    Ending,
+    Exiting,
 }
 
 /// Response of the process to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Exit immediately, with [`last_words`] as the error line.
+    /// Exit immediately, with [`exit_report`] as the error line.
     Now,
     /// Exit once the work with this description has ended; see [`wait`].
     After(&'static str),
@@ -71,11 +71,11 @@ impl InterruptState {
     fn request(&mut self) -> Reply {
         match (self.phase, self.holds.first()) {
             (InterruptPhase::Running, Some(&(_, what))) => {
-                self.phase = InterruptPhase::Asked;
+                self.phase = InterruptPhase::SignalReceived;
                 Reply::After(what)
             }
             _ => {
-                self.phase = InterruptPhase::Ending;
+                self.phase = InterruptPhase::Exiting;
                 Reply::Now
             }
         }
@@ -85,12 +85,12 @@ impl InterruptState {
     /// `Some(false)` if the process will exit because the work returns an error. `None`: neither has happened yet.
     fn ends_now(&mut self) -> Option<bool> {
         match self.phase {
-            InterruptPhase::Asked if self.holds.is_empty() => {
-                self.phase = InterruptPhase::Ending;
+            InterruptPhase::SignalReceived if self.holds.is_empty() => {
+                self.phase = InterruptPhase::Exiting;
                 Some(true)
             }
-            InterruptPhase::Running | InterruptPhase::Asked => None,
-            InterruptPhase::Stopping | InterruptPhase::Ending => Some(false),
+            InterruptPhase::Running | InterruptPhase::SignalReceived => None,
+            InterruptPhase::Stopping | InterruptPhase::Exiting => Some(false),
         }
     }
 
@@ -99,7 +99,7 @@ impl InterruptState {
     }
 
     fn stops(&mut self) -> bool {
-        if self.phase == InterruptPhase::Asked {
+        if self.phase == InterruptPhase::SignalReceived {
             self.phase = InterruptPhase::Stopping;
         }
         self.phase != InterruptPhase::Running
@@ -172,7 +172,7 @@ pub fn stops() -> bool {
 
 /// Blocks forever if an interrupt is terminating the process, so that only the interrupt thread prints the error line.
 pub fn block_if_ending() {
-    while state().phase == InterruptPhase::Ending {
+    while state().phase == InterruptPhase::Exiting {
         thread::park();
     }
 }
@@ -194,7 +194,7 @@ pub fn wait() -> bool {
 }
 
 /// Runs all keepers and returns the text of the error line.
-pub fn last_words() -> String {
+pub fn exit_report() -> String {
     let (doing, keepers) = {
         let mut state = state();
         (mem::take(&mut state.doing), mem::take(&mut state.keepers))
@@ -216,13 +216,13 @@ mod tests {
     fn first_signal_exits_once_no_work_delays_it() {
         let mut state = InterruptState::new();
         assert!(!state.stops());
-        assert_eq!((state.request(), state.phase), (Reply::Now, InterruptPhase::Ending));
+        assert_eq!((state.request(), state.phase), (Reply::Now, InterruptPhase::Exiting));
 
         let mut state = InterruptState { holds: vec![(1, "the current steps")], ..InterruptState::new() };
         assert_eq!(state.request(), Reply::After("the current steps"));
         assert_eq!(state.ends_now(), None);
         state.holds.clear();
-        assert_eq!((state.ends_now(), state.phase), (Some(true), InterruptPhase::Ending));
+        assert_eq!((state.ends_now(), state.phase), (Some(true), InterruptPhase::Exiting));
     }
 
     #[test]
@@ -261,8 +261,8 @@ mod tests {
         assert_eq!(has(), (false, true));
         drop(compiles);
         assert_eq!(has(), (false, false));
-        assert_eq!(last_words(), "interrupted after 3 of 8 steps; the steps are kept in a");
+        assert_eq!(exit_report(), "interrupted after 3 of 8 steps; the steps are kept in a");
         drop((kept, silent));
-        assert_eq!(last_words(), "interrupted");
+        assert_eq!(exit_report(), "interrupted");
     }
 }

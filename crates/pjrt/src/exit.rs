@@ -21,8 +21,8 @@ const SIGXFSZ: c_int = 25;
 /// `SIG_IGN`: the handler that ignores the signal.
 const IGNORED: usize = 1;
 
-/// Signal handlers that [`end_on_signals`] has installed.
-static ENDING: Mutex<Vec<SigId>> = Mutex::new(Vec::new());
+/// Signal handlers that [`exit_on_signals`] has installed.
+static EXIT_HANDLERS: Mutex<Vec<SigId>> = Mutex::new(Vec::new());
 
 unsafe extern "C" {
     fn _exit(code: c_int) -> !;
@@ -44,12 +44,12 @@ pub fn report_file_limits() {
     unsafe { signal(SIGXFSZ, IGNORED) };
 }
 
-/// Makes SIGINT and SIGTERM write `words` to stderr and exit with `code`, until [`stop_ending_on_signals`]. Starts no
+/// Makes SIGINT and SIGTERM write `words` to stderr and exit with `code`, until [`remove_signal_handlers`]. Starts no
 /// thread, so that the caller may still set environment variables.
 ///
 /// # Errors
 /// Returns an error if a handler cannot be installed.
-pub fn end_on_signals(words: &'static str, code: i32) -> io::Result<()> {
+pub fn exit_on_signals(words: &'static str, code: i32) -> io::Result<()> {
     for signal in END {
         let handler = move || {
             // SAFETY: `words` is a static string; `write` and `_exit` are async-signal-safe.
@@ -60,14 +60,14 @@ pub fn end_on_signals(words: &'static str, code: i32) -> io::Result<()> {
         };
         // SAFETY: as above; the handler takes no lock and does not allocate.
         let id = unsafe { signal_hook_registry::register(signal, handler) }?;
-        ENDING.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        EXIT_HANDLERS.lock().unwrap_or_else(PoisonError::into_inner).push(id);
     }
     Ok(())
 }
 
-/// Removes the handlers of [`end_on_signals`]. Other handlers stay.
-pub fn stop_ending_on_signals() {
-    let handlers = std::mem::take(&mut *ENDING.lock().unwrap_or_else(PoisonError::into_inner));
+/// Removes the handlers of [`exit_on_signals`]. Other handlers stay.
+pub fn remove_signal_handlers() {
+    let handlers = std::mem::take(&mut *EXIT_HANDLERS.lock().unwrap_or_else(PoisonError::into_inner));
     for id in handlers {
         signal_hook_registry::unregister(id);
     }

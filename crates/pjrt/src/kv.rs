@@ -132,9 +132,9 @@ unsafe extern "C" fn get(args: *mut abi::KeyValueGetCallbackArgs) -> *mut c_void
     let wait = u64::try_from(args.timeout_in_ms).map_or(Duration::from_secs(86_400), Duration::from_millis);
     // SAFETY: `set_store_callbacks` set `user_arg`; the key and the error function belong to the plugin and outlive the call.
     unsafe {
-        let found = ask(args.user_arg, |store| store.get(&key(args.key, args.key_size), wait));
+        let found = call_store(args.user_arg, |store| store.get(&key(args.key, args.key_size), wait));
         args.value_deleter_callback = Some(free);
-        answer(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
+        reply(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
     }
 }
 
@@ -143,9 +143,9 @@ unsafe extern "C" fn try_get(args: *mut abi::KeyValueTryGetCallbackArgs) -> *mut
     // SAFETY: as for `get`.
     unsafe {
         let args = &mut *args;
-        let found = ask(args.user_arg, |store| store.try_get(&key(args.key, args.key_size)));
+        let found = call_store(args.user_arg, |store| store.try_get(&key(args.key, args.key_size)));
         args.value_deleter_callback = Some(free);
-        answer(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
+        reply(found, args.callback_error, |(value, size)| (args.value, args.value_size) = (value, size))
     }
 }
 
@@ -155,7 +155,7 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
     unsafe {
         let args = &mut *args;
         let value = list(args.value.cast::<u8>(), args.value_size);
-        let put = ask(args.user_arg, |store| {
+        let put = call_store(args.user_arg, |store| {
             let key = key(args.key, args.key_size);
             match store.put(&key, value) {
                 // A program that is compiled a second time inserts the same values.
@@ -163,7 +163,7 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
                 other => other,
             }
         });
-        answer(put.map(|()| Vec::new()), args.callback_error, |(value, _)| free(value))
+        reply(put.map(|()| Vec::new()), args.callback_error, |(value, _)| free(value))
     }
 }
 
@@ -171,22 +171,25 @@ unsafe extern "C" fn put(args: *mut abi::KeyValuePutCallbackArgs) -> *mut c_void
 ///
 /// # Safety
 /// `user` was set by [`set_store_callbacks`].
-unsafe fn ask<T>(user: *mut c_void, what: impl FnOnce(&dyn KvStore) -> Result<T, KvError>) -> Result<T, KvError> {
+unsafe fn call_store<T>(
+    user: *mut c_void,
+    what: impl FnOnce(&dyn KvStore) -> Result<T, KvError>,
+) -> Result<T, KvError> {
     // SAFETY: guaranteed by the caller; the store is never freed.
     let store = unsafe { &*user.cast::<Arc<dyn KvStore>>() };
     let panicked = || KvError::Unavailable { place: "this process".into(), reason: "its code panicked".into() };
     catch_unwind(AssertUnwindSafe(|| what(&**store))).unwrap_or_else(|_| Err(panicked()))
 }
 
-/// Passes a found value to `give`; the plugin must free the value. If `found` is an error, returns a plugin error that
-/// `make_error` creates.
+/// Passes a found value to `set_value`; the plugin must free the value. If `found` is an error, returns a plugin error
+/// that `make_error` creates.
 ///
 /// # Safety
 /// `make_error` is null or points to the plugin's function.
-unsafe fn answer(
+unsafe fn reply(
     found: Result<Vec<u8>, KvError>,
     make_error: *const CallbackError,
-    give: impl FnOnce((*mut c_void, usize)),
+    set_value: impl FnOnce((*mut c_void, usize)),
 ) -> *mut c_void {
     // SAFETY: guaranteed by the caller.
     let make_error = unsafe { make_error.as_ref() }.copied().flatten();
@@ -200,7 +203,7 @@ unsafe fn answer(
         // allocated, because the plugin will free it.
         (found, _) => {
             let value = found.unwrap_or_else(|_| Vec::new());
-            give((allocate(&value), value.len()));
+            set_value((allocate(&value), value.len()));
             std::ptr::null_mut()
         }
     }

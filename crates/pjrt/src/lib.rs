@@ -39,7 +39,7 @@ pub use device::{Device, DeviceDescription, DeviceMemory};
 pub use error::{Code, PjrtError, Result, with_sources};
 pub use event::Event;
 pub use executable::{CompiledMemory, Executable, ExecuteOptions, LoadedExecutable, OptimizedProgram};
-pub use exit::{end_on_signals, end_process, on_abort, report_file_limits, stop_ending_on_signals};
+pub use exit::{end_process, exit_on_signals, on_abort, remove_signal_handlers, report_file_limits};
 pub use heap::limit_heaps;
 pub use host::{HostBuffer, HostUse, SharedBytes, SharedHostBuffer};
 pub use kv::{KvError, KvStore, ProcessNode};

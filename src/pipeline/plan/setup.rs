@@ -11,7 +11,7 @@ use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::processes::last_words;
+use crate::pipeline::processes::report_exit;
 use crate::pjrt::{CudaOptions, OptionValue};
 use crate::runtime::platforms::PlatformSpec;
 use crate::runtime::processes::Group;
@@ -212,7 +212,7 @@ fn watchdog(config: &Config) -> DeviceWatchdog {
     };
     let say = |message: &str, going_on: Option<&str>| {
         going_on.iter().for_each(|line| tracing::info!("{line}"));
-        last_words(message);
+        report_exit(message);
     };
     DeviceWatchdog::new(limit, Box::new(say))
 }

@@ -51,7 +51,7 @@ impl ShardFile {
         let length = u64::from_le_bytes(length);
         // In every safetensors file, a brace follows the length field.
         let is_foreign = length > MAX_HEADER || start.get(8) != Some(&b'{');
-        if let Some(kind) = file_kind::kind(&start).filter(|_| is_foreign) {
+        if let Some(kind) = file_kind::non_safetensors_kind(&start).filter(|_| is_foreign) {
             return Err(bad(format!("the file is {kind}")));
         }
         if length > MAX_HEADER {
