@@ -68,7 +68,7 @@ pub(crate) fn reason(
         return Reason::ContextParallel;
     }
     match p.role {
-        Role::Stored => Reason::FsdpSharded,
+        Role::FsdpSharded => Reason::FsdpSharded,
         _ if is_vector(p) && sums => Reason::Reduction,
         Role::Parameter if sums => Reason::Contracting { axis },
         Role::Parameter => match meets(p, c, all) {
@@ -167,7 +167,7 @@ mod tests {
         );
         let sum = collective(CollectiveKind::AllReduce, "blocks/ff/proj");
         assert_eq!(text(&sum, Some(&weight)), "contracting dimension sharded: a matmul reduces over embed");
-        let stored = ValuePlacement { role: Role::Stored, ..weight.clone() };
+        let stored = ValuePlacement { role: Role::FsdpSharded, ..weight.clone() };
         assert_eq!(reason(&gather, Some(&stored), &all, &[]), Reason::FsdpSharded);
         assert_eq!(
             reason(&collective(CollectiveKind::AllGather, "blocks/attn1/sdpa"), Some(&tokens), &all, &[]),

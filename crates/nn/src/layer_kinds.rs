@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::layers::{label, ranges};
+use super::layers::{stack_label, uniform_ranges};
 use super::params::{Number, Params};
 use ltx2_stablehlo::{DType, Value};
 
@@ -77,7 +77,7 @@ impl Params {
                 body(&KindLayer { kind, index, common: place.clone(), own: place }, &carried)
             });
         }
-        ranges(kinds.len(), |l| self.unquantized_in(name, l))
+        uniform_ranges(kinds.len(), |l| self.unquantized_in(name, l))
             .into_iter()
             .fold(init.to_vec(), |carried, layers| all.loop_by_kind(name, kinds, layers, &carried, &body))
     }
@@ -98,8 +98,8 @@ impl Params {
             runs.iter().fold(carried.to_vec(), |carried, run| {
                 let layer = |at: &Value, carried: &[Value]| {
                     let index = number * length as f64 + run.start as f64 + at;
-                    let of_kind = number * run.all as f64 + run.before as f64 + at;
-                    body(&self.of_kind(name, kinds, layers.clone(), run.kind, &index, &of_kind), carried)
+                    let index_in_kind = number * run.all as f64 + run.before as f64 + at;
+                    body(&self.kind_layer(name, kinds, layers.clone(), run.kind, &index, &index_in_kind), carried)
                 };
                 match run.length {
                     1 => layer(&b.scalar(0.0, DType::I32), &carried),
@@ -110,16 +110,16 @@ impl Params {
         b.repeat(own.len().checked_div(length).unwrap_or_default(), init, round)
     }
 
-    /// Returns a layer of kind `kind` in the range `layers`. `index` is its index in the range, `of_kind` its index
-    /// among the layers of that kind in the range.
-    fn of_kind<K: Copy + PartialEq + Display>(
+    /// Returns a layer of kind `kind` in the range `layers`. `index` is its index in the range, `index_in_kind` its
+    /// index among the layers of that kind in the range.
+    fn kind_layer<K: Copy + PartialEq + Display>(
         &self,
         name: &str,
         kinds: &[K],
         layers: Range<usize>,
         kind: K,
         index: &Value,
-        of_kind: &Value,
+        index_in_kind: &Value,
     ) -> KindLayer<K> {
         let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
         let place = |layers: Rc<[usize]>, label: Option<String>, at: &Value| {
@@ -129,13 +129,13 @@ impl Params {
             self.numbered(name, number, self.streaming.is_some()).quantized(|_| false)
         };
         let alike = layers.clone().filter(|&l| kinds[l] == kind).collect();
-        let label = label(&layers, kinds.len());
-        let of_kind_label = label.iter().fold(kind.to_string(), |kind, label| format!("{kind}.{label}"));
+        let label = stack_label(&layers, kinds.len());
+        let kind_label = label.iter().fold(kind.to_string(), |kind, label| format!("{kind}.{label}"));
         KindLayer {
             kind,
             index: of_all.clone(),
             common: place(layers.collect(), label, index),
-            own: place(alike, Some(of_kind_label), of_kind),
+            own: place(alike, Some(kind_label), index_in_kind),
         }
     }
 }

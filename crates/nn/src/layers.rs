@@ -50,7 +50,7 @@ impl LayerTensor {
 }
 
 /// Splits the layers `0..count` into ranges of consecutive layers for which `kind` returns the same value.
-pub(super) fn ranges<K: PartialEq>(count: usize, kind: impl Fn(usize) -> K) -> Vec<Range<usize>> {
+pub(super) fn uniform_ranges<K: PartialEq>(count: usize, kind: impl Fn(usize) -> K) -> Vec<Range<usize>> {
     let starts: Vec<usize> = (0..count).filter(|&l| l == 0 || kind(l) != kind(l - 1)).collect();
     let ends = starts.iter().skip(1).copied().chain([count]);
     starts.iter().zip(ends).map(|(&start, end)| start..end).collect()
@@ -58,7 +58,7 @@ pub(super) fn ranges<K: PartialEq>(count: usize, kind: impl Fn(usize) -> K) -> V
 
 /// Returns a label that distinguishes the stacks of a range of layers by name; `None` if the range contains all `count`
 /// layers.
-pub(super) fn label(layers: &Range<usize>, count: usize) -> Option<String> {
+pub(super) fn stack_label(layers: &Range<usize>, count: usize) -> Option<String> {
     (layers.len() < count).then(|| format!("{}-{}", layers.start, layers.end - 1))
 }
 
@@ -98,21 +98,21 @@ impl Params {
         self.loops_over_layers(name, count, |_| false, init, body)
     }
 
-    /// Runs `body` like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `narrow`
+    /// Runs `body` like [`Self::each_layer`], but in quantized runs, the weights of the layers for which `quantizes`
     /// returns true are quantized to 8 bits. If weights are rotated before quantization (int8-convrot), the weights of
     /// all layers are quantized. Consecutive layers with the same weight types share a loop.
     pub fn each_layer_quantized(
         &self,
         name: &str,
         count: usize,
-        narrow: impl Fn(usize) -> bool,
+        quantizes: impl Fn(usize) -> bool,
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let place = self.rotating();
-        let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&narrow), i, carried);
+        let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&quantizes), i, carried);
         let is_same = self.quantization == Quantization::None || self.quantization.is_rotated();
-        place.loops_over_layers(name, count, |l| !is_same && narrow(l), init, body)
+        place.loops_over_layers(name, count, |l| !is_same && quantizes(l), init, body)
     }
 
     /// Runs `body` for each layer: unrolled, or in one loop for each range of layers whose weights have the same types
@@ -121,7 +121,7 @@ impl Params {
         &self,
         name: &str,
         count: usize,
-        narrow: impl Fn(usize) -> bool,
+        quantizes: impl Fn(usize) -> bool,
         init: &[Value],
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
@@ -130,8 +130,8 @@ impl Params {
                 body(&self.unrolled(name, l, count), &self.builder().scalar(l as f64, DType::I32), &carried)
             });
         }
-        let kind = |l: usize| (narrow(l), self.is_streamed(l, count), self.unquantized_in(name, l));
-        ranges(count, kind)
+        let kind = |l: usize| (quantizes(l), self.is_streamed(l, count), self.unquantized_in(name, l));
+        uniform_ranges(count, kind)
             .into_iter()
             .fold(init.to_vec(), |carried, layers| self.loop_over_layers(name, layers, count, &carried, &body))
     }
@@ -153,7 +153,7 @@ impl Params {
         body: impl Fn(&Params, &Value, &[Value]) -> Vec<Value>,
     ) -> Vec<Value> {
         let is_streamed = self.is_streamed(layers.start, count);
-        let label = label(&layers, count).map(Into::into);
+        let label = stack_label(&layers, count).map(Into::into);
         self.builder().repeat(layers.len(), init, |index, carried| {
             let of_all = if layers.start == 0 { index.clone() } else { index + layers.start as f64 };
             let layers = layers.clone().collect();
@@ -169,13 +169,13 @@ impl Params {
         &self,
         name: &str,
         count: usize,
-        narrow: impl Fn(usize) -> bool,
+        quantizes: impl Fn(usize) -> bool,
         tensors: &[LayerTensor],
         body: impl Fn(&Params) -> Vec<Value>,
     ) -> Vec<PerLayer> {
         if self.lowering().unroll_layers {
             let all = self.rotating();
-            let place = |l: usize| all.unrolled(name, l, count).quantized(&narrow);
+            let place = |l: usize| all.unrolled(name, l, count).quantized(&quantizes);
             let each: Vec<_> = (0..count).map(|l| body(&place(l))).collect();
             let of = |t: usize| each.iter().filter_map(|layer| layer.get(t).cloned()).collect();
             return (0..tensors.len()).map(|t| PerLayer::Each(of(t))).collect();
@@ -184,7 +184,7 @@ impl Params {
             let (ty, axes) = t.stack(count);
             self.place(&t.name, &self.builder().full(0.0, ty), &axes)
         });
-        let filled = self.each_layer_quantized(name, count, narrow, &empty.collect::<Vec<_>>(), |p, i, stacks| {
+        let filled = self.each_layer_quantized(name, count, quantizes, &empty.collect::<Vec<_>>(), |p, i, stacks| {
             body(p).iter().zip(stacks).map(|(x, stack)| stack.dynamic_update(0, i, &x.unsqueeze(0))).collect()
         });
         filled.into_iter().map(PerLayer::Stack).collect()

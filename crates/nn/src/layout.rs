@@ -85,7 +85,7 @@ pub enum LayoutError {
     },
     /// A mesh axis shards a tensor twice: two of its dimensions, or one dimension by two rules.
     #[error("tensor '{tensor}' {ty} is sharded twice by mesh axis '{mesh_axis}' ({rules})")]
-    Twice {
+    AxisUsedTwice {
         /// Tensor name that layout rules match, `component.name`.
         tensor: String,
         /// Global (unsharded) type, such as `tensor<8x8xbf16>`.
@@ -285,7 +285,7 @@ impl Layout {
     /// results.
     ///
     /// # Errors
-    /// Returns [`LayoutError::Twice`] if a mesh axis shards two dimensions.
+    /// Returns [`LayoutError::AxisUsedTwice`] if a mesh axis shards two dimensions.
     pub fn place(&self, tensor: &str, ty: &Type, axes: &[Axis]) -> Result<Option<ResolvedPlacement>, LayoutError> {
         if self.is_single() {
             return Ok(None);
@@ -302,7 +302,7 @@ impl Layout {
                 if let Some(mesh_axis) = rule.mesh_axes.iter().find(clash) {
                     let both = earlier().filter(|u| u.mesh_axes.contains(mesh_axis)).chain([*rule]);
                     let rules: Vec<String> = both.map(ToString::to_string).collect();
-                    return Err(LayoutError::Twice {
+                    return Err(LayoutError::AxisUsedTwice {
                         tensor: tensor.into(),
                         ty: ty.to_string(),
                         mesh_axis: mesh_axis.clone(),

@@ -144,7 +144,8 @@ pub enum Role {
     /// A parameter that is used with its stored sharding.
     Parameter,
     /// An FSDP-sharded parameter: storage rules shard it further, and it is gathered before its use.
-    Stored,
+    #[serde(rename = "stored")]
+    FsdpSharded,
     /// An input, an output or an intermediate value.
     Activation,
 }

@@ -91,16 +91,16 @@ impl Params {
     }
 
     /// Enables quantization for the linear weights under this prefix if the run quantizes weights and either rotates
-    /// them or `narrow(layer)` returns true. Outside a layer, weights stay unquantized. `narrow` must return the same
-    /// value for all layers of a loop.
-    pub fn quantized(&self, narrow: impl Fn(usize) -> bool) -> Self {
+    /// them or `quantizes(layer)` returns true. Outside a layer, weights stay unquantized. `quantizes` must return the
+    /// same value for all layers of a loop.
+    pub fn quantized(&self, quantizes: impl Fn(usize) -> bool) -> Self {
         let first = match self.layer.as_ref().map(|l| &l.number) {
             Some(Number::Fixed(l)) => Some(*l),
             Some(Number::Counted { layers, .. }) => layers.first().copied(),
             None => None,
         };
-        let narrow = |layer| self.quantization.is_rotated() || narrow(layer);
-        let is_quantized = self.quantization != Quantization::None && first.is_some_and(narrow);
+        let quantizes = |layer| self.quantization.is_rotated() || quantizes(layer);
+        let is_quantized = self.quantization != Quantization::None && first.is_some_and(quantizes);
         Params { is_quantized, ..self.clone() }
     }
 
@@ -229,7 +229,7 @@ impl Params {
             let used = self.layout().place(&rules, &param.ty, &param.axes);
             let sharding =
                 |p: &Result<Option<ResolvedPlacement>, _>| p.iter().flatten().next().map(|p| p.sharding.clone());
-            let role = if sharding(&placed) == sharding(&used) { Role::Parameter } else { Role::Stored };
+            let role = if sharding(&placed) == sharding(&used) { Role::Parameter } else { Role::FsdpSharded };
             let sharding = self.placed(&rules, &param.ty, &param.axes, role, placed);
             self.context.declare(param, sharding, memory)
         });

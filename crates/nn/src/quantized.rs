@@ -111,7 +111,7 @@ impl Params {
 
     /// Returns the 8-bit type of a weight under this prefix that is read from the tensors `keys`. `None`: the weight is
     /// not quantized, or is fused from weights of which one must not be quantized.
-    fn narrow(&self, keys: &[String]) -> Option<DType> {
+    fn quantized_dtype(&self, keys: &[String]) -> Option<DType> {
         match self.quantization {
             _ if !self.is_quantized() || keys.iter().any(|key| self.unquantized.contains(key)) => None,
             Quantization::None => None,
@@ -129,7 +129,7 @@ impl Params {
         let stored = [shape.iter().product::<usize>() / inner, inner];
         let deviation = (inner as f32).sqrt().recip();
         let keys = self.keys_of(names);
-        let Some(dtype) = self.narrow(&keys) else {
+        let Some(dtype) = self.quantized_dtype(&keys) else {
             let init = Init::normal(deviation);
             return Weight::Plain(match names {
                 [one] => self.get_as(one, &stored, shape, axes, init),

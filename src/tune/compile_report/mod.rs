@@ -363,7 +363,7 @@ pub(in crate::tune) mod tests {
     fn compile_report_round_trips_and_rejects_unknown_fields() {
         let mut one = report("cpu:2");
         one.collectives.list.push(gather("blocks/ff", None, 0.5));
-        one.tensors.push(placed("t", Role::Stored, ["mlp", "embed"]));
+        one.tensors.push(placed("t", Role::FsdpSharded, ["mlp", "embed"]));
         let text = serde_json::to_string(&one).unwrap();
         assert_eq!(serde_json::from_str::<CompileReport>(&text).unwrap(), one);
         let other = text.replacen("\"notes\"", "\"note\"", 1);

@@ -73,7 +73,7 @@ fn compiled(target: &str, n: usize, numbers: &mut Numbers) -> CompileReport {
         for (m, module) in MODULES.iter().enumerate() {
             let tensor = format!("{BLOCK}{stream}{module}.weight");
             let axes = if m % 2 == 0 { ["embed", "mlp"] } else { ["heads", "embed"] };
-            let mut placement = placed(&tensor, if m % 3 == 0 { Role::Stored } else { Role::Parameter }, axes);
+            let mut placement = placed(&tensor, if m % 3 == 0 { Role::FsdpSharded } else { Role::Parameter }, axes);
             placement.dims = vec![4096, 4096 + 128 * (n % 3)];
             placement.bytes = 4096 * 4096 * 2 / (1 + n % 4);
             placement.rules = vec![format!("{layout}.yml:{}: embed: fsdp", 3 + m)];

@@ -103,7 +103,7 @@ pub(super) fn local_bytes(ty: &Type, mesh: &DeviceMesh, sharding: Option<&Shardi
 }
 
 fn weights(network: &Network) -> impl Iterator<Item = &ValuePlacement> {
-    let parameter = |p: &&ValuePlacement| matches!(p.role, Role::Parameter | Role::Stored);
+    let parameter = |p: &&ValuePlacement| matches!(p.role, Role::Parameter | Role::FsdpSharded);
     let mut seen = std::collections::BTreeSet::new();
     network.placements.iter().filter(parameter).filter(move |p| seen.insert(p.tensor.clone()))
 }
@@ -146,7 +146,7 @@ fn of_activations(network: &Network, layout: &Layout, blocks: usize) -> Vec<Requ
 /// Returns the all-gathers of FSDP-sharded weights; each weight is gathered once per step.
 fn fsdp_gathers(network: &Network, layout: &Layout, blocks: usize) -> Vec<RequiredCollective> {
     let mut all: Vec<RequiredCollective> = Vec::new();
-    for p in weights(network).filter(|p| p.role == Role::Stored) {
+    for p in weights(network).filter(|p| p.role == Role::FsdpSharded) {
         let whole = computed(p, layout);
         let wire = (size(&p.ty, &whole, &layout.mesh) - size(&p.ty, &p.sharding, &layout.mesh)) * times(p, blocks);
         let split = |s: &Sharding| s.0.iter().flatten().cloned().collect::<Vec<String>>();

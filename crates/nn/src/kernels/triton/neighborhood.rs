@@ -95,7 +95,8 @@ impl KernelGrid {
                 let [k, v] = [&keys, &values].map(|array| array.ahead(&ahead).ahead(&offsets).load());
                 let scores = q.product(&k.transposed(), &bias);
                 let sees = frame.minus(&cells.begins[0]).is_within(self.axes[0].window);
-                let now = largest.larger(&sees.select(&scores.row_max(), &code.full(LEAST, &[queries])));
+                let now = largest
+                    .max_ignoring_nan(&sees.select(&scores.row_max_ignoring_nan(), &code.full(LEAST, &[queries])));
                 let powers = now.times(scale);
                 // For frames outside a query's window, all weights must be 0.
                 let subtracted = sees.select(&powers, &code.full(-MASK_VALUE, &[queries]));

@@ -101,9 +101,14 @@ impl<'a> RowRotation<'a> {
         let rotated = [ab.plus(&c_d), ab.minus(&c_d), cd.plus(&a_b), cd.minus(&a_b)];
 
         let [a, b, c, d] = rotated.each_ref().map(TritonTile::absolute);
-        let largest = a.maximum(&b).maximum(&c.maximum(&d)).row_maximum().reshaped(&[rows, lines]).row_maximum();
+        let largest = a
+            .max_propagating_nan(&b)
+            .max_propagating_nan(&c.max_propagating_nan(&d))
+            .row_max_propagating_nan()
+            .reshaped(&[rows, lines])
+            .row_max_propagating_nan();
         // The lower bound keeps rows of zeros at 0 instead of NaN.
-        let largest = largest.maximum(1e-30);
+        let largest = largest.max_propagating_nan(1e-30);
         let steps = f64::from(i8::MAX);
         let row = code.range(rows).at_most(own - 1);
         arrays[3].ahead(&start).ahead(&row).store(&largest.over(steps));

@@ -270,12 +270,12 @@ impl TritonTile {
         self.binary("maxsi", other)
     }
 
-    pub(crate) fn larger(&self, other: &TritonTile) -> TritonTile {
+    pub(crate) fn max_ignoring_nan(&self, other: &TritonTile) -> TritonTile {
         self.binary("maxnumf", other)
     }
 
-    /// Returns the larger value, like [`Self::larger`], but NaN if an operand is NaN.
-    pub(crate) fn maximum(&self, other: impl Into<Operand>) -> TritonTile {
+    /// Returns the larger value, like [`Self::max_ignoring_nan`], but NaN if an operand is NaN.
+    pub(crate) fn max_propagating_nan(&self, other: impl Into<Operand>) -> TritonTile {
         self.binary("maximumf", other)
     }
 
@@ -359,12 +359,12 @@ impl TritonTile {
     }
 
     /// Returns the maximum of each row.
-    pub(crate) fn row_max(&self) -> TritonTile {
+    pub(crate) fn row_max_ignoring_nan(&self) -> TritonTile {
         self.reduced("maxnumf")
     }
 
-    /// Returns the maximum of each row, like [`Self::row_max`], but NaN for a row that contains NaN.
-    pub(crate) fn row_maximum(&self) -> TritonTile {
+    /// Returns the maximum of each row, like [`Self::row_max_ignoring_nan`], but NaN for a row that contains NaN.
+    pub(crate) fn row_max_propagating_nan(&self) -> TritonTile {
         self.reduced("maximumf")
     }
 
