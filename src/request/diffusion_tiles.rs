@@ -37,7 +37,7 @@ impl DiffusionTiles {
     /// # Errors
     /// Returns an error if the overlap is smaller than the receptive field.
     pub fn official(tiling: &TileSizes, grid: &FeatureGrid) -> Result<Self, RequestError> {
-        let [frames, rows, columns] = [0, 1, 2].map(|axis| grid.reach[axis] * grid.scale[axis]);
+        let [frames, rows, columns] = [0, 1, 2].map(|axis| grid.receptive_field[axis] * grid.scale[axis]);
         let [frames, pixels] = [frames.next_multiple_of(8), rows.max(columns).next_multiple_of(32)];
         if tiling.frame_overlap < frames || tiling.overlap < pixels {
             let why = format!(
@@ -110,7 +110,7 @@ impl DiffusionTiles {
                 let to = [pixel(start), pixel(end)];
                 Tile { from: [start, end], to, weights: trapezoid(to[1] - to[0], left * scale, right * scale, false) }
             };
-            let spans = cut(grid.cells[axis], sizes[axis].max(1), overlaps[axis], grid.least[axis]);
+            let spans = cut(grid.cells[axis], sizes[axis].max(1), overlaps[axis], grid.min_tile[axis]);
             spans.into_iter().map(tile).collect()
         })
     }
@@ -126,10 +126,11 @@ impl DiffusionTiles {
     /// cells of the last tile in time.
     pub(crate) fn largest(&self, grid: &FeatureGrid) -> FeatureTile {
         let cells = |part: &&Tile| part.from[1] - part.from[0];
-        let with_appendix = |part: &&Tile| cells(part) + if part.from[1] == grid.cells[0] { grid.appendix } else { 0 };
+        let with_appended_frames =
+            |part: &&Tile| cells(part) + if part.from[1] == grid.cells[0] { grid.appended_frames } else { 0 };
         let [time, rows, columns] = &self.axes;
         let [rows, columns] = [rows, columns].map(|parts| parts.iter().max_by_key(cells).expect("a tile"));
-        Self::features(grid, [time.iter().max_by_key(with_appendix).expect("a tile"), rows, columns])
+        Self::features(grid, [time.iter().max_by_key(with_appended_frames).expect("a tile"), rows, columns])
     }
 }
 
@@ -141,12 +142,12 @@ mod tests {
     fn grid() -> FeatureGrid {
         FeatureGrid {
             cells: [61, 136, 240],
-            appendix: 8,
+            appended_frames: 8,
             scale: [2, 8, 8],
-            least: [6, 6, 6],
-            reach: [20, 20, 20],
+            min_tile: [6, 6, 6],
+            receptive_field: [20, 20, 20],
             pixels: [121, 1088, 1920],
-            before: [0; 3],
+            crop_before: [0; 3],
         }
     }
 

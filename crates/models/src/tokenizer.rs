@@ -81,11 +81,12 @@ pub struct TokenizerRules {
     /// The padding token.
     pub pad: &'static str,
     /// Whether prompts start with BOS.
-    pub front: BosRule,
+    pub bos_rule: BosRule,
 }
 
 /// Rules of Gemma 3 and Gemma 4; BOS is added only by the post-processor of `tokenizer.json`.
-pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", front: BosRule::AsAdded };
+pub const GEMMA: TokenizerRules =
+    TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", bos_rule: BosRule::PostProcessor };
 
 /// Rule that determines whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
 /// have no effect: transformers 5 ignores both if there is a `tokenizer.json`.
@@ -93,7 +94,7 @@ pub const GEMMA: TokenizerRules = TokenizerRules { bos: "<bos>", eos: "<eos>", p
 pub enum BosRule {
     /// Prompts start with BOS only if the post-processor of `tokenizer.json` adds it (transformers 5, diffusers,
     /// Lightricks 1.0.0).
-    AsAdded,
+    PostProcessor,
     /// Prompts always start with BOS: it is prepended after post-processing if the ids do not start with it (Lightricks
     /// 1.2.0).
     Forced,
@@ -178,8 +179,8 @@ impl Tokenizer {
             [config, special].iter().find_map(|map| token_name(map.get(key)?)).unwrap_or(default.to_owned())
         };
         let [prefix, suffix] = added(&file, &inner)?;
-        let forced = match rules.front {
-            BosRule::AsAdded => None,
+        let forced = match rules.bos_rule {
+            BosRule::PostProcessor => None,
             BosRule::Forced => Some(id(&name("bos_token", rules.bos))?),
         };
         // If the vocabulary has no pad token, EOS is used for padding, as in the reference.
@@ -299,8 +300,8 @@ mod tests {
 
     const RULES: TokenizerRules = GEMMA;
 
-    const fn rules(front: BosRule) -> TokenizerRules {
-        TokenizerRules { front, ..GEMMA }
+    const fn rules(bos_rule: BosRule) -> TokenizerRules {
+        TokenizerRules { bos_rule, ..GEMMA }
     }
 
     #[derive(Deserialize)]
@@ -379,10 +380,10 @@ mod tests {
         forced: Vec<Vec<i32>>,
     }
 
-    fn opened(json: &Value, config: &Value, front: BosRule) -> Result<Tokenizer, TokenizerError> {
+    fn opened(json: &Value, config: &Value, bos_rule: BosRule) -> Result<Tokenizer, TokenizerError> {
         let folder = Path::new("folder");
         let inner = model(&folder.join(MODEL_FILE), json.to_string().as_bytes())?;
-        Tokenizer::with(folder, inner, &rules(front), config, &Value::Null)
+        Tokenizer::with(folder, inner, &rules(bos_rule), config, &Value::Null)
     }
 
     #[test]
@@ -394,8 +395,8 @@ mod tests {
             let [mut json, ..] = byte_tokenizer();
             json["post_processor"] = case.post_processor.clone();
             let name = &case.name;
-            let open = |front| opened(&json, &case.config, front).expect("opens");
-            let [own, forced] = [BosRule::AsAdded, BosRule::Forced].map(open);
+            let open = |bos_rule| opened(&json, &case.config, bos_rule).expect("opens");
+            let [own, forced] = [BosRule::PostProcessor, BosRule::Forced].map(open);
             for ((prompt, ids), begun) in fixture.prompts.iter().zip(&case.ids).zip(&case.forced) {
                 let kept = |tokenizer: &Tokenizer| {
                     let got = tokenizer.encode(prompt, fixture.max_length).expect("encodes");
@@ -417,8 +418,8 @@ mod tests {
             [(json!([text, bos, text]), "[325, 325] into [325, 2, 325]"), (json!([bos]), "[] into [2]")]
         {
             json["post_processor"]["single"] = single;
-            for front in [BosRule::AsAdded, BosRule::Forced] {
-                let e = opened(&json, &config, front).expect_err("refused").to_string();
+            for bos_rule in [BosRule::PostProcessor, BosRule::Forced] {
+                let e = opened(&json, &config, bos_rule).expect_err("refused").to_string();
                 let want = format!("folder/tokenizer.json: the post-processor turns token ids {made}; ");
                 assert!(e.starts_with(&want), "{e}");
             }
@@ -432,7 +433,7 @@ mod tests {
         json["post_processor"]["single"] =
             json!([special("<bos>"), {"Sequence": {"id": "A", "type_id": 0}}, special("<eos>")]);
         json["post_processor"]["special_tokens"]["<eos>"] = json!({"id": "<eos>", "ids": [1], "tokens": ["<eos>"]});
-        let tokenizer = opened(&json, &config, BosRule::AsAdded).expect("opens");
+        let tokenizer = opened(&json, &config, BosRule::PostProcessor).expect("opens");
         let e = tokenizer.encode("a", 1).expect_err("two are added").to_string();
         assert_eq!(e, "max_sequence_length is 1; it must be at least 2");
         let got = tokenizer.encode("a b", 3).expect("encodes");
@@ -443,7 +444,7 @@ mod tests {
     fn vocab_size_is_the_largest_id_plus_one() {
         let [mut json, config, _] = byte_tokenizer();
         json["model"]["vocab"]["far"] = json!(2000);
-        assert_eq!(opened(&json, &config, BosRule::AsAdded).expect("opens").vocab_size(), 2001);
+        assert_eq!(opened(&json, &config, BosRule::PostProcessor).expect("opens").vocab_size(), 2001);
     }
 
     #[test]

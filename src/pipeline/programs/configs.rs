@@ -141,7 +141,7 @@ impl ModelConfigs {
 
     /// Returns the rules that convert prompts to token ids.
     pub(crate) fn tokenizer(&self) -> Result<TokenizerRules> {
-        Ok(TokenizerRules { front: self.bos, ..*self.text_encoder()?.tokenizer() })
+        Ok(TokenizerRules { bos_rule: self.bos, ..*self.text_encoder()?.tokenizer() })
     }
 
     pub(crate) fn connectors(&self) -> Result<ConnectorsConfig> {
@@ -311,7 +311,7 @@ impl ModelConfigs {
 pub(crate) fn bos_rule(config: &Config) -> BosRule {
     match (config.text.bos, config.reference) {
         (Bos::Always, _) | (Bos::Auto, Reference::Official) => BosRule::Forced,
-        (Bos::Auto, Reference::Official1 | Reference::Diffusers) => BosRule::AsAdded,
+        (Bos::Auto, Reference::Official1 | Reference::Diffusers) => BosRule::PostProcessor,
     }
 }
 
@@ -335,7 +335,7 @@ mod tests {
             bos_rule(&load(&CliOverrides { set, ..CliOverrides::default() }).expect("legal").config)
         };
         let rules = ["official", "official_1_0", "diffusers"].map(|name| rule(&[&format!("reference={name}")]));
-        assert_eq!(rules, [BosRule::Forced, BosRule::AsAdded, BosRule::AsAdded]);
+        assert_eq!(rules, [BosRule::Forced, BosRule::PostProcessor, BosRule::PostProcessor]);
         assert_eq!(rule(&["reference=diffusers", "text.bos=always"]), BosRule::Forced);
     }
 }

@@ -56,7 +56,7 @@ impl Run<'_> {
 
 /// Removes the pixels that were decoded from padding, and all frames after the first `frames`.
 fn cropped(piece: &Array5<f32>, grid: &FeatureGrid, frames: usize) -> Array5<f32> {
-    let part = |axis: usize| Slice::from(grid.before[axis]..grid.before[axis] + grid.pixels[axis]);
+    let part = |axis: usize| Slice::from(grid.crop_before[axis]..grid.crop_before[axis] + grid.pixels[axis]);
     let piece = piece.slice_axis(Dim(2), Slice::from(..frames));
     piece.slice_axis(Dim(3), part(1)).slice_axis(Dim(4), part(2)).to_owned()
 }

@@ -127,22 +127,22 @@ impl DiffusionDecoderConfig {
     /// Returns the number of copies of the last latent frame that are appended to the input. Attention windows are
     /// shifted inward at the border of the grid; the copies ensure that this does not affect the last frames of the
     /// video.
-    pub fn appendix(&self) -> usize {
+    pub fn appended_frames(&self) -> usize {
         self.stages.first().map_or(0, |stage| stage.kernel[0] / 2 * 2)
     }
 
     /// Returns the smallest latent size (frames, rows, columns) with which every attention window fits into the grid of
     /// its stage.
-    pub fn least(&self) -> [usize; 3] {
+    pub fn min_latents(&self) -> [usize; 3] {
         let all = self.stages.iter().map(|stage| (stage.kernel, stage.stride)).chain([(self.kernel, [1; 3])]);
-        let (mut least, mut scale) = ([1; 3], [1; 3]);
+        let (mut min, mut scale) = ([1; 3], [1; 3]);
         for (kernel, stride) in all {
             for axis in 0..3 {
-                least[axis] = least[axis].max(kernel[axis].div_ceil(scale[axis]));
+                min[axis] = min[axis].max(kernel[axis].div_ceil(scale[axis]));
                 scale[axis] *= stride[axis];
             }
         }
-        least
+        min
     }
 }
 

@@ -2,11 +2,11 @@
 //! and a fifth stage denoises pixels conditioned on it.
 
 mod blocks;
-mod blocks_of_frames;
 pub(super) mod config;
 mod model;
 mod neighborhood;
 mod padding;
+mod sharding_limit;
 #[cfg(test)]
 mod tests;
 mod tiles;

@@ -2,9 +2,9 @@
 
 use super::COMPONENT;
 use super::blocks::{Rope3d, StageLayers, affine, normed, upsample};
-use super::blocks_of_frames::limit_spatial_sharding;
 use super::config::{DiffusionDecoderConfig, OutputType};
 use super::padding::SizePadding;
+use super::sharding_limit::limit_spatial_sharding;
 use crate::Network;
 use crate::pixels::Pixels;
 use crate::timestep::timestep_embedding;
@@ -30,7 +30,7 @@ impl PaddedSizes {
         let [f, h, w] = padding.padded(latents);
         let side = |latents: usize, axis: usize| latents * ratios[axis] / c.patch_size;
         // A video shorter than the attention window keeps some of the frames that the appended copies add.
-        let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appendix())), side(h, 1), side(w, 2)];
+        let tokens = [frames(f).max(c.kernel[0]).min(frames(f + c.appended_frames())), side(h, 1), side(w, 2)];
         PaddedSizes { padding, pixels: [frames(latents[0]), latents[1] * ratios[1], latents[2] * ratios[2]], tokens }
     }
 }
@@ -82,7 +82,7 @@ pub fn program(c: &DiffusionDecoderConfig, shape: [usize; 4], pixels: Pixels, bu
 /// Runs all context stages except the last on latents `[b, c, f, h, w]`. Returns `[b, frames, rows, columns,
 /// channels]`.
 pub(super) fn features(p: &Params, c: &DiffusionDecoderConfig, latents: &Value, shards: &SpatialShards) -> Value {
-    let x = latents.pad_edge(2, 0, c.appendix()).transpose(&[0, 2, 3, 4, 1]);
+    let x = latents.pad_edge(2, 0, c.appended_frames()).transpose(&[0, 2, 3, 4, 1]);
     let x = affine(p, "conv_in", &x, c.stages.first().map_or(c.channels, |stage| stage.channels));
     (0..c.stages.len() - 1).fold(x, |x, i| det_stage(p, c, i, &x, true, shards))
 }

@@ -9,8 +9,8 @@ pub(super) struct SizePadding([[usize; 2]; 3]);
 
 impl SizePadding {
     pub(super) fn new(c: &DiffusionDecoderConfig, size: [usize; 3]) -> Self {
-        let least = c.least();
-        let missing = [0, 1, 2].map(|axis| least[axis].saturating_sub(size[axis]));
+        let min = c.min_latents();
+        let missing = [0, 1, 2].map(|axis| min[axis].saturating_sub(size[axis]));
         let [t, h, w] = missing;
         SizePadding([[0, t], [h / 2, h - h / 2], [w / 2, w - w / 2]])
     }

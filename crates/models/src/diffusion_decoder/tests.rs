@@ -37,7 +37,7 @@ fn diffusion_decoder_declares_every_published_tensor() {
 #[test]
 fn small_latents_are_padded_and_the_video_is_cropped() {
     let c = published();
-    assert_eq!(c.least(), [3, 7, 7]);
+    assert_eq!(c.min_latents(), [3, 7, 7]);
     assert_eq!(noise_shape(&c, [1, 16, 16, 24]), [1, 3, 121, 512, 768]);
     assert_eq!(noise_shape(&c, [2, 1, 4, 12]), [2, 3, 17, 224, 384]);
     let network = program(&c, [2, 1, 4, 12], Pixels::Values, &Build::new(DType::BF16)).expect("builds");

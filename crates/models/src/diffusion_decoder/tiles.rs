@@ -16,28 +16,28 @@ pub struct FeatureGrid {
     pub cells: [usize; 3],
     /// Number of additional frames of cells after those of the video. They come from copies of the last latent frame
     /// and belong to the last tile.
-    pub appendix: usize,
+    pub appended_frames: usize,
     /// Number of pixels per cell.
     pub scale: [usize; 3],
     /// Smallest tile in which every attention window fits, in cells.
-    pub least: [usize; 3],
+    pub min_tile: [usize; 3],
     /// Receptive field: maximum number of cells on each side that a result depends on.
-    pub reach: [usize; 3],
+    pub receptive_field: [usize; 3],
     /// Size of the video in pixels.
     pub pixels: [usize; 3],
     /// Number of pixels before the video that are decoded from the padding of small latents and must be cropped.
-    pub before: [usize; 3],
+    pub crop_before: [usize; 3],
 }
 
 /// Size of a tile, and whether it is the first or the last in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FeatureTile {
-    /// Number of cells along frames, rows and columns, without the frames of [`FeatureGrid::appendix`].
+    /// Number of cells along frames, rows and columns, without the frames of [`FeatureGrid::appended_frames`].
     pub cells: [usize; 3],
     /// Whether the tile starts at the first frame.
     pub is_first: bool,
-    /// Whether the tile ends at the last frame of the video; the frames of [`FeatureGrid::appendix`] then follow its
-    /// cells.
+    /// Whether the tile ends at the last frame of the video; the frames of [`FeatureGrid::appended_frames`] then follow
+    /// its cells.
     pub is_last: bool,
 }
 
@@ -53,29 +53,30 @@ pub fn feature_grid(c: &DiffusionDecoderConfig, latents: [usize; 3]) -> FeatureG
         })
     };
     let cells = grow(padded);
-    let with_appendix = grow([padded[0] + c.appendix(), padded[1], padded[2]]);
+    let with_appended_frames = grow([padded[0] + c.appended_frames(), padded[1], padded[2]]);
     let (kernel, depth, stride) = c.stages.last().map_or(([1; 3], 0, [1; 3]), |s| (s.kernel, s.depth, s.stride));
-    let reach = |axis: usize| (depth * (kernel[axis] / 2)).max((c.depth * (c.kernel[axis] / 2)).div_ceil(stride[axis]));
+    let receptive_field =
+        |axis: usize| (depth * (kernel[axis] / 2)).max((c.depth * (c.kernel[axis] / 2)).div_ceil(stride[axis]));
     FeatureGrid {
         cells,
-        appendix: with_appendix[0] - cells[0],
+        appended_frames: with_appended_frames[0] - cells[0],
         scale: [stride[0], stride[1] * c.patch_size, stride[2] * c.patch_size],
-        least: [0, 1, 2].map(|axis| kernel[axis].max(c.kernel[axis].div_ceil(stride[axis]))),
-        reach: [0, 1, 2].map(reach),
+        min_tile: [0, 1, 2].map(|axis| kernel[axis].max(c.kernel[axis].div_ceil(stride[axis]))),
+        receptive_field: [0, 1, 2].map(receptive_field),
         pixels: sizes.pixels,
-        before: sizes.padding.before(c.ratios()),
+        crop_before: sizes.padding.before(c.ratios()),
     }
 }
 
 /// Returns the shape `[channels, frames, height, width]` of the noise and of the pixels of a tile. If the last tile is
-/// shorter than the attention window, it includes some of the frames of [`FeatureGrid::appendix`].
+/// shorter than the attention window, it includes some of the frames of [`FeatureGrid::appended_frames`].
 pub fn tile_shape(c: &DiffusionDecoderConfig, grid: &FeatureGrid, tile: &FeatureTile) -> [usize; 4] {
     let [st, sh, sw] = grid.scale;
     let doubled = usize::from(tile.is_first && st == 2);
     let frames = |cells: usize| cells * st - doubled;
     let [t, h, w] = tile.cells;
     let frames = match tile.is_last {
-        true => frames(t).max(c.kernel[0]).min(frames(t + grid.appendix)),
+        true => frames(t).max(c.kernel[0]).min(frames(t + grid.appended_frames)),
         false => frames(t),
     };
     [c.out_channels, frames, h * sh, w * sw]
@@ -116,7 +117,7 @@ pub fn tile_program(
     let ([rows, columns], [channels, frames, height, width]) =
         ([grid.cells[1], grid.cells[2]], tile_shape(c, &grid, tile));
     let last = c.stages.len() - 1;
-    let dims = [b, grid.cells[0] + grid.appendix, rows, columns, c.stages[last].channels];
+    let dims = [b, grid.cells[0] + grid.appended_frames, rows, columns, c.stages[last].channels];
     let all = ShardedVideo::with_replicated_frames(&p, "features", Type::new(p.dtype(), dims));
     let noise =
         ShardedVideo::with_replicated_frames(&p, "noise", Type::new(DType::F32, [b, channels, frames, height, width]));
@@ -127,7 +128,7 @@ pub fn tile_program(
     let video = all.run_with(&p, &given, &operands, |shards, given, operands| {
         let [noise, start] = [0, 1].map(|i| operands.get(i).unwrap_or(given));
         let [t, h, w] = tile.cells;
-        let sizes = [t + if tile.is_last { grid.appendix } else { 0 }, h, w];
+        let sizes = [t + if tile.is_last { grid.appended_frames } else { 0 }, h, w];
         let cut =
             (0..3).fold(given.clone(), |x, axis| x.dynamic_slice(axis as isize + 1, &start.at(0, axis), sizes[axis]));
         let context = det_stage(&own, c, last, &cut, tile.is_first, &shards).slice(1, 0, frames);

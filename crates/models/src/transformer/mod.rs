@@ -110,8 +110,8 @@ pub fn forward(p: &Params, c: &TransformerConfig, inputs: &ForwardInputs) -> Av<
     let perturbed = perturbation.map(|s| s.flags(b, c.num_layers));
     let hidden = {
         let _scope = b.scope("blocks");
-        let (narrow, start) = (|block| c.quantizes(block), Vec::from_iter(start.into_iter().flatten()));
-        p.each_layer_quantized("transformer_blocks", c.num_layers, narrow, &start, |p, i, hidden| {
+        let (quantizes, start) = (|block| c.quantizes(block), Vec::from_iter(start.into_iter().flatten()));
+        p.each_layer_quantized("transformer_blocks", c.num_layers, quantizes, &start, |p, i, hidden| {
             let context = streams.map(|own| own.map(|own| own.context.of_layer(p)));
             let stg_mask = perturbation.zip(perturbed.as_ref()).map(|(s, flags)| s.masks(flags, i)).unwrap_or_default();
             let stg_mask = stg_mask.as_ref().map(Option::as_ref);
