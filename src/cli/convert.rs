@@ -48,9 +48,11 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     })?;
     let (gigabytes, seconds) = (conversion.bytes() as f64 / 1e9, started.elapsed().as_secs_f64());
     let mut layers = format!("{} layers quantized, {} copied", conversion.quantized, conversion.copied);
-    if conversion.unfit > 0 {
-        layers +=
-            &format!(", {} not quantized because their number of columns is not a multiple of 256", conversion.unfit);
+    if conversion.unsupported > 0 {
+        layers += &format!(
+            ", {} not quantized because their number of columns is not a multiple of 256",
+            conversion.unsupported
+        );
     }
     tracing::info!(
         "{} tensors ({layers}), {gigabytes:.2} GB in {seconds:.1} s, {:.2} GB/s",

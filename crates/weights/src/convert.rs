@@ -11,7 +11,7 @@ use super::error::WeightsError;
 use super::keys::{self, GEMMA, TRANSFORMER};
 use super::place::is_diffusers;
 use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
-use super::unsupported::{VERSION, refuse_repack};
+use super::unsupported::{VERSION, reject_unrecognized_quantization};
 use super::validate::{check_finite, finite_tensor};
 use super::write::{PIECE, TensorFile, TensorSpec};
 use super::{lora, quantization};
@@ -39,7 +39,7 @@ pub struct Conversion {
     /// Number of layers whose codes are copied, because they already have the requested form.
     pub copied: usize,
     /// Number of layers that are not quantized, because the requested form does not support their number of columns.
-    pub unfit: usize,
+    pub unsupported: usize,
 }
 
 /// Source of a tensor's bytes.
@@ -54,12 +54,12 @@ enum Content {
 }
 
 /// Conversion that is chosen for a tensor.
-enum Decision {
+enum TensorConversion {
     /// The tensor is copied with these codes and scales, because it already has the requested form.
     Copy(TensorView, Option<TensorView>),
     Quantize,
     /// The tensor is not quantized, because the requested form does not support its number of columns.
-    Unfit,
+    Unsupported,
     /// The tensor becomes bf16 if it is quantized, or if it is a linear layer and the target is bf16; otherwise it is
     /// copied.
     Keep,
@@ -103,21 +103,21 @@ impl Target {
         is_layer && LINEAR.iter().any(|end| module.ends_with(end))
     }
 
-    fn decide(&self, source: &Checkpoint, name: &str) -> Result<Decision, WeightsError> {
-        let Some(form) = self.form else { return Ok(Decision::Keep) };
+    fn decide(&self, source: &Checkpoint, name: &str) -> Result<TensorConversion, WeightsError> {
+        let Some(form) = self.form else { return Ok(TensorConversion::Keep) };
         if let Some((codes, scales)) = source.codes(name, form)? {
             // Other programs read 8-bit floats with one scale only.
             let is_one = |scales: &TensorView| scales.shape().iter().product::<usize>() == 1;
             if form != QuantizedForm::Fp8 || scales.as_ref().is_none_or(is_one) {
-                return Ok(Decision::Copy(codes, scales));
+                return Ok(TensorConversion::Copy(codes, scales));
             }
         }
         Ok(match source.shape(name) {
             Some([_, columns]) if self.selects(name) => match form.fits(*columns) {
-                true => Decision::Quantize,
-                false => Decision::Unfit,
+                true => TensorConversion::Quantize,
+                false => TensorConversion::Unsupported,
             },
-            _ => Decision::Keep,
+            _ => TensorConversion::Keep,
         })
     }
 }
@@ -147,10 +147,10 @@ impl Conversion {
         }
         let opened = Checkpoint::open(input)?;
         lora::refuse(&opened)?;
-        refuse_repack(&opened)?;
+        reject_unrecognized_quantization(&opened)?;
         let metadata = metadata(&opened);
         let (source, config) = names::official(input, opened)?;
-        let mut plan = Conversion { tensors: vec![], metadata, quantized: 0, copied: 0, unfit: 0 };
+        let mut plan = Conversion { tensors: vec![], metadata, quantized: 0, copied: 0, unsupported: 0 };
         if let Some((key, config)) = config {
             plan.metadata.entry(key.into()).or_insert_with(|| config.to_string());
         }
@@ -158,7 +158,7 @@ impl Conversion {
         let target = Target { form, blocks: quantized_blocks(last.map_or(0, |last| last + 1)) };
         source.names().try_for_each(|name| plan.add(&source, name, &target))?;
         if let Some(form) = form.filter(|_| plan.quantized + plan.copied == 0) {
-            let what = if plan.unfit > 0 { " whose number of columns is a multiple of 256" } else { "" };
+            let what = if plan.unsupported > 0 { " whose number of columns is a multiple of 256" } else { "" };
             let connectors = if form == QuantizedForm::Int8Convrot { ", connectors" } else { "" };
             let name = form.name();
             return none(format!(
@@ -178,7 +178,8 @@ impl Conversion {
         let (layer, leaf) = name.rsplit_once('.').unwrap_or(("", name));
         let weight = format!("{layer}.weight");
         if matches!(leaf, "weight_scale" | "input_scale") && source.contains(&weight) {
-            let is_narrow = matches!(target.decide(source, &weight)?, Decision::Copy(..) | Decision::Quantize);
+            let is_narrow =
+                matches!(target.decide(source, &weight)?, TensorConversion::Copy(..) | TensorConversion::Quantize);
             let is_kept = match leaf {
                 // Scales of a quantized weight are written with its codes.
                 "weight_scale" => !is_narrow && !source.is_quantized(&weight),
@@ -190,8 +191,8 @@ impl Conversion {
             }
         }
         let decision = target.decide(source, name)?;
-        self.unfit += usize::from(matches!(decision, Decision::Unfit));
-        let (Some(form), Decision::Copy(..) | Decision::Quantize) = (target.form, &decision) else {
+        self.unsupported += usize::from(matches!(decision, TensorConversion::Unsupported));
+        let (Some(form), TensorConversion::Copy(..) | TensorConversion::Quantize) = (target.form, &decision) else {
             let becomes_bf16 = source.is_quantized(name) || target.form.is_none() && target.selects(name);
             let view =
                 if becomes_bf16 { source.dequantized(name)?.converted(DType::BF16) } else { source.get(name)? };
@@ -200,7 +201,7 @@ impl Conversion {
         };
         let scales = format!("{name}_scale");
         match decision {
-            Decision::Copy(codes, stored) => {
+            TensorConversion::Copy(codes, stored) => {
                 self.copied += 1;
                 self.push(name, codes.dtype(), codes.shape(), Content::Values(codes.clone()));
                 match stored {

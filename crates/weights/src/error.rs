@@ -22,12 +22,12 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// No model, component or LoRA was found for a path or a name in the Hugging Face cache.
-    #[error("model `{name}` not found: {looked}")]
+    #[error("model `{name}` not found: {reason}")]
     NotFound {
         /// The path, `org/name` or `org/name/file` that was requested.
         name: String,
         /// Searched locations, and advice on what to do.
-        looked: String,
+        reason: String,
     },
     /// A folder contains no weights that can be loaded.
     #[error("{}: no weights: {reason}", path.display())]
@@ -201,18 +201,18 @@ pub enum WeightsError {
         mark: String,
     },
     /// A component and the transformer belong to different model versions, which tensor shapes do not reveal.
-    #[error("{}: {what}, but {} is the transformer of LTX-{wants}: {cure}", path.display(), transformer.display())]
+    #[error("{}: {found}, but {} is the transformer of LTX-{wants}: {advice}", path.display(), transformer.display())]
     Pairing {
         /// The file, or the configuration, of the component that does not match the transformer.
         path: PathBuf,
         /// The version field of `path`, and the version that it identifies.
-        what: String,
+        found: String,
         /// The transformer's configuration, or the single file that contains it.
         transformer: PathBuf,
         /// Model version of the transformer.
         wants: Version,
         /// What to use instead.
-        cure: &'static str,
+        advice: &'static str,
     },
     /// A weight is quantized in a form that is not supported. `reason` is a predicate.
     #[error("{}: tensor `{key}` {reason}; {}", path.display(), unquantized_hint(key))]

@@ -65,7 +65,7 @@ impl HubCache {
         let mut parts = name.splitn(3, '/');
         let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let folder = self.root.join(format!("models--{org}--{repo}"));
-        let fail = |reason: String| WeightsError::NotFound { name: name.into(), looked: reason };
+        let fail = |reason: String| WeightsError::NotFound { name: name.into(), reason };
         if !folder.is_dir() {
             let advice = advice(org, repo, parts.next());
             return Err(fail(format!(

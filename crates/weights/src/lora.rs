@@ -140,8 +140,8 @@ impl LoraFile {
     /// another model version.
     pub fn check(&self, model: &ModelSource) -> Result<(), WeightsError> {
         if let Some(transformer) = model.transformer() {
-            let cure = "use a LoRA that was trained on this model version";
-            transformer.check_header(&self.path, self.version.as_deref(), "is a LoRA", cure)?;
+            let advice = "use a LoRA that was trained on this model version";
+            transformer.check_header(&self.path, self.version.as_deref(), "is a LoRA", advice)?;
         }
         let resolved = self.resolve(model)?;
         for ((component, name), update) in self.updates.iter().chain(&resolved) {
@@ -151,7 +151,7 @@ impl LoraFile {
                 None => {
                     let reason =
                         format!("updates `{name}` of shape {shape:?}, which is not a tensor of the {component}");
-                    let near = keys::nearest(checkpoint.names(), name);
+                    let near = keys::most_similar(checkpoint.names(), name);
                     return Err(self.mismatch(model, update, reason, near));
                 }
                 Some(own) if own != shape => {
@@ -179,7 +179,7 @@ impl LoraFile {
             let found: Vec<_> = modules.find(flat).into_iter().collect();
             let [(component, module)] = found[..] else {
                 let names = |found: &(Component, String)| format!("{}.{tensor}", found.1);
-                let near = modules.nearest(flat).filter(|_| found.is_empty()).map(names);
+                let near = modules.most_similar(flat).filter(|_| found.is_empty()).map(names);
                 let reason = match &found[..] {
                     [one, other, ..] => format!("may update `{}` or `{}`", names(one), names(other)),
                     _ => format!("updates `{flat}`, which is not a module"),

@@ -265,7 +265,7 @@ impl SectionKeys {
 }
 
 /// Returns an error for the first unknown key of a header's `config`, with its value.
-pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsError> {
+pub(super) fn reject_unknown_keys(path: &Path, config: &Value) -> Result<(), WeightsError> {
     let extended = config.get("vocoder").and_then(|v| v.get("bwe")).is_some();
     let vocoder: &[SectionKeys] = if extended { &EXTENDED } else { &PLAIN };
     let vae = Section::new(path, config, "vae");
@@ -281,8 +281,8 @@ pub(super) fn refuse_unread(path: &Path, config: &Value) -> Result<(), WeightsEr
     })
 }
 
-/// Returns an error for an unknown key, like [`refuse_unread`], in the file of a latent upsampler.
-pub(super) fn refuse_unread_upsampler(path: &Path, config: &Value) -> Result<(), WeightsError> {
+/// Returns an error for an unknown key, like [`reject_unknown_keys`], in the file of a latent upsampler.
+pub(super) fn reject_unknown_upsampler_keys(path: &Path, config: &Value) -> Result<(), WeightsError> {
     UPSAMPLER.check(path, config, &[])
 }
 

@@ -10,7 +10,7 @@ use super::checkpoint::{Checkpoint, TensorView};
 use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{self, SingleFileKeys};
-use super::unsupported::refuse_repack;
+use super::unsupported::reject_unrecognized_quantization;
 use super::{derived, gguf_model};
 
 /// Metadata key of the configuration.
@@ -65,7 +65,7 @@ impl PackedTextEncoder {
     /// quantized in an unrecognized form.
     pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
-        refuse_repack(&checkpoint)?;
+        reject_unrecognized_quantization(&checkpoint)?;
         if let Some(config) = gguf_model::text_encoder_config(&checkpoint)? {
             return Ok(PackedTextEncoder { checkpoint: gguf_model::text_encoder(checkpoint)?, config });
         }

@@ -50,9 +50,9 @@ impl VersionFields {
 }
 
 impl Transformer {
-    fn refused(&self, path: &Path, what: String, cure: &'static str) -> WeightsError {
+    fn refused(&self, path: &Path, found: String, advice: &'static str) -> WeightsError {
         let (transformer, wants) = (self.path.clone(), self.version);
-        WeightsError::Pairing { path: path.to_path_buf(), what, transformer, wants, cure }
+        WeightsError::Pairing { path: path.to_path_buf(), found, transformer, wants, advice }
     }
 
     /// Returns the `gemma_version` that the transformer's header requires, or LTX-2.5's if the header states none.
@@ -105,7 +105,7 @@ impl Transformer {
         path: &Path,
         model_version: Option<&str>,
         what: &str,
-        cure: &'static str,
+        advice: &'static str,
     ) -> Result<(), WeightsError> {
         let Some(text) = model_version else { return Ok(()) };
         let (major, minor) = Version::numbers(text);
@@ -114,7 +114,7 @@ impl Transformer {
             true => Err(self.refused(
                 path,
                 format!("{what} of LTX-{major}.{minor} (`model_version` {text} in the header)"),
-                cure,
+                advice,
             )),
             false => Ok(()),
         }

@@ -38,7 +38,7 @@ impl SingleFile {
     /// Opens a file with a complete model or with the component `part`.
     fn open(path: &Path, part: Option<Component>) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(path)?;
-        unsupported::refuse_repack(&checkpoint)?;
+        unsupported::reject_unrecognized_quantization(&checkpoint)?;
         // The header need not contain the configuration of these components, because it is derived from their tensors.
         let alone = part.filter(|c| {
             use Component::{Connectors, DurationHead, LatentUpsampler, TemporalUpsampler};
@@ -65,10 +65,10 @@ impl SingleFile {
         unsupported::refuse_file(&checkpoint)?;
         match part {
             Some(Component::LatentUpsampler | Component::TemporalUpsampler) => {
-                official_keys::refuse_unread_upsampler(checkpoint.path(), &config)?;
+                official_keys::reject_unknown_upsampler_keys(checkpoint.path(), &config)?;
             }
             Some(Component::DurationHead) => {}
-            _ => official_keys::refuse_unread(checkpoint.path(), &config)?,
+            _ => official_keys::reject_unknown_keys(checkpoint.path(), &config)?,
         }
         let keys = SingleFileKeys::new(checkpoint.names());
         let single = SingleFile { keys, config, has_config, checkpoint };

@@ -419,7 +419,7 @@ impl ModelSource {
         }
         let folder = self.folder(component)?;
         let checkpoint = Checkpoint::open_variant(&folder, self.variant.as_deref())?;
-        unsupported::refuse_repack(&checkpoint)?;
+        unsupported::reject_unrecognized_quantization(&checkpoint)?;
         let config = folder.join(component.config_file());
         if config.is_file() {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
@@ -516,9 +516,9 @@ impl ModelSource {
 
     /// Returns an error if the connectors' header states a model version that does not fit the transformer.
     fn check_connectors(&self, tensors: &Checkpoint) -> Result<(), WeightsError> {
-        let (version, cure) =
+        let (version, advice) =
             (tensors.metadata(unsupported::VERSION), "use the transformer and connectors of the same model");
-        let check = |t: Transformer| t.check_header(tensors.path(), version, "holds connectors", cure);
+        let check = |t: Transformer| t.check_header(tensors.path(), version, "holds connectors", advice);
         self.transformer().map_or(Ok(()), check)
     }
 
@@ -631,8 +631,8 @@ fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     if HubCache::is_name(name) {
         return hub.resolve(name);
     }
-    let looked = "no such file or folder; a model is a diffusers folder, a folder of single files, a .safetensors or \
+    let reason = "no such file or folder; a model is a diffusers folder, a folder of single files, a .safetensors or \
                   .gguf file, or org/name"
         .into();
-    Err(WeightsError::NotFound { name: name.into(), looked })
+    Err(WeightsError::NotFound { name: name.into(), reason })
 }

@@ -89,7 +89,7 @@ pub(super) fn refuse_index(path: &Path, index: &Value) -> Result<(), WeightsErro
 
 /// Returns an error for the first weight that is not floating point, or whose scales are not: it is quantized in a form
 /// that is not recognized.
-pub(super) fn refuse_repack(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
+pub(super) fn reject_unrecognized_quantization(checkpoint: &Checkpoint) -> Result<(), WeightsError> {
     let is_unknown = |key: &str| match key.strip_suffix("_scale").filter(|weight| weight.ends_with(".weight")) {
         Some(weight) => checkpoint.contains(weight) && !checkpoint.is_float(key),
         None => key.ends_with(".weight") && !checkpoint.is_float(key),

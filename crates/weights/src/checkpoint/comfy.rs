@@ -133,8 +133,8 @@ fn int8(layer: &mut QuantizedLayer) -> Result<(), WeightsError> {
 /// # Errors
 /// Returns an error for an unsupported format, and for tensors whose type or shape does not match their format.
 pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
-    rename_old(all);
-    for (name, conf) in stated(all)? {
+    rename_legacy_scales(all);
+    for (name, conf) in layer_formats(all)? {
         let weight = format!("{name}.weight");
         // Markers of layers in other components' files have no weight here.
         let Some(dtype) = all.dtype_name(&weight) else { continue };
@@ -150,7 +150,7 @@ pub(super) fn restore(all: &mut Checkpoint) -> Result<(), WeightsError> {
 }
 
 /// Renames the scales of older files, and removes tensors that do not affect the weights.
-fn rename_old(all: &mut Checkpoint) {
+fn rename_legacy_scales(all: &mut Checkpoint) {
     let names: Vec<String> = all.names().map(String::from).collect();
     let is_old = names.iter().any(|name| name == "scaled_fp8" || name.ends_with(".scaled_fp8"));
     for name in names {
@@ -170,7 +170,7 @@ fn rename_old(all: &mut Checkpoint) {
 }
 
 /// Returns the format that the file states for each layer, and removes the marker tensors.
-fn stated(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError> {
+fn layer_formats(all: &mut Checkpoint) -> Result<BTreeMap<String, Value>, WeightsError> {
     let mut layers = BTreeMap::new();
     if let Some(text) = all.metadata(METADATA) {
         let wrong = |reason: String| WeightsError::Config { path: all.path().into(), key: METADATA.into(), reason };

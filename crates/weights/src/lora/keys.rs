@@ -169,8 +169,8 @@ impl FlatModules {
     }
 
     /// Returns the module with the most similar name.
-    pub(super) fn nearest(&self, flat: &str) -> Option<&(Component, String)> {
-        let near = nearest(self.0.keys().map(String::as_str), unprefixed(flat).last()?)?;
+    pub(super) fn most_similar(&self, flat: &str) -> Option<&(Component, String)> {
+        let near = most_similar(self.0.keys().map(String::as_str), unprefixed(flat).last()?)?;
         self.0[near].first()
     }
 }
@@ -186,7 +186,7 @@ fn unprefixed(flat: &str) -> Vec<&str> {
 }
 
 /// Returns the element of `names` that is most similar to `name`.
-pub(super) fn nearest<'a>(names: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
+pub(super) fn most_similar<'a>(names: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
     names.min_by_key(|known| strsim::levenshtein(known, name))
 }
 

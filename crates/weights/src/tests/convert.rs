@@ -45,7 +45,7 @@ fn converted_layers_have_comfy_kitchen_bytes() {
     for (form, layers) in [(QuantizedForm::Fp8, 1), (QuantizedForm::Int8, 1), (QuantizedForm::Int8Convrot, 3)] {
         let [first, again] = ["first", "again"].map(|name| dir.path().join(name));
         let plan = convert(&source, &first, Some(form));
-        assert_eq!((plan.quantized, plan.copied, plan.unfit), (layers, 0, 0));
+        assert_eq!((plan.quantized, plan.copied, plan.unsupported), (layers, 0, 0));
         let got = stored(&first);
         let of_form =
             |(name, tensor): (&String, _)| Some((name.strip_prefix(&format!("{}/", form.name()))?.into(), tensor));
@@ -173,7 +173,7 @@ fn int8_convrot_selects_the_layers_of_the_published_file() {
     let dir = TempDir::new().expect("dir");
     let path = put(dir.path().join("x.safetensors"), safetensors(&tensors, json!({"config": CONFIG})));
     let plan = Conversion::plan(&path, Some(QuantizedForm::Int8Convrot)).expect("a plan");
-    assert_eq!((plan.quantized, plan.copied, plan.unfit), (1440, 0, 0));
+    assert_eq!((plan.quantized, plan.copied, plan.unsupported), (1440, 0, 0));
     let count = |part: &str| plan.tensors().filter(|spec| spec.dtype == DType::I8 && spec.name.contains(part)).count();
     let parts = [".transformer_blocks.47.", "video_embeddings_connector.", "audio_embeddings_connector."];
     assert_eq!(parts.map(count), [28, 48, 48]);
