@@ -49,7 +49,7 @@ impl BranchRows {
     }
 
     /// Repeats each video of a tensor `[b, n, …]` for each branch. Returns `[rows, n, …]`.
-    pub(crate) fn spread(&self, p: &Params, x: &Value, sequence: Axis) -> Value {
+    pub(crate) fn repeat_per_branch(&self, p: &Params, x: &Value, sequence: Axis) -> Value {
         let (videos, rest) = (x.dim(0), &x.dims()[1..]);
         let each = x.unsqueeze(1).broadcast_to(&[&[videos, self.count], rest].concat());
         let axes = [&[Axis::Batch, Axis::Branch, sequence][..], &vec![Axis::Replicated; rest.len() - 1]].concat();

@@ -58,7 +58,7 @@ pub struct StreamGuidance<'a> {
     /// Guider that computes the negative-prompt term.
     pub guider: GuiderKind,
     pub rescale: RescaleExtent,
-    pub counted: &'a MaskedStatistics,
+    pub statistics: &'a MaskedStatistics,
 }
 
 /// Combines the clean predictions `[samples, n, channels]`, f32, of the branches with `scales [4]`: `c + (cfg-1)(c-u) +
@@ -71,7 +71,7 @@ pub fn combine(
     scales: &Value,
     state: Option<&Value>,
 ) -> (Value, Option<Value>) {
-    let StreamGuidance { branches, guider, rescale: scope, counted } = *guidance;
+    let StreamGuidance { branches, guider, rescale: scope, statistics } = *guidance;
     let _scope = scales.builder().scope("guidance");
     let mut next = state.cloned();
     let conditional = &predictions[0];
@@ -89,7 +89,7 @@ pub fn combine(
                     scale: &scale,
                     parameters: &parameters,
                     state,
-                    counted,
+                    statistics,
                 });
                 next = after;
                 guided = guided + term;
@@ -106,7 +106,7 @@ pub fn combine(
     }
     let axes: &[isize] = if scope == RescaleExtent::Batch { &[0, 1, 2] } else { &[1, 2] };
     let rescale = scale(3);
-    let ratio = counted.deviation(conditional, axes) / counted.deviation(&guided, axes);
+    let ratio = statistics.deviation(conditional, axes) / statistics.deviation(&guided, axes);
     let rescaled = &guided * ratio * &rescale + &guided * (rescale.like(1.0) - &rescale);
     // A select, so that a neutral rescale returns the guided prediction bit for bit.
     (rescale.compare(Comparison::Ne, &rescale.like(0.0)).select(&rescaled, &guided), next)

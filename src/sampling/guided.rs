@@ -53,7 +53,7 @@ pub(super) struct GuidedStream {
     scales: Value,
     row: usize,
     pub(crate) condition: Option<ConditionInputs>,
-    counted: MaskedStatistics,
+    statistics: MaskedStatistics,
     rope: Rope,
     cross_rope: Rope,
     /// Modulation of all steps; the leading dimension is the step.
@@ -96,7 +96,7 @@ impl<'a> GuidedTransformer<'a> {
         let condition = conditions(p, shape, latents);
         let branches = BranchRows::padded(p, shape.branches.len());
         let videos = carried.video.dim(0);
-        let counted = latents.zip(carried).map(|(l, x)| MaskedStatistics::new(p.builder(), x, l.content));
+        let statistics = latents.zip(carried).map(|(l, x)| MaskedStatistics::new(p.builder(), x, l.content));
         let keyframes = shape.keyframes.then(|| {
             let ty = Type::new(DType::F32, [1, shape.tokens.video]);
             p.input("keyframes.video", ty, &[Axis::Replicated, Axis::VideoSequence])
@@ -128,25 +128,26 @@ impl<'a> GuidedTransformer<'a> {
         let sets = (!shape.sets.is_empty())
             .then(|| p.input("branch_sets", Type::new(DType::I32, [MAX_STEPS + 1]), &[Axis::Replicated]));
         let rows = BranchRows::all(p, shape, videos);
-        let own = latents.zip(Av { video: 0, audio: 1 }).zip(condition.zip(counted));
+        let own = latents.zip(Av { video: 0, audio: 1 }).zip(condition.zip(statistics));
         let streams = own.zip(rope.zip(cross_rope)).zip(modulation.zip(context));
-        let streams = streams.map(|((((l, row), (condition, counted)), (rope, cross_rope)), (modulation, context))| {
-            let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
-            let (rope, cross_rope, modulation, context) = (rope?, cross_rope?, modulation?, context?);
-            let own = GuidedStream {
-                sequence,
-                tokens,
-                scales,
-                row,
-                condition,
-                counted,
-                rope,
-                cross_rope,
-                modulation,
-                context,
-            };
-            Some(own)
-        });
+        let streams =
+            streams.map(|((((l, row), (condition, statistics)), (rope, cross_rope)), (modulation, context))| {
+                let (sequence, tokens, scales) = (l.axes[1], l.content[1], scales.clone());
+                let (rope, cross_rope, modulation, context) = (rope?, cross_rope?, modulation?, context?);
+                let own = GuidedStream {
+                    sequence,
+                    tokens,
+                    scales,
+                    row,
+                    condition,
+                    statistics,
+                    rope,
+                    cross_rope,
+                    modulation,
+                    context,
+                };
+                Some(own)
+            });
         GuidedTransformer { p, c, shape, rows, streams, keyframes, self_mask, sets }
     }
 
@@ -234,7 +235,8 @@ impl<'a> GuidedTransformer<'a> {
         let masks = Av { video: self.self_mask.as_ref(), audio: None };
         let inputs = streams.zip(masks);
         let inputs = inputs.map(|(own, mask)| own.map(|(s, x)| self.stream_inputs(s, rows, x, mask, step)));
-        let tokens = streams.map(|own| own.map(|(s, x)| rows.spread(self.p, &x.to(self.p.dtype()), s.sequence)));
+        let tokens =
+            streams.map(|own| own.map(|(s, x)| rows.repeat_per_branch(self.p, &x.to(self.p.dtype()), s.sequence)));
         let context = streams.map(|own| own.map(|(s, _)| rows.context(self.p, &s.context)));
         let all = tokens.as_ref().zip(context.as_ref().zip(inputs.as_ref()));
         let all = all.map(|(tokens, (context, inputs))| {
@@ -261,7 +263,10 @@ impl<'a> GuidedTransformer<'a> {
         let b = self.p.builder();
         StreamInputs {
             modulation: s.modulation.map(|table| table.index(step).unsqueeze(0)),
-            noise_level_index: s.condition.as_ref().map(|c| rows.spread(self.p, &c.noise_level_index, s.sequence)),
+            noise_level_index: s
+                .condition
+                .as_ref()
+                .map(|c| rows.repeat_per_branch(self.p, &c.noise_level_index, s.sequence)),
             rope: s.rope.clone(),
             cross_rope: s.cross_rope.clone(),
             text_mask: padding_mask(b, s.context.tokens(), self.shape.text),
@@ -295,8 +300,8 @@ impl<'a> GuidedTransformer<'a> {
         let everywhere = placed(&predictions, Axis::Replicated);
         let predictions: Vec<Value> = (0..rows.branches.len()).map(|k| everywhere.at(1, k)).collect();
         let scales = if self.shape.scales_by_step { s.scales.index(step) } else { s.scales.clone() };
-        let (guider, rescale, counted) = (self.shape.guider, self.shape.rescale, &s.counted);
-        let guidance = StreamGuidance { branches: &rows.branches, guider, rescale, counted };
+        let (guider, rescale, statistics) = (self.shape.guider, self.shape.rescale, &s.statistics);
+        let guidance = StreamGuidance { branches: &rows.branches, guider, rescale, statistics };
         let before = self.guider_state(state);
         let (guided, guider) = combine(&guidance, &predictions, &scales.at(0, s.row), before);
         let negative = self.shape.sampler.reads_negative().then(|| rows.negative(&predictions).clone());

@@ -127,11 +127,11 @@ impl GuiderKind {
 
     /// Returns the guidance term for predictions `[samples, n, channels]`, and the next state if the guider has one.
     pub(super) fn term(self, at: &TermArguments) -> (Value, Option<Value>) {
-        let TermArguments { conditional, negative, scale, counted, .. } = *at;
+        let TermArguments { conditional, negative, scale, statistics, .. } = *at;
         match self {
             GuiderKind::Cfg => ((conditional - negative) * (scale - 1.0), None),
             GuiderKind::CfgStar => {
-                let projected = negative * projection(counted, conditional, negative);
+                let projected = negative * projection(statistics, conditional, negative);
                 ((conditional - projected) * (scale - 1.0), None)
             }
             GuiderKind::Apg => (at.projected(&(conditional - negative)) * (scale - 1.0), None),
@@ -178,7 +178,7 @@ pub(super) struct TermArguments<'a> {
     /// The guider's state, if it has one.
     pub(super) state: Option<&'a Value>,
     /// Sums and standard deviations that exclude padding.
-    pub(super) counted: &'a MaskedStatistics,
+    pub(super) statistics: &'a MaskedStatistics,
 }
 
 impl TermArguments<'_> {
@@ -189,18 +189,18 @@ impl TermArguments<'_> {
     /// Limits the norm of the difference `g` to the threshold, then returns `η·g∥ + g⊥`.
     fn projected(&self, difference: &Value) -> Value {
         let (eta, threshold) = (self.parameter(0), self.parameter(1));
-        let norm = self.counted.sum(&difference.square()).sqrt();
+        let norm = self.statistics.sum(&difference.square()).sqrt();
         let shorter = (&threshold / &norm).minimum(&norm.like(1.0));
         let limited = threshold.compare(Comparison::Gt, &threshold.like(0.0)).broadcast_to(norm.dims());
         let difference = difference * limited.select(&shorter, &norm.like(1.0));
-        let parallel = self.conditional * projection(self.counted, &difference, self.conditional);
+        let parallel = self.conditional * projection(self.statistics, &difference, self.conditional);
         &parallel * eta + (&difference - &parallel)
     }
 }
 
 /// Returns, for each sample, the factor by which to multiply `onto` to get the projection of `x` onto it.
-fn projection(counted: &MaskedStatistics, x: &Value, onto: &Value) -> Value {
-    counted.sum(&(x * onto)) / (counted.sum(&onto.square()) + 1e-8)
+fn projection(statistics: &MaskedStatistics, x: &Value, onto: &Value) -> Value {
+    statistics.sum(&(x * onto)) / (statistics.sum(&onto.square()) + 1e-8)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use half::bf16;
 use ndarray::{Array3, ArrayD, IxDyn};
 
 use crate::av::Av;
-use crate::threads::each_row;
+use crate::threads::for_each_complete_row;
 
 const STATE: usize = 624;
 const LAG: usize = 397;
@@ -96,14 +96,14 @@ impl Mt19937 {
 pub struct TorchRng {
     engine: Mt19937,
     /// Cached second value of the last Box-Muller pair of the short path.
-    waiting: Option<f64>,
+    cached_normal: Option<f64>,
 }
 
 impl TorchRng {
     /// Creates a generator in the state that torch's `manual_seed(seed)` sets. Pass a negative torch seed as its two's
     /// complement. Only the low 32 bits matter, as in torch.
     pub fn new(seed: u64) -> Self {
-        Self { engine: Mt19937::new(seed as u32), waiting: None }
+        Self { engine: Mt19937::new(seed as u32), cached_normal: None }
     }
 
     /// Returns `count` standard normal values: `torch.randn(count)`, or any shape of that size in row-major order.
@@ -112,7 +112,7 @@ impl TorchRng {
             return (0..count).map(|_| self.single() as f32).collect();
         }
         let mut values: Vec<f32> = (0..count).map(|_| self.engine.uniform_f32()).collect();
-        each_row(&mut values, GROUP, |_, group| box_muller_group(group));
+        for_each_complete_row(&mut values, GROUP, |_, group| box_muller_group(group));
         if !count.is_multiple_of(GROUP) {
             let tail = &mut values[count - GROUP..];
             tail.fill_with(|| self.engine.uniform_f32());
@@ -132,7 +132,7 @@ impl TorchRng {
             values.truncate(count - GROUP);
             values.extend(self.normal(GROUP));
         }
-        each_row(&mut values, GROUP, |_, group| group.iter_mut().for_each(round_bf16));
+        for_each_complete_row(&mut values, GROUP, |_, group| group.iter_mut().for_each(round_bf16));
         let rest = values.len() / GROUP * GROUP;
         values[rest..].iter_mut().for_each(round_bf16);
         values
@@ -145,7 +145,7 @@ impl TorchRng {
             return (0..count).map(|_| self.single()).collect();
         }
         let mut values: Vec<f64> = (0..count).map(|_| self.engine.uniform_f64()).collect();
-        each_row(&mut values, GROUP, |_, group| box_muller_group_f64(group));
+        for_each_complete_row(&mut values, GROUP, |_, group| box_muller_group_f64(group));
         if !count.is_multiple_of(GROUP) {
             let tail = &mut values[count - GROUP..];
             tail.fill_with(|| self.engine.uniform_f64());
@@ -166,14 +166,14 @@ impl TorchRng {
 
     /// Draws one value with the short path (see the module documentation).
     fn single(&mut self) -> f64 {
-        if let Some(value) = self.waiting.take() {
+        if let Some(value) = self.cached_normal.take() {
             return value;
         }
         let turn = self.engine.uniform_f64();
         let size = self.engine.uniform_f64();
         let radius = (-2.0 * (-size).ln_1p()).sqrt();
         let angle = 2.0 * std::f64::consts::PI * turn;
-        self.waiting = Some(radius * angle.sin());
+        self.cached_normal = Some(radius * angle.sin());
         // Adding 0 turns -0 into +0, like torch's `value * std + mean`.
         radius * angle.cos() + 0.0
     }

@@ -166,7 +166,7 @@ fn guiders_match_reference() {
     for dims in [[1, 2, 2], [2, 3, 2]] {
         let b = Builder::new("guiders");
         let [conditional, negative] = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
-        let counted = MaskedStatistics::new(&b, &conditional, [1, 2, 2]);
+        let statistics = MaskedStatistics::new(&b, &conditional, [1, 2, 2]);
         let results: Vec<(String, Value)> = wanted
             .iter()
             .map(|(guider, _)| {
@@ -175,7 +175,7 @@ fn guiders_match_reference() {
                 let branches = [Branch::Conditional, Branch::Negative];
                 let rescale = RescaleExtent::PerSample;
                 let guidance =
-                    StreamGuidance { branches: &branches, guider: guider.kind(), rescale, counted: &counted };
+                    StreamGuidance { branches: &branches, guider: guider.kind(), rescale, statistics: &statistics };
                 let state = (guider.kind() == legacy.kind()).then(|| &conditional * 0.0);
                 let (guided, _) = combine(&guidance, &[conditional.clone(), negative.clone()], &scales, state.as_ref());
                 (format!("{guider:?}"), guided - &conditional)

@@ -225,9 +225,9 @@ fn guidance_and_euler_step_match_reference() {
         let predictions: Vec<Value> = used.iter().map(|(_, name, _)| &x - input(name) * &sigma).collect();
         let row = p.builder().constant(&[scales.len()], &scales);
         let dims = [x.dim(0), x.dim(1), x.dim(2)];
-        let counted = MaskedStatistics::new(p.builder(), &x, dims);
+        let statistics = MaskedStatistics::new(p.builder(), &x, dims);
         let (guider, rescale) = (GuiderKind::Cfg, RescaleExtent::PerSample);
-        let guidance = StreamGuidance { branches: &branches, guider, rescale, counted: &counted };
+        let guidance = StreamGuidance { branches: &branches, guider, rescale, statistics: &statistics };
         let (clean, _) = combine(&guidance, &predictions, &row, None);
         let velocity = (&x - &clean) / &sigma;
         let stepped = &x + &velocity * (&next - &sigma);
@@ -267,10 +267,11 @@ fn padding_is_excluded_from_guidance_statistics() {
         let b = Builder::new("guidance");
         let predictions = ["c", "u"].map(|name| b.argument(name, Type::new(DType::F32, dims)));
         let scales = b.constant(&[4], &[3.0f32, 0.0, 1.0, 0.7]);
-        let counted = MaskedStatistics::new(&b, &predictions[0], content);
+        let statistics = MaskedStatistics::new(&b, &predictions[0], content);
         let branches = [Branch::Conditional, Branch::Negative];
         let y = scopes.map(|(name, rescale)| {
-            let guidance = StreamGuidance { branches: &branches, guider: GuiderKind::Cfg, rescale, counted: &counted };
+            let guidance =
+                StreamGuidance { branches: &branches, guider: GuiderKind::Cfg, rescale, statistics: &statistics };
             (name, combine(&guidance, &predictions, &scales, None).0)
         });
         let program = b.finish(&y.each_ref().map(|(name, y)| (*name, y))).expect("builds");

@@ -12,7 +12,7 @@ const LEAST: usize = 1 << 14;
 
 /// Calls `fill(i, row)` for every row of `width` values, from several threads. A remainder shorter than a row is left
 /// unchanged.
-pub fn each_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
+pub fn for_each_complete_row<T: Send>(values: &mut [T], width: usize, fill: impl Fn(usize, &mut [T]) + Sync) {
     let width = width.max(1);
     let rows = values.par_chunks_exact_mut(width).with_min_len(LEAST.div_ceil(width));
     rows.enumerate().for_each(|(i, row)| fill(i, row));
@@ -153,10 +153,10 @@ mod tests {
     #[test]
     fn every_complete_row_is_visited_once() {
         let mut values = vec![0usize; 3 * LEAST + 2];
-        each_row(&mut values, 3, |i, row| row.iter_mut().for_each(|v| *v += i + 1));
+        for_each_complete_row(&mut values, 3, |i, row| row.iter_mut().for_each(|v| *v += i + 1));
         assert!(values[..3 * LEAST].iter().enumerate().all(|(at, v)| *v == at / 3 + 1));
         assert_eq!(values[3 * LEAST..], [0, 0]);
-        each_row(&mut values[..0], 0, |_, _| {});
+        for_each_complete_row(&mut values[..0], 0, |_, _| {});
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::attention::Heads;
 use super::build::{RopeForm, RoundingPoints};
 use super::params::Params;
-use ltx2_base::threads::each_row;
+use ltx2_base::threads::for_each_complete_row;
 use ltx2_stablehlo::{Builder, DType, Value};
 
 /// Pairing of the features of a head: RoPE rotates the two features of each pair together.
@@ -81,13 +81,13 @@ pub fn table(positions: ArrayView3<f32>, heads: Heads, theta: f64, double: bool)
     let rows: Vec<usize> = positions.iter().map(&mut row_of).collect();
     let make = |f: fn(f64) -> f64, fixed: f32| {
         let mut distinct = vec![0f32; grids.len() * omega.len()];
-        each_row(&mut distinct, omega.len(), |row, values| {
+        for_each_complete_row(&mut distinct, omega.len(), |row, values| {
             for (v, w) in values.iter_mut().zip(&omega) {
                 *v = f(f64::from(grids[row] * w)) as f32;
             }
         });
         let mut all = Array4::from_elem((b, tokens, heads.count, heads.dim / 2), 0f32);
-        each_row(all.as_slice_mut().expect("made row-major"), pairs, |token, values| {
+        for_each_complete_row(all.as_slice_mut().expect("made row-major"), pairs, |token, values| {
             let (fixed_ones, rotated) = values.split_at_mut(pad);
             fixed_ones.fill(fixed);
             for (axis, row) in rows[token * axes..][..axes].iter().enumerate() {
