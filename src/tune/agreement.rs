@@ -15,7 +15,7 @@ pub(crate) struct Agreement {
     pub(crate) worst_error: f64,
     /// Measured slowdown, as a fraction, of the case with the lowest predicted time relative to the fastest case; 0 if
     /// they are the same case.
-    pub(crate) choice_loss: f64,
+    pub(crate) predicted_best_slowdown: f64,
 }
 
 impl Agreement {
@@ -27,7 +27,7 @@ impl Agreement {
             self.rows,
             self.median_error * 100.0,
             self.worst_error * 100.0,
-            self.choice_loss * 100.0
+            self.predicted_best_slowdown * 100.0
         )
     }
 }
@@ -64,7 +64,7 @@ fn statistics(pairs: &[(f64, f64)]) -> Option<Agreement> {
         rank: spearman(pairs),
         median_error,
         worst_error: *errors.last()?,
-        choice_loss: chosen / fastest - 1.0,
+        predicted_best_slowdown: chosen / fastest - 1.0,
     })
 }
 
@@ -106,7 +106,7 @@ mod tests {
         assert!((a.median_error - 0.2).abs() < 1e-12, "{a:?}");
         assert!((a.worst_error - 0.5).abs() < 1e-12, "{a:?}");
         // The case with the lowest prediction took 12.5, the fastest case 11.
-        assert!((a.choice_loss - 1.5 / 11.0).abs() < 1e-12, "{a:?}");
+        assert!((a.predicted_best_slowdown - 1.5 / 11.0).abs() < 1e-12, "{a:?}");
         assert!(a.text().contains("5 cases: rank correlation 0.800, median error 20.0 %"), "{}", a.text());
         assert!(a.text().ends_with("13.6 % slower than the fastest"), "{}", a.text());
     }
@@ -118,9 +118,9 @@ mod tests {
         assert!((tied.rank.unwrap() - 1.5 / 3f64.sqrt()).abs() < 1e-12, "{tied:?}");
         let reversed = statistics(&[(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]).unwrap();
         assert_eq!(reversed.rank, Some(-1.0));
-        assert_eq!(reversed.choice_loss, 2.0);
+        assert_eq!(reversed.predicted_best_slowdown, 2.0);
         let two = statistics(&[(1.0, 2.0), (3.0, 4.0)]).unwrap();
-        assert_eq!((two.rank, two.median_error, two.choice_loss), (None, 0.375, 0.0));
+        assert_eq!((two.rank, two.median_error, two.predicted_best_slowdown), (None, 0.375, 0.0));
         assert_eq!(statistics(&[(1.0, 2.0)]), None);
         assert_eq!(spearman(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
     }

@@ -95,7 +95,8 @@ mod tests {
     fn diagnosis_report_round_trips_and_rejects_unknown_fields() {
         let mut base = report("cpu:2");
         base.collectives.list = vec![gather("blocks/ff", None, 0.5), gather("blocks/attn1", None, 0.25)];
-        let lost = vec![CollectiveDelta { kind: "all-gather".into(), what: "blocks/ff".into(), runs: 1.0, bytes: 1.0 }];
+        let decreased =
+            vec![CollectiveDelta { kind: "all-gather".into(), what: "blocks/ff".into(), runs: 1.0, bytes: 1.0 }];
         let of = |layout: &str, estimate| EstimatedLayout {
             layout: layout.into(),
             mesh: "context=2".into(),
@@ -108,7 +109,7 @@ mod tests {
             families: 1,
             cost: [2.0, 1.0],
             block_bytes: [2.0, 1.0],
-            difference: Difference { lost, gained: Vec::new(), memory: -1 },
+            difference: Difference { decreased, increased: Vec::new(), memory: -1 },
             collectives: vec![1],
             layout: "rules: {}".into(),
         };

@@ -20,15 +20,17 @@ pub(crate) struct CollectiveDelta {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Difference {
     /// Collectives that produce fewer bytes per step after the change, largest difference first.
-    pub(crate) lost: Vec<CollectiveDelta>,
+    #[serde(rename = "lost")]
+    pub(crate) decreased: Vec<CollectiveDelta>,
     /// Collectives that produce more bytes per step after the change, largest difference first.
-    pub(crate) gained: Vec<CollectiveDelta>,
+    #[serde(rename = "gained")]
+    pub(crate) increased: Vec<CollectiveDelta>,
     /// Additional bytes per device with all blocks; negative if the change saves memory.
     pub(crate) memory: i64,
 }
 
 /// Returns the runs and bytes of collectives per step, by kind and by tensor or name scope.
-fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
+fn totals_by_tensor(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
     let mut all = BTreeMap::new();
     for e in &f.collectives.list {
         let what = e.tensor.as_deref().unwrap_or(&e.scope);
@@ -40,28 +42,28 @@ fn moved(f: &CompileReport) -> BTreeMap<(&str, &str), (f64, f64)> {
 }
 
 pub(crate) fn difference(a: &CompileReport, b: &CompileReport) -> Difference {
-    let (first, second) = (moved(a), moved(b));
+    let (first, second) = (totals_by_tensor(a), totals_by_tensor(b));
     let more = |of: &BTreeMap<_, (f64, f64)>, than: &BTreeMap<_, (f64, f64)>| -> Vec<CollectiveDelta> {
         let mut list: Vec<CollectiveDelta> = of
             .iter()
             .filter_map(|(key, (runs, bytes))| {
                 let (other_runs, other) = than.get(key).copied().unwrap_or_default();
                 let (kind, what): &(&str, &str) = key;
-                let moved = CollectiveDelta {
+                let delta = CollectiveDelta {
                     kind: (*kind).into(),
                     what: (*what).into(),
                     runs: runs - other_runs,
                     bytes: bytes - other,
                 };
-                (moved.bytes > 0.0).then_some(moved)
+                (delta.bytes > 0.0).then_some(delta)
             })
             .collect();
         list.sort_by(|x, y| y.bytes.total_cmp(&x.bytes));
         list
     };
     Difference {
-        lost: more(&first, &second),
-        gained: more(&second, &first),
+        decreased: more(&first, &second),
+        increased: more(&second, &first),
         memory: b.device_bytes() - a.device_bytes(),
     }
 }
@@ -70,8 +72,8 @@ impl Difference {
     /// Returns the additional bytes per step of each kind of collective (negative: fewer bytes), largest change first.
     pub(crate) fn by_kind(&self) -> Vec<(String, f64)> {
         let mut kinds: BTreeMap<&str, f64> = BTreeMap::new();
-        self.gained.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);
-        self.lost.iter().for_each(|m| *kinds.entry(&m.kind).or_default() -= m.bytes);
+        self.increased.iter().for_each(|m| *kinds.entry(&m.kind).or_default() += m.bytes);
+        self.decreased.iter().for_each(|m| *kinds.entry(&m.kind).or_default() -= m.bytes);
         let mut kinds: Vec<(String, f64)> = kinds.into_iter().map(|(k, b)| (k.to_string(), b)).collect();
         kinds.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
         kinds

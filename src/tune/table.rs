@@ -60,16 +60,16 @@ pub(crate) fn markdown(title: &str, command: &str, groups: &[CaseGroup]) -> Stri
 
 /// Returns the table cells of a group's cases.
 fn lines(group: &CaseGroup) -> impl Iterator<Item = Vec<String>> {
-    group.rows.iter().zip(group.slowdowns()).map(|(row, behind)| line(row, behind))
+    group.rows.iter().zip(group.slowdowns()).map(|(row, slowdown)| line(row, slowdown))
 }
 
-fn line(row: &CaseResult, behind: Option<f64>) -> Vec<String> {
+fn line(row: &CaseResult, slowdown: Option<f64>) -> Vec<String> {
     let mut cells = vec![row.label.clone()];
     let f = row.report.as_ref();
     let predicted = f.and_then(CompileReport::all_blocks);
     let ms = |value: Option<f64>| value.map_or(String::new(), milliseconds);
     cells.extend([
-        behind.map_or(String::new(), |b| format!("{:.1} %", b * 100.0)),
+        slowdown.map_or(String::new(), |b| format!("{:.1} %", b * 100.0)),
         ms(predicted.map(|p| p.step)),
         ms(predicted.map(|p| p.compute)),
         ms(predicted.map(|p| p.memory)),

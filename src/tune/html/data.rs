@@ -34,7 +34,8 @@ struct CaseData<'a> {
     own_layout: bool,
     error: Option<&'a str>,
     /// Slowdown of a step relative to the fastest case, as a fraction.
-    behind: Option<f64>,
+    #[serde(rename = "behind")]
+    slowdown: Option<f64>,
     measured_ms: Option<f64>,
     compiled: Option<CompiledMetrics>,
 }
@@ -211,11 +212,11 @@ impl<'a> ReportData<'a> {
                     .collect(),
             }
         };
-        let mut case = |row: &'a CaseResult, behind: Option<f64>| CaseData {
+        let mut case = |row: &'a CaseResult, slowdown: Option<f64>| CaseData {
             label: &row.label,
             own_layout: row.uses_default_layout(),
             error: row.error.as_deref(),
-            behind,
+            slowdown,
             measured_ms: row.measured.map(|s| s * 1e3),
             compiled: row.report.as_ref().map(&mut compiled),
         };
@@ -224,7 +225,7 @@ impl<'a> ReportData<'a> {
             chip: group.rows.iter().find_map(|row| row.report.as_ref()?.chip.as_ref()),
             agreement: agreement(&group.rows).map(|agreement| agreement.text()),
             diagnosis: group.diagnosis.as_ref().map(diagnosis),
-            cases: group.rows.iter().zip(group.slowdowns()).map(|(row, behind)| case(row, behind)).collect(),
+            cases: group.rows.iter().zip(group.slowdowns()).map(|(row, slowdown)| case(row, slowdown)).collect(),
         });
         let groups = groups.collect();
         ReportData { groups, tensors: tensors.values, collectives: collectives.values }

@@ -139,15 +139,16 @@ fn delta(kind: &str, what: &str, bytes: f64) -> CollectiveDelta {
 }
 
 fn suggestion(change: &str, trade_off: TradeOff, before: f64, gain: f64, memory: f64) -> Suggestion {
-    let gained = if trade_off == TradeOff::OtherCollectives { vec![delta("all-to-all", "attn1", 2e6)] } else { vec![] };
-    let lost = vec![delta("all-gather", "ff.up.weight", 4.1e7), delta("all-gather", "attn1.to_q.weight", 8e6)];
+    let increased =
+        if trade_off == TradeOff::OtherCollectives { vec![delta("all-to-all", "attn1", 2e6)] } else { vec![] };
+    let decreased = vec![delta("all-gather", "ff.up.weight", 4.1e7), delta("all-gather", "attn1.to_q.weight", 8e6)];
     Suggestion {
         change: change.into(),
         trade_off,
         families: 1,
         cost: [before, before * (1.0 - gain)],
         block_bytes: [1.2e8, 8e7],
-        difference: Difference { lost, gained, memory: (memory * GIB) as i64 },
+        difference: Difference { decreased, increased, memory: (memory * GIB) as i64 },
         collectives: vec![1, 4],
         layout: format!("# {change}\nmesh: {{context: 8}}\nrules:\n  - tokens: context\n  - mlp: none\n"),
     }
