@@ -52,7 +52,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<()> {
     check_output_file("--fit", args.fit.as_deref(), &["toml"], force)?;
     let chip = config.runtime.chip_file.as_deref();
-    let sheet = args.fit.as_deref().map(|path| chip_file_to_extend(path, chip)).transpose()?.flatten();
+    let chip_file = args.fit.as_deref().map(|path| chip_file_to_extend(path, chip)).transpose()?.flatten();
     let all = match args.from.as_slice() {
         [] => {
             prepare_run(config);
@@ -81,7 +81,7 @@ pub(crate) fn run(
     };
     let constants = fitted.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
     let device = all.first().map_or("", |m| &m.source.device);
-    let text = Chip::text_with(&data_sheet(path, sheet, device)?, &constants);
+    let text = Chip::text_with(&calibration_text(path, chip_file, device)?, &constants);
     let text = text.map_err(|e| anyhow::anyhow!("--fit {}: {e}", path.display()))?;
     print(&constants_text(&constants))?;
     crate::atomic_file::write_file(path, text.as_bytes(), force)?;
@@ -106,12 +106,12 @@ fn typed() -> String {
 }
 
 /// Text of a chip file and the parsed chip.
-type Sheet = (String, Chip);
+type ChipFile = (String, Chip);
 
 /// Returns the chip file that the calibration extends: the file at `path` if it exists, otherwise that of `chip`.
 /// `None` if there is neither: the calibration then extends the file of the measured device, which is only known after
 /// measuring.
-fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<Sheet>> {
+fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option<ChipFile>> {
     let wrong = |e: ChipError| UsageError(format!("--fit {}: {e}", path.display()));
     Ok(Some(match (path.exists(), chip) {
         (true, Some(chip)) => {
@@ -133,9 +133,9 @@ fn chip_file_to_extend(path: &Path, chip: Option<&str>) -> anyhow::Result<Option
 }
 
 /// Returns the text of the chip file to write the calibration into, and checks that it describes the measured device.
-fn data_sheet(path: &Path, sheet: Option<Sheet>, device: &str) -> anyhow::Result<String> {
-    let (text, named) = match sheet {
-        Some(sheet) => sheet,
+fn calibration_text(path: &Path, chip_file: Option<ChipFile>, device: &str) -> anyhow::Result<String> {
+    let (text, named) = match chip_file {
+        Some(chip_file) => chip_file,
         None => {
             let chip = Chip::of_device(device).map_err(|e| UsageError(format!("--fit {}: {e}", path.display())))?;
             (chip.file_text().unwrap_or_default().to_string(), chip.clone())

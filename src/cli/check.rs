@@ -64,20 +64,20 @@ struct Ltx25Features {
     /// `reference: diffusers`.
     usable: [bool; 2],
     /// Whether the model supports `--num-frames auto`.
-    duration: Verdict,
+    duration: RequestSupport,
     /// Whether the model supports `--temporal-rounds` of 1 or more.
-    rounds: Verdict,
+    rounds: RequestSupport,
 }
 
 /// Result of checking that the model can run a request.
-struct Verdict {
+struct RequestSupport {
     /// Components that are absent or unusable.
     missing: Vec<&'static str>,
     /// Error if all components are present but cannot run the request.
     error: Option<String>,
 }
 
-impl Verdict {
+impl RequestSupport {
     fn is_ready(&self) -> bool {
         self.missing.is_empty() && self.error.is_none()
     }
@@ -225,13 +225,13 @@ impl<'a> ModelSurvey<'a> {
     }
 
     /// Checks whether the components can run `config`, without opening its input files.
-    fn verdict(&self, config: &Config) -> Verdict {
+    fn request_support(&self, config: &Config) -> RequestSupport {
         let missing = self.missing(config);
         let error = if missing.is_empty() { check_components(config).err() } else { None };
-        Verdict { missing, error: error.map(|error| error_line(&error)) }
+        RequestSupport { missing, error: error.map(|error| error_line(&error)) }
     }
 
-    fn newest(&self) -> Ltx25Features {
+    fn ltx25_features(&self) -> Ltx25Features {
         let present =
             |part| !matches!(self.findings.iter().find(|(p, _)| *p == part), Some((_, Finding::Absent)) | None);
         let decodes = |reference| {
@@ -241,7 +241,7 @@ impl<'a> ModelSurvey<'a> {
         let duration = [Component::TextEncoder, Component::Tokenizer, Component::Connectors, Component::DurationHead];
         let missing: Vec<&str> = duration.into_iter().filter(|part| !self.good(*part)).map(Component::folder).collect();
         let error = if missing.is_empty() { self.configs.check_duration_head().err() } else { None };
-        let duration = Verdict { missing, error: error.map(|error| error_line(&error)) };
+        let duration = RequestSupport { missing, error: error.map(|error| error_line(&error)) };
         let mut rounds = self.request(Pipeline::Dfr);
         rounds.dfr.temporal_rounds = 1;
         Ltx25Features {
@@ -249,7 +249,7 @@ impl<'a> ModelSurvey<'a> {
             diffusion: present(Component::DiffusionDecoder),
             usable: [Reference::Official, Reference::Diffusers].map(decodes),
             duration,
-            rounds: self.verdict(&rounds),
+            rounds: self.request_support(&rounds),
         }
     }
 }
@@ -283,14 +283,14 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let survey = ModelSurvey::new(&source, Model { path: args.model.clone(), ..args.components.model() });
     let (findings, configs) = (&survey.findings, &survey.configs);
     let version = source.version().map_or_else(|_| "unknown".to_string(), |v| v.to_string());
-    let newest = survey.is_2_5().then(|| survey.newest());
+    let ltx25_features = survey.is_2_5().then(|| survey.ltx25_features());
     let good = |part| survey.good(part);
     let request = args.selects_request().then(|| verify(args));
     let upsamplers = [Component::LatentUpsampler, Component::TemporalUpsampler].into_iter().filter(|part| good(*part));
     let upsamplings = upsamplers.filter_map(|part| configs.upsampling(part).ok().flatten().map(Upsampling::name));
     let upsamplings: Vec<&str> = upsamplings.collect();
-    let verdict = |pipeline: &Pipeline| (*pipeline, survey.verdict(&survey.request(*pipeline)));
-    let pipelines: Vec<(Pipeline, Verdict)> = Pipeline::value_variants().iter().map(verdict).collect();
+    let support = |pipeline: &Pipeline| (*pipeline, survey.request_support(&survey.request(*pipeline)));
+    let pipelines: Vec<(Pipeline, RequestSupport)> = Pipeline::value_variants().iter().map(support).collect();
     let plain = pipelines.iter().find(|(pipeline, _)| *pipeline == Pipeline::TextToVideo);
     let (_, plain) = plain.ok_or_else(|| anyhow::anyhow!("internal error: the pipeline text_to_video is missing"))?;
     let layouts = args.target.as_deref().map(|name| layouts(args, name)).transpose()?;
@@ -300,8 +300,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     if args.json {
         let parts: serde_json::Map<String, serde_json::Value> =
             findings.iter().map(|(p, f)| (p.folder().to_string(), describe(f))).collect();
-        let with = |(pipeline, verdict): &(Pipeline, Verdict)| {
-            let mut own = verdict.json();
+        let with = |(pipeline, support): &(Pipeline, RequestSupport)| {
+            let mut own = support.json();
             let flags = pipeline.spec().needed_flags();
             if !flags.is_empty() {
                 own["with"] = flags.into();
@@ -313,11 +313,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             "model": source.path(), "version": version, "parts": parts, "weight_bytes": bytes,
             "text_to_video": plain.json(), "pipelines": pipelines, "upsample": upsamplings, "unverified": unverified,
         });
-        if let Some(newest) = &newest {
-            let [official, diffusers] = [true, false].map(|official| newest.decoder(official));
+        if let Some(ltx25_features) = &ltx25_features {
+            let [official, diffusers] = [true, false].map(|official| ltx25_features.decoder(official));
             all["decoder_auto"] = serde_json::json!({"official": official, "diffusers": diffusers});
-            all["num_frames_auto"] = newest.duration.json();
-            all["temporal_rounds"] = newest.rounds.json();
+            all["num_frames_auto"] = ltx25_features.duration.json();
+            all["temporal_rounds"] = ltx25_features.rounds.json();
         }
         if let Some(verdict) = &request {
             let error = verdict.as_ref().err().map(one_line);
@@ -332,11 +332,11 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         let size = bytes as f64 / 1e9;
         let mut lines = vec![format!("{}: LTX-{version}, {size:.2} GB of weights", source.path().display())];
         lines.extend(findings.iter().flat_map(|(part, finding)| lines_of(*part, finding)));
-        lines.extend(pipelines.iter().map(|(pipeline, verdict)| pipeline_line(*pipeline, verdict)));
+        lines.extend(pipelines.iter().map(|(pipeline, support)| pipeline_line(*pipeline, support)));
         if !upsamplings.is_empty() {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
-        lines.extend(newest.iter().flat_map(Ltx25Features::lines));
+        lines.extend(ltx25_features.iter().flat_map(Ltx25Features::lines));
         if let Some(Layouts { auto, memory, faster, lacking }) = layouts {
             lines.extend([auto, memory].into_iter().chain(faster).chain(lacking));
         }
@@ -408,9 +408,9 @@ fn examine(source: &Arc<ModelSource>, configs: &ModelConfigs, part: Component) -
     }
 }
 
-fn pipeline_line(pipeline: Pipeline, verdict: &Verdict) -> String {
+fn pipeline_line(pipeline: Pipeline, support: &RequestSupport) -> String {
     let name = pipeline.name();
-    match (verdict.fault(), &pipeline.spec().needed_flags()[..]) {
+    match (support.fault(), &pipeline.spec().needed_flags()[..]) {
         (Some(fault), _) => format!("{name}: {fault}"),
         (None, []) => format!("{name}: ready"),
         (None, flags) => format!("{name}: ready, with {}", flags.join(" and ")),
