@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::UsageError;
 pub(super) use super::model_args::{ComponentArgs, ModelArgs, files};
 use super::numbers::{finite, num_frames, whole};
-use crate::config::{CliOverrides, Dtype, ExtendAt, Kept, LoadedConfig, Reference};
+use crate::config::{CliOverrides, Dtype, ExtendAt, LoadedConfig, Reference, RetakeSource};
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::plan::videos::Job;
 use crate::tune::{TuneOptions, default_jobs};
@@ -194,7 +194,7 @@ pub(crate) struct RequestArgs {
     /// Source of the frames and sound outside the retake span: the decoded latents, or the input video itself [default:
     /// decoded]
     #[arg(long, value_name = "SOURCE")]
-    pub(crate) retake_kept: Option<Kept>,
+    pub(crate) retake_kept: Option<RetakeSource>,
     /// Extends --video by this many seconds; implies --pipeline extend
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = finite, conflicts_with = "retake")]
     pub(crate) extend: Option<f64>,

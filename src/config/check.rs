@@ -8,7 +8,7 @@ use super::check_source::check_source;
 use super::error::ConfigErrorKind::{Conflict, NoEffect, NotOneOf, OutOfRange, Unsupported};
 use super::error::{ConfigError, Limit};
 use super::layout;
-use super::legal::{FRAME_STEP, fail, remove, remove_one, steps};
+use super::legal::{FRAME_STEP, fail, remove, remove_one, step_limit};
 use super::message::{Message, Setting, message};
 use super::pipeline::{Pipeline, PipelineSpec, pipeline_names};
 use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
@@ -56,14 +56,14 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
             let references = smaller.then(|| format!("reference videos at 1/{scale} size"));
             let with = [stages, references].into_iter().flatten().collect::<Vec<_>>().join(" and ");
             let with = if with.is_empty() { with } else { format!(" with {with}") };
-            return fail(OutOfRange, key, value, steps(value, 0, multiple, with));
+            return fail(OutOfRange, key, value, step_limit(value, 0, multiple, with));
         }
     }
     let count = r.num_frames.count();
     let step = config.frame_step();
     if let Some(frames) = count.filter(|frames| frames % step != 1) {
         let stages = if config.doubles_frames() { " with temporal_x2 between two stages" } else { "" };
-        return fail(OutOfRange, "request.num_frames", frames, steps(frames, 1, step, stages.into()));
+        return fail(OutOfRange, "request.num_frames", frames, step_limit(frames, 1, step, stages.into()));
     }
     check_rates(config)?;
     let last = r.num_videos as u64 - 1;

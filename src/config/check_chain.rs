@@ -2,7 +2,7 @@
 
 use super::error::ConfigErrorKind::{OutOfRange, Unsupported};
 use super::error::{ConfigError, Limit};
-use super::legal::{FRAME_STEP, fail, remove, steps};
+use super::legal::{FRAME_STEP, fail, remove, step_limit};
 use super::message::{Message, Setting, message};
 use super::schema::Config;
 
@@ -45,7 +45,7 @@ pub(super) fn check_chain(config: &Config) -> Result<(), ConfigError> {
     }
     for (key, frames) in [("request.chain.clip", chain.clip), ("request.chain.overlap", chain.overlap)] {
         if frames % FRAME_STEP != 1 {
-            return fail(OutOfRange, key, frames, steps(frames, 1, FRAME_STEP, String::new()));
+            return fail(OutOfRange, key, frames, step_limit(frames, 1, FRAME_STEP, String::new()));
         }
     }
     if chain.overlap >= chain.clip {

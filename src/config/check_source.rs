@@ -4,7 +4,7 @@ use super::error::ConfigError;
 use super::error::ConfigErrorKind::{Conflict, Missing, OutOfRange, Unsupported};
 use super::legal::{fail, remove};
 use super::message::{Setting, message};
-use super::pipeline::{VideoUse, rejected_video, wrong_pipeline};
+use super::pipeline::{VideoUse, rejected_video, unused_by_pipeline_message};
 use super::schema::{Config, Retake};
 
 pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
@@ -61,7 +61,7 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
             }
         }
         (Some(span), _) => {
-            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Span));
+            let why = unused_by_pipeline_message(spec, |spec| spec.video == Some(VideoUse::Span));
             return fail(Unsupported, "request.retake", shown(span), why);
         }
         (None, _) => {}
@@ -72,7 +72,7 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
         }
         (Some(_), Some(VideoUse::Overlap)) | (None, _) => Ok(()),
         (Some(extend), _) => {
-            let why = wrong_pipeline(spec, |spec| spec.video == Some(VideoUse::Overlap));
+            let why = unused_by_pipeline_message(spec, |spec| spec.video == Some(VideoUse::Overlap));
             fail(Unsupported, "request.extend", format!("{} s", extend.seconds), why)
         }
     }

@@ -8,7 +8,7 @@ use super::legal::{or_remove, remove, remove_one};
 use super::message::Setting::{Key, This};
 use super::message::{Message, message};
 use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
-use super::schema::{Bos, Reference, Stream, WeightSource, WeightType};
+use super::schema::{Bos, Reference, WeightSource, WeightStreaming, WeightType};
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::pjrt::discover::Platform;
@@ -237,7 +237,7 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     server(&["runtime.resident_blocks"], |f, _| {
         let why = or_remove("all blocks are resident if runtime.stream is off; set runtime.stream to auto or on");
-        f.unless(f.config.runtime.stream != Stream::Off, why)
+        f.unless(f.config.runtime.stream != WeightStreaming::Off, why)
     }),
     server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
     server(&["runtime.distributed.devices_per_process"], |f, _| {

@@ -4,7 +4,7 @@ use super::check::ResolvedScales;
 use super::legal::{or_remove, remove, remove_one};
 use super::message::Setting::{Key, This};
 use super::message::{Message, message};
-use super::pipeline::{PipelineSpec, VideoUse, wrong_pipeline};
+use super::pipeline::{PipelineSpec, VideoUse, unused_by_pipeline_message};
 use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
 use crate::media::ImageH264;
 use crate::pjrt::discover::Platform;
@@ -39,7 +39,7 @@ const AUDIO_STG: &str = "guidance.audio.stg";
 
 /// Returns the reason for a key that has no effect because both STG scales are 0. `what` is the text before "is
 /// perturbed", such as "no block".
-fn no_stg(what: &'static str) -> Message {
+fn stg_disabled_reason(what: &'static str) -> Message {
     let why = format!(" are 0, so {what} is perturbed; set one of them to a value other than 0");
     or_remove(message![Key(VIDEO_STG), " and ", Key(AUDIO_STG), why])
 }
@@ -68,7 +68,7 @@ impl EffectFacts<'_> {
     /// Returns the reason for a key that only the pipelines that `uses` selects read; `None` if the run's pipeline is
     /// one of them.
     pub(super) fn only_in(&self, uses: fn(&PipelineSpec) -> bool) -> Option<Message> {
-        (!uses(self.spec())).then(|| remove(wrong_pipeline(self.spec(), uses)))
+        (!uses(self.spec())).then(|| remove(unused_by_pipeline_message(self.spec(), uses)))
     }
 
     pub(super) fn without_video(&self) -> Option<Message> {
@@ -376,7 +376,7 @@ impl EffectFacts<'_> {
             let why = message![key, " is 0, so no block of this stream is perturbed; set ", key, " too"];
             return (!perturbed(stream)).then(|| or_remove(why));
         }
-        let why = no_stg("no block");
+        let why = stg_disabled_reason("no block");
         self.unless(any, why).or_else(|| {
             let used = self.streams().any(|s| perturbed(s) && self.own(s).stg_blocks.is_none());
             self.unless(used, remove("every perturbed stream sets its own stg_blocks"))
@@ -385,7 +385,7 @@ impl EffectFacts<'_> {
 
     pub(super) fn unused_stg_streams(&self) -> Option<Message> {
         let [video, audio] = GuidanceStream::BOTH.map(|s| self.perturbs(s));
-        let why = no_stg("nothing");
+        let why = stg_disabled_reason("nothing");
         self.unless(video || audio, why).or_else(|| {
             let same = video && audio && self.version != Version::V2_0;
             self.unless(

@@ -24,8 +24,8 @@ pub(super) fn fail(
 
 /// Returns the limit for a key that requires a number of the form `step * n + remainder`; the limit contains the valid
 /// numbers nearest to `value`.
-pub(super) fn steps(value: usize, remainder: usize, step: usize, with: String) -> Limit {
-    let (low, high) = around(value, remainder, step);
+pub(super) fn step_limit(value: usize, remainder: usize, step: usize, with: String) -> Limit {
+    let (low, high) = nearest_valid(value, remainder, step);
     Limit::Step { step, remainder, with, nearest: [low, high] }
 }
 
@@ -46,7 +46,7 @@ pub(super) fn remove_one(why: impl Into<Message>, other: &'static str) -> Messag
 
 /// Returns the valid values below and above an invalid one; valid values are positive and of the form `step * n +
 /// remainder`.
-pub(super) fn around(value: usize, remainder: usize, step: usize) -> (usize, usize) {
+pub(super) fn nearest_valid(value: usize, remainder: usize, step: usize) -> (usize, usize) {
     let smallest = if remainder == 0 { step } else { remainder };
     let steps = value.saturating_sub(smallest) / step;
     let low = smallest + steps * step;
@@ -65,8 +65,14 @@ mod tests {
 
     #[test]
     fn nearest_values_are_valid() {
-        assert_eq!([around(500, 0, 32), around(5, 0, 32), around(33, 0, 32)], [(480, 512), (32, 64), (32, 64)]);
-        assert_eq!([around(120, 1, 8), around(8, 1, 8), around(2, 1, 8)], [(113, 121), (1, 9), (1, 9)]);
+        assert_eq!(
+            [nearest_valid(500, 0, 32), nearest_valid(5, 0, 32), nearest_valid(33, 0, 32)],
+            [(480, 512), (32, 64), (32, 64)]
+        );
+        assert_eq!(
+            [nearest_valid(120, 1, 8), nearest_valid(8, 1, 8), nearest_valid(2, 1, 8)],
+            [(113, 121), (1, 9), (1, 9)]
+        );
         let nearest = |step: usize| [0.0, 1.0, 4.9, 5.0, 120.0, 117.0].map(|frames| nearest_frames(frames, step));
         assert_eq!((nearest(8), nearest(16)), ([1, 1, 1, 9, 121, 121], [1, 1, 1, 1, 113, 113]));
     }

@@ -33,7 +33,7 @@ pub struct LoadedConfig {
     preset: &'static str,
     /// Unmerged layers, lowest precedence first: files, the command line, the fields of a server request.
     pub(super) layers: Vec<Tree>,
-    pub(super) length: Option<Length>,
+    pub(super) duration: Option<RequestedDuration>,
     /// Model generation, which selects the preset.
     pub(super) version: Version,
     /// Whether a layer below the top one sets `sampler.sigmas`.
@@ -47,7 +47,7 @@ pub struct LoadedConfig {
 
 /// Duration of the video, which determines the number of frames.
 #[derive(Clone, Debug)]
-pub(super) struct Length {
+pub(super) struct RequestedDuration {
     pub(super) seconds: f64,
     pub(super) origin: ValueOrigin,
 }
@@ -116,8 +116,8 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     }
     expand_reference(&mut layer);
     layers.push(layer);
-    let length = given.seconds.map(|seconds| Length { seconds, origin: ValueOrigin::Flag("seconds") });
-    let loaded = combine(layers, length, None)?;
+    let duration = given.seconds.map(|seconds| RequestedDuration { seconds, origin: ValueOrigin::Flag("seconds") });
+    let loaded = combine(layers, duration, None)?;
     if given.allow_changed_inputs && sidecar.is_none() {
         let why = "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag";
         return Err(ConfigError::argument(why));
@@ -132,19 +132,19 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
 /// determined from the model.
 pub(super) fn combine(
     mut layers: Vec<Tree>,
-    length: Option<Length>,
+    duration: Option<RequestedDuration>,
     known: Option<Version>,
 ) -> Result<LoadedConfig, ConfigError> {
     // Merge once without a preset: the merged layers select the preset.
     let mut merged = defaults().clone();
     for layer in &layers {
-        lay(&mut merged, layer.clone())?;
+        merge_layer(&mut merged, layer.clone())?;
     }
     let mut typed = check::typed(&merged)?;
     if let Some(top) = layers.last_mut()
         && references::select_reference_pipeline(&merged, &typed, top)
     {
-        lay(&mut merged, top.clone())?;
+        merge_layer(&mut merged, top.clone())?;
         typed = check::typed(&merged)?;
     }
     let version = known.unwrap_or_else(|| version(&typed.model));
@@ -163,11 +163,11 @@ pub(super) fn combine(
             without_top = merged.clone();
         }
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
-        lay(&mut merged, layer)?;
+        merge_layer(&mut merged, layer)?;
     }
     replace_ancestral_sampler(&mut merged);
-    if let Some(length) = &length {
-        set_seconds(&mut merged, length)?;
+    if let Some(duration) = &duration {
+        set_seconds(&mut merged, duration)?;
     }
     if let Some((Value::String(file), origin)) = merged.leaf("request.negative_prompt_file") {
         let (text, origin) = (read(Path::new(file))?, origin.clone());
@@ -179,7 +179,7 @@ pub(super) fn combine(
     if sidecar::prune(&mut merged, &below, &without_top, &config, version)? {
         config = check::typed(&merged)?;
     }
-    if source::take(&mut merged, &config, length.is_some())? {
+    if source::take(&mut merged, &config, duration.is_some())? {
         config = check::typed(&merged)?;
     }
     if references::take(&mut merged, &config, sidecar::frames(&layers))? {
@@ -192,7 +192,7 @@ pub(super) fn combine(
         below,
         preset,
         layers,
-        length,
+        duration,
         version,
         has_sigmas,
         sidecar: None,
@@ -376,7 +376,7 @@ fn set_pair(pair: &str) -> Result<(String, Value), ConfigError> {
 }
 
 /// Merges a layer over `merged`, in which it first resets the keys that are mutually exclusive with keys of the layer.
-pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
+pub(super) fn merge_layer(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     const PAIRS: [(&str, &str); 2] =
         [("request.prompt", "request.prompts"), ("request.negative_prompt", "request.negative_prompt_file")];
     let written = |path: &str| layer.leaf(path).filter(|(v, _)| **v != "").map(|(v, o)| (v.clone(), o.clone()));
@@ -409,8 +409,8 @@ pub(super) fn lay(merged: &mut Tree, layer: Tree) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn set_seconds(merged: &mut Tree, length: &Length) -> Result<(), ConfigError> {
-    let Length { seconds, origin } = length;
+fn set_seconds(merged: &mut Tree, duration: &RequestedDuration) -> Result<(), ConfigError> {
+    let RequestedDuration { seconds, origin } = duration;
     let rate = merged.leaf("request.frame_rate").and_then(|(v, _)| v.as_f64());
     let rate =
         rate.ok_or_else(|| ConfigError::argument("--seconds requires request.frame_rate to be a number, e.g. 24"))?;

@@ -334,7 +334,7 @@ pub(super) fn rejected_video() -> Message {
 
 /// Returns the error message for a key that the pipeline `own` does not read; `uses` selects the pipelines that read
 /// the key.
-pub(super) fn wrong_pipeline(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> Message {
+pub(super) fn unused_by_pipeline_message(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> Message {
     let uses = format!("only the pipeline {} uses ", pipeline_names("or", uses));
     message![uses, Setting::This, format!(", but the pipeline is {}", own.name)]
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{lay, replace_ancestral_sampler};
+use super::load::{merge_layer, replace_ancestral_sampler};
 use super::pipeline::{Pipeline, Support, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::schema::{Config, Model};
@@ -24,11 +24,11 @@ impl Config {
     pub(crate) fn of_preset(pipeline: Pipeline, version: Version, model: Model) -> Result<Config, ConfigError> {
         let mut merged = defaults().clone();
         for layer in preset_layers(pipeline.preset(version))? {
-            lay(&mut merged, layer)?;
+            merge_layer(&mut merged, layer)?;
         }
         let frames = merged.leaf("request.num_frames").map_or(Value::Null, |(frames, _)| frames.clone());
         let own = json!({"pipeline": pipeline.name(), "request": inputs(pipeline, &frames)});
-        lay(&mut merged, Tree::from_node(&YamlNode::from_value(own), &|_| ValueOrigin::Default))?;
+        merge_layer(&mut merged, Tree::from_node(&YamlNode::from_value(own), &|_| ValueOrigin::Default))?;
         replace_ancestral_sampler(&mut merged);
         Ok(Config { model, ..typed(&merged)? })
     }

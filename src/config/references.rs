@@ -42,7 +42,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
         return Ok(sets_stages);
     }
     clear_derived_values(merged, config, sidecar_frames);
-    take_scales(merged, &typed(merged)?)?;
+    set_scales_from_loras(merged, &typed(merged)?)?;
     take_frames(merged, &typed(merged)?)?;
     Ok(true)
 }
@@ -77,7 +77,7 @@ fn default_loras_to_first_stage(merged: &mut Tree) {
 }
 
 /// Sets both scales from the LoRAs of the first stage. LoRAs without scales are compatible with any.
-fn take_scales(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
+fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let loras = || config.model.loras.iter().filter(|lora| lora.stages.contains(&1));
     if loras().next().is_none() {
         tracing::warn!("{VIDEOS}: models need an IC-LoRA to follow reference videos; pass one with --lora FILE");

@@ -264,7 +264,7 @@ impl RequestConfig {
 #[serde(untagged)]
 pub enum NumFrames {
     /// Predicted from the prompt by the model.
-    Auto(Auto),
+    Auto(AutoValue),
     /// Number of frames.
     Count(#[schemars(range(min = 1))] usize),
 }
@@ -380,13 +380,13 @@ pub struct Retake {
     pub audio: bool,
     /// Source of the frames and sound outside the span.
     #[serde(default)]
-    pub kept: Kept,
+    pub kept: RetakeSource,
 }
 
 /// Source of a retake's frames and sound outside the span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Kept {
+pub enum RetakeSource {
     /// Latents of the input video, decoded together with the span, as in Lightricks' code.
     #[default]
     Decoded,
@@ -510,7 +510,7 @@ with_defaults! {
         /// Where the initial noise is generated.
         pub noise: Noise = Noise::Torch,
         /// Denoising steps per device call; progress is reported after each call.
-        pub progress_every: ProgressEvery = ProgressEvery::Auto(Auto::Auto),
+        pub progress_every: ProgressEvery = ProgressEvery::Auto(AutoValue::Auto),
     }
 }
 
@@ -577,7 +577,7 @@ pub enum Noise {
 #[serde(untagged)]
 pub enum ProgressEvery {
     /// One step if stderr is a terminal, otherwise all steps.
-    Auto(Auto),
+    Auto(AutoValue),
     /// Number of steps.
     Steps(#[schemars(range(min = 1))] usize),
 }
@@ -585,7 +585,7 @@ pub enum ProgressEvery {
 /// The value `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Auto {
+pub enum AutoValue {
     /// The program chooses the value.
     Auto,
 }
@@ -888,7 +888,7 @@ with_defaults! {
         pub residency: Residency = Residency::Auto,
         /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
         /// on CPU.
-        pub stream: Stream = Stream::Auto,
+        pub stream: WeightStreaming = WeightStreaming::Auto,
         /// Number of transformer blocks whose weights stay in device memory when weights are streamed. Null: with
         /// `stream: auto`, as many as fit, rounded down to a multiple of one eighth of the blocks; with `on`, none.
         pub resident_blocks: Option<usize> = None,
@@ -978,7 +978,7 @@ pub enum Residency {
 /// Streaming of weights from host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Stream {
+pub enum WeightStreaming {
     /// All weights are in device memory.
     Off,
     /// Streams weights only if a program does not fit in device memory.

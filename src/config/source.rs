@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
-use super::legal::{FRAME_STEP, around, nearest_frames, whole_frames};
+use super::legal::{FRAME_STEP, nearest_frames, nearest_valid, whole_frames};
 use super::message::{Message, Setting, message};
 use super::pipeline::VideoUse;
 use super::presets::is_shipped;
@@ -152,7 +152,7 @@ fn take_frames(
                 merged.set(key, info.frames.into(), origin);
                 let (frames, step) = (info.frames, config.frame_step());
                 if frames % step != 1 {
-                    let (low, high) = around(frames, 1, step);
+                    let (low, high) = nearest_valid(frames, 1, step);
                     let rule = format!("must be one more than a multiple of {step}; the nearest are {low} and {high}");
                     let cut = format!(" {low} to use the first {low} frames, or repeat the last frame");
                     let pad = format!(", e.g. ffmpeg -i IN -vf tpad=stop_mode=clone:stop={} OUT.mp4", high - frames);

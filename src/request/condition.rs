@@ -91,7 +91,7 @@ pub enum Placement {
     /// Last tokens of the stream before appended ones, as many as the content has.
     Last,
     /// Tokens after the first latent of the stream, as many as the content has.
-    Second,
+    AfterFirstLatent,
     /// All tokens of the stream, except appended ones.
     Whole,
     /// Tokens of the stream that do not overlap a time span; the content is as long as the stream.
@@ -109,7 +109,7 @@ pub enum Placement {
         span: PositionSpan,
     },
     /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
-    AtReference(ReferenceGrid),
+    AppendedReference(ReferenceGrid),
     /// Tokens of the stream that are completely inside a time span; the content is as long as the stream.
     Span {
         /// Start in seconds.
@@ -216,7 +216,7 @@ impl Condition {
         };
         let frames = config::encoded_frames(given.frames.unwrap_or(1), step);
         let grid = ReferenceGrid { frames, downscale, step, attention: given.attention_strength as f32 };
-        Condition { content, placement: Placement::AtReference(grid), strength: given.strength as f32 }
+        Condition { content, placement: Placement::AppendedReference(grid), strength: given.strength as f32 }
     }
 
     fn kept(content: Content, placement: Placement) -> Self {
@@ -254,7 +254,7 @@ impl Condition {
     /// kept latents represent eight video frames (or four spectrogram frames) each and cannot replace the first latent,
     /// which represents one.
     pub(crate) fn clip_end() -> Self {
-        Condition::kept(Content::ClipEnd, Placement::Second)
+        Condition::kept(Content::ClipEnd, Placement::AfterFirstLatent)
     }
 
     /// Returns the file of the content, if it has one.
@@ -278,10 +278,10 @@ impl Condition {
             Placement::Appended { frame, span } => Some((frame, span)),
             Placement::First
             | Placement::Last
-            | Placement::Second
+            | Placement::AfterFirstLatent
             | Placement::Whole
             | Placement::Outside { .. }
-            | Placement::AtReference(_)
+            | Placement::AppendedReference(_)
             | Placement::Span { .. } => None,
         }
     }
@@ -289,7 +289,7 @@ impl Condition {
     /// Returns the grid of a reference video; `None` for other placements.
     pub fn reference_grid(&self) -> Option<&ReferenceGrid> {
         match &self.placement {
-            Placement::AtReference(grid) => Some(grid),
+            Placement::AppendedReference(grid) => Some(grid),
             _ => None,
         }
     }
@@ -299,7 +299,7 @@ impl Condition {
     pub(crate) fn appended(&self, own: &VideoShape, step: usize) -> Option<VideoShape> {
         match &self.placement {
             Placement::Appended { .. } => Some(VideoShape { frames: 1, ..*own }),
-            Placement::AtReference(grid) => Some(VideoShape {
+            Placement::AppendedReference(grid) => Some(VideoShape {
                 frames: (grid.frames - 1) / step + 1,
                 height: own.height / grid.downscale,
                 width: own.width / grid.downscale,

@@ -1,5 +1,5 @@
 //! The pipeline `dfr`: both passes also generate keyframes, then temporal rounds double the frame rate of the video.
-//! Each round denoises tiles between keyframes. [`DfrForm`] selects the reference implementation.
+//! Each round denoises tiles between keyframes. [`DfrReference`] selects the reference implementation.
 
 use super::{Canvas, Condition, Content, KeyframeSource, Noising, Placement, Request, TemporalTile};
 use crate::av::Av;
@@ -28,12 +28,12 @@ pub struct DfrPlan {
     pub sigmas: Vec<f32>,
     /// Type and generator of the noise that steps add.
     pub draws: StepDraws,
-    pub form: DfrForm,
+    pub reference: DfrReference,
 }
 
 /// Reference implementation whose rounds a request reproduces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DfrForm {
+pub enum DfrReference {
     /// Lightricks: no audio stream; images stay at the frame indices of the request.
     Official,
     /// diffusers: attends to the audio of the first pass; image frame indices are scaled with the frame rate.
@@ -50,20 +50,20 @@ pub(crate) struct Round {
     pub(crate) sources: Vec<KeyframeSource>,
 }
 
-impl DfrForm {
+impl DfrReference {
     /// Returns the frame rate for which the two passes compute positions.
     pub(crate) fn pass_rate(self, frame_rate: f64) -> f64 {
         match self {
-            DfrForm::Diffusers if frame_rate > POSITION_RATE_SNAP_THRESHOLD => MAX_POSITION_RATE,
-            DfrForm::Official | DfrForm::Diffusers => frame_rate,
+            DfrReference::Diffusers if frame_rate > POSITION_RATE_SNAP_THRESHOLD => MAX_POSITION_RATE,
+            DfrReference::Official | DfrReference::Diffusers => frame_rate,
         }
     }
 
     /// Returns the frame rate for which a round with output rate `frame_rate` computes positions.
     fn round_rate(self, frame_rate: f64) -> f64 {
         match self {
-            DfrForm::Official => frame_rate.min(MAX_POSITION_RATE),
-            DfrForm::Diffusers => self.pass_rate(frame_rate),
+            DfrReference::Official => frame_rate.min(MAX_POSITION_RATE),
+            DfrReference::Diffusers => self.pass_rate(frame_rate),
         }
     }
 
@@ -71,7 +71,7 @@ impl DfrForm {
     fn image(self, image: &Condition, round: usize, tile: &TemporalTile) -> Option<Condition> {
         let appended = image.appended_at();
         let frame = appended.map_or(0, |(frame, _)| frame);
-        let frame = if self == DfrForm::Diffusers { frame << round } else { frame };
+        let frame = if self == DfrReference::Diffusers { frame << round } else { frame };
         let placement = match (tile.frames.contains(&frame).then(|| tile.local(frame))?, appended) {
             (0, _) | (_, None) => Placement::First,
             (frame, Some((_, span))) => Placement::Appended { frame, span },
@@ -106,17 +106,17 @@ impl DfrPlan {
         let tile = &round.tiles[at];
         let is_image = |condition: &&Condition| matches!(condition.content, Content::Image { .. });
         let images = second.conditions.video.iter().filter(is_image);
-        let images = images.filter_map(|image| self.form.image(image, round.number, tile));
+        let images = images.filter_map(|image| self.reference.image(image, round.number, tile));
         let anchors = round.canvas.keyframes[tile.anchors.clone()].iter().enumerate();
         let anchors = anchors.map(|(at, frame)| Condition::carried(at, tile.local(*frame), ANCHOR_STRENGTH));
         let slots = tile.slots.iter().map(|frame| Condition::generated(tile.local(*frame)));
-        let rate = self.form.round_rate(second.frame_rate * (1 << round.number) as f64);
+        let rate = self.reference.round_rate(second.frame_rate * (1 << round.number) as f64);
         let sampler = EulerAncestral {
             eta: ETA,
             noise_seed: None,
             seed_offset: ROUND_SEEDS * round.number as u64 + at as u64,
             draws: self.draws,
-            blends_every_step: self.form == DfrForm::Diffusers,
+            blends_every_step: self.reference == DfrReference::Diffusers,
         };
         Request {
             num_frames: tile.num_frames(),
@@ -128,9 +128,9 @@ impl DfrPlan {
             conditions: Av { video: images.chain(anchors).chain(slots).collect(), audio: Vec::new() },
             draws_kept: false,
             roles: Av {
-                audio: match self.form {
-                    DfrForm::Official => StreamRole::Absent,
-                    DfrForm::Diffusers => StreamRole::Kept,
+                audio: match self.reference {
+                    DfrReference::Official => StreamRole::Absent,
+                    DfrReference::Diffusers => StreamRole::Kept,
                 },
                 ..second.roles
             },
@@ -153,11 +153,12 @@ mod tests {
 
     #[test]
     fn frame_rates_of_positions_follow_the_reference() {
-        let rates =
-            |form: DfrForm| [24.0, 30.0, 48.0, 60.0, 96.0].map(|rate| (form.pass_rate(rate), form.round_rate(rate)));
+        let rates = |reference: DfrReference| {
+            [24.0, 30.0, 48.0, 60.0, 96.0].map(|rate| (reference.pass_rate(rate), reference.round_rate(rate)))
+        };
         let official = [(24.0, 24.0), (30.0, 30.0), (48.0, 48.0), (60.0, 60.0), (96.0, 60.0)];
-        assert_eq!(rates(DfrForm::Official), official);
-        assert_eq!(rates(DfrForm::Diffusers), [24.0, 30.0, 60.0, 60.0, 60.0].map(|rate| (rate, rate)));
+        assert_eq!(rates(DfrReference::Official), official);
+        assert_eq!(rates(DfrReference::Diffusers), [24.0, 30.0, 60.0, 60.0, 60.0].map(|rate| (rate, rate)));
     }
 
     /// Lightricks keeps images at the frame indices of the request, diffusers at their time in the video.
@@ -172,16 +173,17 @@ mod tests {
             },
             ..Condition::carried(0, 0, 1.0)
         };
-        let at = |form: DfrForm, frame: usize| {
-            [0, 1]
-                .map(|n| form.image(&image(frame), 1, &tiles[n]).map(|image| image.appended_at().map_or(0, |(f, _)| f)))
+        let at = |reference: DfrReference, frame: usize| {
+            [0, 1].map(|n| {
+                reference.image(&image(frame), 1, &tiles[n]).map(|image| image.appended_at().map_or(0, |(f, _)| f))
+            })
         };
         assert_eq!(
-            [0, 48, 60, 120].map(|frame| at(DfrForm::Official, frame)),
+            [0, 48, 60, 120].map(|frame| at(DfrReference::Official, frame)),
             [[Some(0), None], [Some(48), None], [Some(60), None], [Some(120), Some(24)],]
         );
         assert_eq!(
-            [0, 48, 60, 120].map(|frame| at(DfrForm::Diffusers, frame)),
+            [0, 48, 60, 120].map(|frame| at(DfrReference::Diffusers, frame)),
             [[Some(0), None], [Some(96), Some(0)], [Some(120), Some(24)], [None, Some(144)],]
         );
     }

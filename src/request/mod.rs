@@ -21,7 +21,7 @@ pub use chain::ClipChain;
 pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, Placement, PositionSpan, ReferenceGrid, VideoPart};
 pub(crate) use dfr::Round;
-pub use dfr::{DfrForm, DfrPlan};
+pub use dfr::{DfrPlan, DfrReference};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
@@ -112,7 +112,7 @@ pub struct Request {
     /// Decoded input audio, as long as the video. `None`: not decoded yet, or there is no input audio.
     pub sound: Option<Shared<Audio>>,
     /// Parts of the input video that the output video contains in addition to generated frames and sound.
-    pub assembly: Assembly,
+    pub composition: OutputComposition,
     /// Chain of clips whose first clip is this request; `None` for a single clip.
     pub chain: Option<ClipChain>,
     /// Conditions of each stream.
@@ -127,7 +127,7 @@ pub struct Request {
 
 /// Composition of the output video from the input video and from generated frames and sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Assembly {
+pub enum OutputComposition {
     /// Generated frames and sound only.
     #[default]
     None,
@@ -135,12 +135,12 @@ pub enum Assembly {
     Frames,
     /// The complete input video, followed by the generated frames after the overlap. The value is the number of
     /// overlapping frames.
-    Before(usize),
+    ExtendedAtEnd(usize),
     /// The generated frames, followed by the input video after the overlap. The value is the number of overlapping
     /// frames.
-    Behind(usize),
+    ExtendedAtStart(usize),
     /// The input video, except for the frames and samples of regenerated latents.
-    Around,
+    RegeneratedSpan,
 }
 
 /// Initial latents of tokens with a strength below 1, in a pass that starts from the latents of an earlier pass. `m` is
@@ -262,7 +262,7 @@ impl Request {
     pub fn draws_tokens(&self, refines: bool) -> Av<bool> {
         let video = &self.conditions.video;
         let appends =
-            video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::AtReference(_)));
+            video.iter().any(|c| matches!(c.placement, Placement::Appended { .. } | Placement::AppendedReference(_)));
         match self.noise_order {
             NoiseOrder::Latents => Av::both(false),
             NoiseOrder::Diffusers => Av { video: appends || (refines && video.is_empty()), audio: appends || refines },
@@ -278,7 +278,7 @@ impl Request {
     /// Returns whether video latents are decoded: there is a video stream, and the output does not contain all frames
     /// of the input video instead.
     pub(crate) fn decodes_video(&self) -> bool {
-        self.roles.video != StreamRole::Absent && self.assembly != Assembly::Frames
+        self.roles.video != StreamRole::Absent && self.composition != OutputComposition::Frames
     }
 
     /// Returns the number of input video frames that the video encoder encodes; `None` without an input video.
@@ -300,7 +300,7 @@ impl Request {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
         let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
         Av {
-            video: whole(&self.conditions.video) && self.assembly == Assembly::Frames,
+            video: whole(&self.conditions.video) && self.composition == OutputComposition::Frames,
             audio: whole(&self.conditions.audio) && own_sound,
         }
     }

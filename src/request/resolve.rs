@@ -2,12 +2,12 @@
 
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Assembly, Canvas, ClipChain, DfrForm, DfrPlan, ModelSizes, NoiseOrder, Noising, RefinePass, Request, RequestError,
-    Shapes, TileSizes, conditions,
+    Canvas, ClipChain, DfrPlan, DfrReference, ModelSizes, NoiseOrder, Noising, OutputComposition, RefinePass, Request,
+    RequestError, Shapes, TileSizes, conditions,
 };
 use crate::av::Av;
 use crate::config::ConfigErrorKind::{OutOfRange, Unsupported};
-use crate::config::{self, Config, ConfigError, Dtype, ExtendAt, Kept, Limit, Reference, VideoUse};
+use crate::config::{self, Config, ConfigError, Dtype, ExtendAt, Limit, Reference, RetakeSource, VideoUse};
 use crate::hlo::DType;
 use crate::models::transformer::{CrossModalTimestep, TransformerConfig};
 use crate::sampling::denoise::{CleanPrediction, StreamRole};
@@ -114,7 +114,7 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
         height: r.height,
         num_frames,
         frame_rate: r.frame_rate,
-        position_rate: dfr.as_ref().map(|dfr| dfr.form.pass_rate(r.frame_rate)),
+        position_rate: dfr.as_ref().map(|dfr| dfr.reference.pass_rate(r.frame_rate)),
         motion_speed: r.motion_speed,
         sound_frames: None,
         seed: 0,
@@ -155,7 +155,7 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
         draws_kept: true,
         clip: None,
         sound: None,
-        assembly: assembly(config),
+        composition: composition(config),
         chain,
         conditions: conditions(config)?,
         refine: refine(config)?,
@@ -169,15 +169,19 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
     })
 }
 
-fn assembly(config: &Config) -> Assembly {
+fn composition(config: &Config) -> OutputComposition {
     match (config.pipeline.spec().video, &config.request.extend) {
-        (Some(VideoUse::Whole), _) => Assembly::Frames,
-        (Some(VideoUse::Span), _) if config.request.retake.as_ref().is_some_and(|span| span.kept == Kept::Source) => {
-            Assembly::Around
+        (Some(VideoUse::Whole), _) => OutputComposition::Frames,
+        (Some(VideoUse::Span), _)
+            if config.request.retake.as_ref().is_some_and(|span| span.kept == RetakeSource::Source) =>
+        {
+            OutputComposition::RegeneratedSpan
         }
-        (Some(VideoUse::Overlap), Some(extend)) if extend.at == ExtendAt::Start => Assembly::Behind(extend.overlap),
-        (Some(VideoUse::Overlap), Some(extend)) => Assembly::Before(extend.overlap),
-        _ => Assembly::None,
+        (Some(VideoUse::Overlap), Some(extend)) if extend.at == ExtendAt::Start => {
+            OutputComposition::ExtendedAtStart(extend.overlap)
+        }
+        (Some(VideoUse::Overlap), Some(extend)) => OutputComposition::ExtendedAtEnd(extend.overlap),
+        _ => OutputComposition::None,
     }
 }
 
@@ -186,7 +190,8 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<DfrP
     if !config.pipeline.spec().has_rounds() {
         return Ok(None);
     }
-    let form = if config.reference == Reference::Diffusers { DfrForm::Diffusers } else { DfrForm::Official };
+    let reference =
+        if config.reference == Reference::Diffusers { DfrReference::Diffusers } else { DfrReference::Official };
     Ok(Some(DfrPlan {
         canvas: Canvas::from_frames(frames, compression)?,
         temporal_rounds: config.dfr.temporal_rounds,
@@ -196,7 +201,7 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<DfrP
             StepDraws::Continued => StepDraws::Own,
             own => own,
         },
-        form,
+        reference,
     }))
 }
 
@@ -383,7 +388,7 @@ mod tests {
             let blocks = stg_blocks(&config, &c, &perturbing_scales(&config, roles(&config))).expect("legal");
             [blocks.video, blocks.audio]
         };
-        let kept = config::Kept::default();
+        let kept = config::RetakeSource::default();
         let span = config::Retake { from: 0.5, to: None, video: true, audio: false, kept };
         assert_eq!(given(Pipeline::Retake, Some(span)), [vec![2], vec![2]]);
         assert_eq!(given(Pipeline::VideoToAudio, None), [none(), vec![2]]);

@@ -459,7 +459,7 @@ pub fn request(case: &Case, models: &OpenModel) -> Request {
         draws_kept: true,
         clip: None,
         sound: None,
-        assembly: Default::default(),
+        composition: Default::default(),
         chain: None,
         positions: DType::F32,
         conditions: Default::default(),

@@ -11,7 +11,7 @@ use crate::config::whole_frames;
 use crate::media::{Clip, Frames, covering_clip};
 use crate::models::audio_vae::resample;
 use crate::pipeline::stages::condition_encoder::outside;
-use crate::request::{Assembly, Condition, Placement, Request};
+use crate::request::{Condition, OutputComposition, Placement, Request};
 
 /// Duration of the crossfade between two audio signals, in seconds.
 const FADE: f64 = 0.02;
@@ -30,24 +30,24 @@ pub(in crate::pipeline) fn assemble(
     let (have, new) = (clip.frames.count(), made.count());
     let samples = |frames: usize| (frames as f64 / request.frame_rate * rate as f64).round_ties_even() as usize;
     let fade = (FADE * rate as f64) as usize;
-    match request.assembly {
-        Assembly::None => (made, sound),
-        Assembly::Frames => (given_frames(request, clip), sound),
-        Assembly::Before(overlap) => {
+    match request.composition {
+        OutputComposition::None => (made, sound),
+        OutputComposition::Frames => (given_frames(request, clip), sound),
+        OutputComposition::ExtendedAtEnd(overlap) => {
             let given = given_sound(clip, sound.nrows(), rate);
             let frames = joined(&resized(&clip.frames, request), &made, overlap);
             // Both audio signals cover the overlapping frames; the crossfade is at the end of the overlap.
             let (start, join) = (samples(have - overlap), samples(have).saturating_sub(fade));
             (frames, crossfade(&given, &sound, start, join, fade, samples(have + new - overlap)))
         }
-        Assembly::Behind(overlap) => {
+        OutputComposition::ExtendedAtStart(overlap) => {
             let given = given_sound(clip, sound.nrows(), rate);
             let added = new - overlap;
             let frames = joined(&made.part(0..added), &resized(&clip.frames, request), 0);
             let start = samples(added);
             (frames, crossfade(&sound, &given, start, start, fade, samples(added + have)))
         }
-        Assembly::Around => {
+        OutputComposition::RegeneratedSpan => {
             let regenerated =
                 request.conditions.as_ref().zip(times.as_ref()).map(|(own, times)| regenerated_span(own, times));
             let source = clip.frames.part(0..new);

@@ -14,7 +14,7 @@ use super::residency::{Keep, work};
 use super::resolved::ResolvedConfig;
 use super::run_plan::RunPlan;
 use super::stream::{Misfit, StreamSearch};
-use crate::config::{Chain, Config, NumFrames, Residency, Stream, Tiling, WeightType, shipped_layouts};
+use crate::config::{Chain, Config, NumFrames, Residency, Tiling, WeightStreaming, WeightType, shipped_layouts};
 use crate::host;
 use crate::models::Network;
 use crate::nn::{Build, Streaming};
@@ -638,7 +638,7 @@ impl MemoryPlan {
     fn host_memory_hint(&self) -> String {
         let runtime = &self.config.runtime;
         let narrow = (runtime.weights == WeightType::Bf16).then_some("set runtime.weights to int8");
-        let more = (runtime.stream == Stream::On).then_some("increase runtime.resident_blocks");
+        let more = (runtime.stream == WeightStreaming::On).then_some("increase runtime.resident_blocks");
         let changes = [Some("use a host with more memory"), narrow, more];
         changes.into_iter().flatten().collect::<Vec<_>>().join(", or ")
     }
@@ -696,7 +696,7 @@ impl MemoryPlan {
 
 /// Returns configurations that need less memory, with the flags that select them; the cheapest change comes first.
 fn candidates(config: &Config) -> impl Iterator<Item = (String, Config)> {
-    let streamed = [Stream::On].into_iter().filter(|_| config.runtime.stream == Stream::Off);
+    let streamed = [WeightStreaming::On].into_iter().filter(|_| config.runtime.stream == WeightStreaming::Off);
     let streamed =
         streamed.map(|stream| ("--set runtime.stream=auto".into(), changed(config, |c| c.runtime.stream = stream)));
     let tiled = TILINGS.into_iter().filter(|_| config.runtime.tiling.is_none()).map(|(set, overlap, frame_overlap)| {

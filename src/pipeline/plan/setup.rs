@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::origin::{ROTATABLE, Weights};
 use crate::analysis::Chip;
-use crate::config::{self, ActivationType, Config, Dtype, FlagValue, Stream, WatchdogWord, WeightType};
+use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightStreaming, WeightType};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
@@ -56,7 +56,7 @@ fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Bu
 /// Returns the streaming that the configuration requests. `None` for `off`, for `auto` (the memory plan decides), and
 /// on CPU.
 fn streaming(config: &Config, spec: &PlatformSpec, platform: &str) -> Result<Option<Streaming>> {
-    if config.runtime.stream != Stream::On || spec.is_host {
+    if config.runtime.stream != WeightStreaming::On || spec.is_host {
         return Ok(None);
     }
     if !spec.streams_weights {
@@ -247,7 +247,7 @@ mod tests {
         };
         // The memory plan decides on `auto`.
         assert!(each(&config).into_iter().all(|own| own.expect("accepted").is_none()));
-        config.runtime.stream = Stream::On;
+        config.runtime.stream = WeightStreaming::On;
         let resident = each(&config).map(|own| own.expect("accepted").map(|own| own.resident));
         assert_eq!(resident, [None, Some(0), Some(0)]);
         let error = streaming(&config, &platforms::spec_by_name("xpu"), "xpu").expect_err("rejected").to_string();

@@ -9,7 +9,7 @@ use super::memory::{BuiltRun, Limits, MemoryPlan, Need, gib};
 use super::residency::Keep;
 use super::run_plan::RunPlan;
 use super::setup;
-use crate::config::{Config, Stream};
+use crate::config::{Config, WeightStreaming};
 use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::Result;
@@ -174,7 +174,7 @@ impl<'a> StreamSearch<'a> {
 /// Returns whether the memory plan decides which weights are streamed: `runtime.stream` is `auto`, and the platform can
 /// stream weights.
 pub(super) fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
-    config.runtime.stream == Stream::Auto && spec.streams_weights
+    config.runtime.stream == WeightStreaming::Auto && spec.streams_weights
 }
 
 /// Describes a choice for the log. `resident`: number of resident transformer blocks; `None`: no weights are streamed.

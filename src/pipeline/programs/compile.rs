@@ -14,7 +14,7 @@ use super::build::{ProgramKind, Programs, warn_once};
 use super::executor::warn_kernel_rejected;
 use crate::analysis::{self, Module, Predicted, Report};
 use crate::atomic_file::write_atomically;
-use crate::config::{Config, Stream, is_shipped_layout, shipped_layouts};
+use crate::config::{Config, WeightStreaming, is_shipped_layout, shipped_layouts};
 use crate::hlo::DeviceMesh;
 use crate::models::Network;
 use crate::nn::{Build, Streaming, ValuePlacement};
@@ -295,7 +295,8 @@ impl CompileJob<'_> {
     /// Decides which weights the run streams. `None`: `runtime.stream` is not `auto`, or the platform cannot stream
     /// weights.
     fn decision(&self, programs: &Programs) -> Result<Option<Decision>> {
-        if self.config.runtime.stream != Stream::Auto || !spec(self.machine.target.platform()).streams_weights {
+        if self.config.runtime.stream != WeightStreaming::Auto || !spec(self.machine.target.platform()).streams_weights
+        {
             return Ok(None);
         }
         let limits = Limits::of_capacity(self.config, self.machine.capacity);

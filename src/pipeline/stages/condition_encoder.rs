@@ -210,8 +210,8 @@ impl Runner {
                 let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
-                    Placement::Second => vec![(0..n, first..first + n)],
-                    Placement::Appended { .. } | Placement::AtReference(_) => {
+                    Placement::AfterFirstLatent => vec![(0..n, first..first + n)],
+                    Placement::Appended { .. } | Placement::AppendedReference(_) => {
                         behind += n;
                         let latents = condition.appended(&shapes.video, step).unwrap_or(shapes.video);
                         attention.append(n, attention_weights(condition, &latents, request)?.as_deref());

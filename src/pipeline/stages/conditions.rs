@@ -224,7 +224,7 @@ mod tests {
     fn reference(latents: usize, [downscale, step]: [usize; 2], strength: f32, attention: f32) -> Condition {
         let grid = ReferenceGrid { frames: (latents - 1) * 8 + 1, downscale, step, attention };
         let content = Content::Reference { path: "a.mp4".into(), mask: None };
-        Condition { content, placement: Placement::AtReference(grid), strength }
+        Condition { content, placement: Placement::AppendedReference(grid), strength }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::frame_collector::{DecodedFrames, Pieces};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
-use crate::request::{Assembly, Request, Shapes, TileSizes};
+use crate::request::{OutputComposition, Request, Shapes, TileSizes};
 use crate::tensor::Tensor;
 
 /// Thread that draws the diffusion decoder's noise.
@@ -80,7 +80,7 @@ impl Run<'_> {
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
             // Frames that are joined to other frames can only be encoded after they are joined.
-            let encode = self.options.encode.as_ref().filter(|_| request.assembly == Assembly::None);
+            let encode = self.options.encode.as_ref().filter(|_| request.composition == OutputComposition::None);
             let mut pieces = Pieces::new(request.output_rate(), encode);
             self.decode_tiles(latents, tiling, |piece| {
                 pieces.add(frames(&shown(piece, asked)?)?);

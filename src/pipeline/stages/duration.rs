@@ -165,12 +165,12 @@ fn predict(runner: &mut Runner, short: &Config, job: &Job) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Auto, Image, NumFrames};
+    use crate::config::{AutoValue, Image, NumFrames};
 
     fn frames_of(reference: Reference, images: Vec<Image>, prompts: &[&str]) -> Result<Option<usize>> {
         let mut config = Config { reference, ..Config::default() };
         config.model.path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3").into();
-        config.request.num_frames = NumFrames::Auto(Auto::Auto);
+        config.request.num_frames = NumFrames::Auto(AutoValue::Auto);
         config.request.images = images;
         let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
         let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();

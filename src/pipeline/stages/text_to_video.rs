@@ -29,7 +29,7 @@ use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::runner::Runner;
-use crate::request::{Assembly, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
+use crate::request::{OutputComposition, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
 
@@ -264,11 +264,11 @@ impl Run<'_> {
             guard: guard.clone(),
         });
         let whole = made.map(|mut made| {
-            if let Some(clip) = request.clip.as_ref().filter(|_| request.assembly != Assembly::None) {
+            if let Some(clip) = request.clip.as_ref().filter(|_| request.composition != OutputComposition::None) {
                 let times = shapes.coords(&self.runner.model.sizes, request.frame_rate);
                 (made.frames, made.audio) = assemble(request, clip, &times, made.frames, made.audio, sample_rate);
                 let all = made.frames.count() == clip.frames.count();
-                made.are_given = all && request.assembly == Assembly::Frames;
+                made.are_given = all && request.composition == OutputComposition::Frames;
             }
             made
         });

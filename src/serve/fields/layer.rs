@@ -61,12 +61,12 @@ impl Fields {
         if pipeline.takes_video() {
             // Without a request field, these values come from the input video, not from the server's configuration.
             let own = ["request.width", "request.height", "request.num_frames", "request.frame_rate"];
-            own.into_iter().for_each(|key| layer.forget(key));
+            own.into_iter().for_each(|key| layer.ignore_configured(key));
         }
         // The pipeline may be inferred from the request's files. Warn that it overrides a key only if its field is set.
         let said = |(_, key): &(String, String)| key != PIPELINE || given.text(PIPELINE).is_some();
-        let overruled = layer.overruled().into_iter().filter(said);
-        warnings.extend(overruled.map(|(field, key)| format!("{field} overrides ltx2.{key}")));
+        let overridden = layer.overridden_fields().into_iter().filter(said);
+        warnings.extend(overridden.map(|(field, key)| format!("{field} overrides ltx2.{key}")));
         let mut loaded = self.loaded.with_request(&layer).map_err(fault)?;
         if self.apply_images(given, loaded.config.clip_frames(), &mut layer)? {
             loaded = self.loaded.with_request(&layer).map_err(fault)?;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{Length, LoadedConfig, combine, expand_reference};
+use super::load::{LoadedConfig, RequestedDuration, combine, expand_reference};
 use super::reference_video;
 use super::tree::{Tree, are_same};
 use super::validate::validate;
@@ -17,14 +17,19 @@ pub(crate) struct RequestLayer {
     tree: Tree,
     /// Keys that the request's field `ltx2` sets; other fields override them.
     keys: Tree,
-    length: Option<Length>,
+    duration: Option<RequestedDuration>,
     /// Keys for which the configured value of the server is ignored.
-    unwritten: Vec<&'static str>,
+    ignored_keys: Vec<&'static str>,
 }
 
 impl Default for RequestLayer {
     fn default() -> Self {
-        RequestLayer { tree: Tree::Map(Vec::new()), keys: Tree::Map(Vec::new()), length: None, unwritten: Vec::new() }
+        RequestLayer {
+            tree: Tree::Map(Vec::new()),
+            keys: Tree::Map(Vec::new()),
+            duration: None,
+            ignored_keys: Vec::new(),
+        }
     }
 }
 
@@ -51,24 +56,24 @@ impl RequestLayer {
     }
 
     /// Returns `(field, key)` for each key in the request's field `ltx2` that another field sets to a different value.
-    pub(crate) fn overruled(&self) -> Vec<(String, String)> {
+    pub(crate) fn overridden_fields(&self) -> Vec<(String, String)> {
         let mut found = Vec::new();
         let mut tree = self.tree.clone();
-        if let Some(Length { origin, .. }) = &self.length {
+        if let Some(RequestedDuration { origin, .. }) = &self.duration {
             tree.set(FRAMES, Value::Null, origin);
         }
-        overruled(&self.keys, &tree, String::new(), &mut found);
+        collect_overridden(&self.keys, &tree, String::new(), &mut found);
         found
     }
 
     /// Sets the duration, from which the number of frames is derived.
     pub(crate) fn set_seconds(&mut self, field: &str, seconds: f64) {
-        self.length = Some(Length { seconds, origin: ValueOrigin::Field(field.into()) });
+        self.duration = Some(RequestedDuration { seconds, origin: ValueOrigin::Field(field.into()) });
     }
 
     /// Ignores the configured value of a key for this request.
-    pub(crate) fn forget(&mut self, key: &'static str) {
-        self.unwritten.push(key);
+    pub(crate) fn ignore_configured(&mut self, key: &'static str) {
+        self.ignored_keys.push(key);
     }
 }
 
@@ -80,13 +85,13 @@ fn parse_field_tree(field: &str, tree: Value) -> Result<Tree, ConfigError> {
     Ok(Tree::from_node(&node, &|_| origin.clone()))
 }
 
-fn overruled(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, String)>) {
+fn collect_overridden(keys: &Tree, over: &Tree, path: String, found: &mut Vec<(String, String)>) {
     match (keys, over) {
         (Tree::Map(keys), Tree::Map(_)) => {
             for (key, inner) in keys {
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 if let Some(over) = over.get(key) {
-                    overruled(inner, over, path, found);
+                    collect_overridden(inner, over, path, found);
                 }
             }
         }
@@ -104,13 +109,13 @@ impl LoadedConfig {
     /// Returns the errors of [`super::load()`].
     pub(crate) fn with_request(&self, layer: &RequestLayer) -> Result<LoadedConfig, ConfigError> {
         let mut layers = self.layers.clone();
-        layers.iter_mut().for_each(|below| layer.unwritten.iter().for_each(|key| below.cut(key)));
+        layers.iter_mut().for_each(|below| layer.ignored_keys.iter().for_each(|key| below.cut(key)));
         let mut top = layer.tree.clone();
         expand_reference(&mut top);
         layers.push(top);
         // A number of frames or a duration in the request replaces the duration of the configuration.
-        let says_frames = layer.unwritten.contains(&FRAMES) || layer.tree.leaf(FRAMES).is_some();
-        let own = self.length.clone().filter(|_| !says_frames);
-        combine(layers, layer.length.clone().or(own), Some(self.version))
+        let says_frames = layer.ignored_keys.contains(&FRAMES) || layer.tree.leaf(FRAMES).is_some();
+        let own = self.duration.clone().filter(|_| !says_frames);
+        combine(layers, layer.duration.clone().or(own), Some(self.version))
     }
 }
