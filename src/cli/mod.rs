@@ -200,7 +200,9 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
         let error = cause.downcast_ref::<PipelineError>();
         let cause = error.map(PipelineError::cause);
         // An error after the last step is not caused by the request, whatever its type.
-        if matches!(error, Some(PipelineError::Kept { .. })) && !matches!(cause, Some(PipelineError::Interrupted(..))) {
+        if matches!(error, Some(PipelineError::ResultsSaved { .. }))
+            && !matches!(cause, Some(PipelineError::Interrupted(..)))
+        {
             return 1;
         }
         match cause {
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(one_line(&error), "loading: cannot read x.yml: disk full");
         assert_eq!(exit_code(&error), 2);
         assert_eq!(exit_code(&PipelineError::Interrupted(3, 8).into()), 130);
-        let kept = |error| PipelineError::Kept { source: Box::new(error), what: "x".into(), kept: "y".into() };
+        let kept = |error| PipelineError::ResultsSaved { source: Box::new(error), what: "x".into(), kept: "y".into() };
         assert_eq!(exit_code(&kept(kept(PipelineError::Interrupted(8, 8))).into()), 130);
         assert_eq!(exit_code(&PipelineError::from(SamplingError::Steps(300)).into()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("device")), 1);

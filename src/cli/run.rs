@@ -98,7 +98,7 @@ pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
         ..args.components.model()
     };
     let placed = Config { model, ..placed };
-    let (origin, weights) = origin::of_run(&placed)?;
+    let (origin, weights) = origin::sources(&placed)?;
     let configs = ModelConfigs::from(origin);
     check_files(&configs, &weights, [args.component.declaration().component])?;
     let options = setup::engine_options(&placed);

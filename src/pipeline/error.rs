@@ -91,7 +91,7 @@ pub enum PipelineError {
     NoRoom(String),
     /// The run failed after denoising, and its results were saved in a file.
     #[error("{source}; {what} are kept in {}", kept.display())]
-    Kept {
+    ResultsSaved {
         source: Box<PipelineError>,
         /// Contents of the file, as a plural for the message: "the latents".
         what: String,
@@ -108,10 +108,10 @@ impl PipelineError {
         matches!(self, PipelineError::Runtime(error) if error.is_out_of_device_memory())
     }
 
-    /// Returns the original failure; for [`PipelineError::Kept`], the error that it wraps.
+    /// Returns the original failure; for [`PipelineError::ResultsSaved`], the error that it wraps.
     pub(crate) fn cause(&self) -> &PipelineError {
         match self {
-            PipelineError::Kept { source, .. } => source.cause(),
+            PipelineError::ResultsSaved { source, .. } => source.cause(),
             other => other,
         }
     }
@@ -164,7 +164,7 @@ mod tests {
                 "vae/config.json: dims = 2.0 is not supported, only 3",
             ),
             (
-                PipelineError::Kept {
+                PipelineError::ResultsSaved {
                     source: Box::new(wrong()),
                     what: "the frames and audio samples".into(),
                     kept: "kept".into(),

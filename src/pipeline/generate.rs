@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::error::{PipelineError, Result, one_line};
 use super::model::OpenModel;
 use super::output::chain_writer::ChainWriter;
-use super::output::denoise_checkpoint::{Every, Saving};
+use super::output::denoise_checkpoint::{CheckpointSettings, Every};
 use super::output::recorded::warn_of_versions;
 use super::output::report::RunReport;
 use super::output::sidecar::{sidecar, sidecar_model};
@@ -22,7 +22,7 @@ pub use super::output::writer::FinishedVideo;
 use super::output::writer::{
     self, Failures, UnwrittenVideo, VideoWriter, WriteOutcome, WrittenVideo, finish_steps, write_json,
 };
-use super::plan::options::{GenerateOptions, KeepPlace, RunOptions};
+use super::plan::options::{FallbackLocation, GenerateOptions, RunOptions};
 use super::plan::outputs;
 use super::plan::overwrites::Replaceable;
 use super::plan::resolved::ResolvedConfig;
@@ -108,16 +108,21 @@ pub fn generate(
         let mut writer = VideoWriter::new(scope, &plan.config, videos);
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
-            let saving = saving(&plan.config, videos, &runner.model, jobs, &paths[0], group.is_none());
-            let resumed = |saving: Saving| if videos.resume { saving.resumed() } else { Ok(saving) };
-            run.saving = match saving.and_then(|saving| saving.map(resumed).transpose()) {
-                Ok(saving) => saving,
+            let checkpoint = checkpoint(&plan.config, videos, &runner.model, jobs, &paths[0], group.is_none());
+            let resumed =
+                |checkpoint: CheckpointSettings| if videos.resume { checkpoint.resumed() } else { Ok(checkpoint) };
+            run.checkpoint = match checkpoint.and_then(|checkpoint| checkpoint.map(resumed).transpose()) {
+                Ok(checkpoint) => checkpoint,
                 // The previous batch is still written if this batch cannot be resumed.
                 Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
             run.outputs = paths.to_vec();
-            let kept = run.saving.clone();
-            runner.executor.engine().watchdog().continues(move || kept.as_ref().and_then(Saving::continuation));
+            let kept = run.checkpoint.clone();
+            runner
+                .executor
+                .engine()
+                .watchdog()
+                .continues(move || kept.as_ref().and_then(CheckpointSettings::continuation));
             if requests[0].chain.is_some() {
                 let writes = first.then_some(&replaceable);
                 results.add(chained(&mut runner, videos, &run, &together, started, writes, observer)?, observer)?;
@@ -139,7 +144,7 @@ pub fn generate(
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(made), true) = (&mut made, first) {
                 let pending = pending_videos(&runner, &together, std::mem::take(made), took, &replaceable);
-                writer.start(pending, run.saving.take());
+                writer.start(pending, run.checkpoint.take());
             }
             if before.is_err() {
                 // Write or keep the results of this batch before returning the error of the previous batch.
@@ -208,16 +213,18 @@ fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Re
 /// Returns the checkpoint settings of a batch; the checkpoint is next to the batch's first video. Without
 /// `--checkpoint-every` and `--resume`, a checkpoint is written only if the run is interrupted after a finished pass.
 /// `None`: no checkpoint is written.
-fn saving(
+fn checkpoint(
     config: &Config,
     videos: &RunVideos,
     model: &OpenModel,
     jobs: &[Job],
     output: &Path,
     is_alone: bool,
-) -> Result<Option<Saving>> {
+) -> Result<Option<CheckpointSettings>> {
     let every = videos.checkpoint_every.map(Every::Steps);
-    let new = || Saving::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, videos)));
+    let new = || {
+        CheckpointSettings::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, videos)))
+    };
     if videos.checkpoint_every.is_some() || videos.resume {
         return new().map(Some);
     }
@@ -230,7 +237,7 @@ fn saving(
         None if !videos.has_several() => format!("--resume -o {}", output.display()),
         _ => "--resume".to_string(),
     };
-    Ok(new().ok().map(|saving| saving.unasked(how)))
+    Ok(new().ok().map(|checkpoint| checkpoint.only_on_interrupt(how)))
 }
 
 /// Checks the checkpoints that the run resumes from, before any program is compiled.
@@ -244,8 +251,8 @@ fn check_steps(session: &Session, videos: &RunVideos) -> Result<()> {
     let (config, size) = (&session.plan.config, videos_at_once(&session.runner.build.layout));
     let mut batches = videos.jobs.chunks(size).zip(videos.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
-        let saving = saving(config, videos, &session.runner.model, jobs, &paths[0], true)?;
-        saving.as_ref().map_or(Ok(()), Saving::check)
+        let checkpoint = checkpoint(config, videos, &session.runner.model, jobs, &paths[0], true)?;
+        checkpoint.as_ref().map_or(Ok(()), CheckpointSettings::check)
     })
 }
 
@@ -274,7 +281,7 @@ fn pending_videos(
         job: job.clone(),
         path: path.clone(),
         replaceable: replaceable.clone(),
-        keep: Some(KeepPlace::Temporary),
+        fallback: Some(FallbackLocation::Temporary),
         report: RunReport::new(&generated, &runner.executor, made),
         sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &plan.inputs, runner, versions)),
         generated,
@@ -306,7 +313,7 @@ fn chained(
     };
     let made = runner.generate_chain(requests, run, &mut watch, &mut each);
     if let Err(error) = made {
-        return Err(match (files, run.saving.as_ref().and_then(Saving::continuation)) {
+        return Err(match (files, run.checkpoint.as_ref().and_then(CheckpointSettings::continuation)) {
             // The interrupt has already logged where the clips are saved.
             (_, Some(_)) if matches!(error, PipelineError::Interrupted(..)) => error,
             (_, Some(continuation)) => {
@@ -323,6 +330,6 @@ fn chained(
     interrupts::doing("while files were written");
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     interrupts::doing("after the files were written");
-    finish_steps(run.saving.as_ref(), &outcomes);
+    finish_steps(run.checkpoint.as_ref(), &outcomes);
     Ok(outcomes)
 }

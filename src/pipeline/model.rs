@@ -54,7 +54,7 @@ impl OpenModel {
     /// # Errors
     /// Returns the errors of [`OpenModel::open`] and [`OpenModel::random`].
     pub fn from_config(config: &Config) -> Result<Self> {
-        match origin::of_run(config)? {
+        match origin::sources(config)? {
             (_, Weights::Files(source)) => {
                 OpenModel::read(&source, ModelConfigs::from_source(&source).for_run(config), config)
             }

@@ -138,7 +138,7 @@ impl Runner {
             tracing::info!("{}", planned.choice);
             self.build.streaming = planned.streaming;
             self.forget_loops();
-            self.executor.drop_misplaced(&planned.places);
+            self.executor.drop_misplaced(&planned.memories);
         }
         self.executor.keep(planned.keep, planned.host_limit(), planned.fits_host());
         if !self.executor.keeps_all() {

@@ -135,7 +135,7 @@ impl SessionDevices {
         });
         let engine = Engine::among(client, engine_options, group.cloned());
         engine.timeline().add(SpanKind::Open, engine.platform(), opening, None);
-        peers(&engine, group)?;
+        check_process_count(&engine, group)?;
         let count = engine.devices().len();
         let toolchain = engine.toolchain();
         let chip = setup::chip(config, &toolchain.kind);
@@ -154,7 +154,7 @@ impl SessionDevices {
 }
 
 /// Checks that the number of processes that own the devices is the number of processes of the run.
-fn peers(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
+fn check_process_count(engine: &Engine, group: Option<&Arc<Group>>) -> Result<()> {
     let found: BTreeSet<i32> = engine.devices().iter().map(|device| device.description().process_index).collect();
     match group {
         Some(_) if platform::is_rehearsal(engine.platform()) => Ok(()),

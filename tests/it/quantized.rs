@@ -24,7 +24,7 @@ use ltx2::nn::{
 };
 use ltx2::pipeline::output::tensors;
 use ltx2::pipeline::plan::origin::Weights;
-use ltx2::pipeline::plan::setup::describe_rotated;
+use ltx2::pipeline::plan::setup::describe_convrot;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
 use ltx2::pipeline::programs::configs::ModelConfigs;
@@ -342,14 +342,14 @@ fn wide_text_encoder(model: &str) -> serde_json::Value {
 }
 
 /// Writes a component to three folders of `folder`, and opens them: with outliers in some columns of the layers'
-/// weights, with those of them as int8-convrot for whose names `is_rotated` returns true, and with the values of the
+/// weights, with those of them as int8-convrot for whose names `is_convrot` returns true, and with the values of the
 /// second.
 fn rotated_models(
     part: Component,
     config: &serde_json::Value,
     network: &Network,
     folder: &Path,
-    is_rotated: impl Fn(&str) -> bool,
+    is_convrot: impl Fn(&str) -> bool,
 ) -> [Arc<ModelSource>; 3] {
     let (mut wide, mut narrow) = (BTreeMap::new(), BTreeMap::new());
     for (name, shape) in network.params.iter().flat_map(|p| p.source.tensors()) {
@@ -366,7 +366,7 @@ fn rotated_models(
             values.indexed_iter_mut().filter(|(at, _)| at[1] % 67 == 5).for_each(|(_, v)| *v *= 12.0);
         }
         let bytes = Tensor::F32(values).bytes().into_owned();
-        if let Some(layer) = layer.filter(|_| is_rotated(name)) {
+        if let Some(layer) = layer.filter(|_| is_convrot(name)) {
             let mut done = quantize(QuantizedForm::Int8Convrot, DType::F32, columns, &bytes);
             // Codes that do not use the full range, and thus would change if the weights were quantized again.
             done.codes.iter_mut().for_each(|c| *c = ((f32::from(c.cast_signed()) * 0.79) as i8).cast_unsigned());
@@ -647,16 +647,16 @@ fn transformer_quantizes_only_weights_stored_as_int8_convrot() {
     let is_other = |name: &str| name.contains("blocks.1.") || name.contains(".ff.net.2.");
     let part = Component::Transformer;
     let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), |name| !is_other(name));
-    let others = narrow.unrotated(part).expect("int8-convrot weights");
+    let others = narrow.non_convrot_weights(part).expect("int8-convrot weights");
     assert!(others.len() > 10 && others.iter().all(|name| is_other(name) || name.contains("to_gate_logits")));
-    assert_eq!(restored.unrotated(part), None);
+    assert_eq!(restored.non_convrot_weights(part), None);
     let (gates, count) = (|name: &&String| name.contains("to_gate_logits"), others.len());
     let only_gates: BTreeSet<String> = others.iter().filter(gates).cloned().collect();
     assert!(!only_gates.is_empty());
     let unchanged = "transformer: int8-convrot weights are used unchanged";
-    assert_eq!(describe_rotated(part, &only_gates), unchanged);
+    assert_eq!(describe_convrot(part, &only_gates), unchanged);
     let counted = format!("; {} weights in other forms are not quantized", count - only_gates.len());
-    assert!(describe_rotated(part, &others).ends_with(&counted));
+    assert!(describe_convrot(part, &others).ends_with(&counted));
     let of = |model: &Arc<ModelSource>, build: &Build| run(&client, &case, model, model.clone().into(), build);
     let exact = of(&restored, &looped(DType::F32, Quantization::None));
     let builds = [looped(DType::F32, ROTATED_WEIGHTS), build(DType::F32, ROTATED_WEIGHTS)];
@@ -685,10 +685,10 @@ fn int8_convrot_connectors_match_dequantized_weights() {
     let network = connectors::program(&c, 1, 8, input, &Build::new(DType::F32)).expect("builds");
     let all: [fn(&str) -> bool; 2] = [|_| true, |name| !name.contains(".ff.net.2.")];
     // Only mixed files if not in full.
-    for is_rotated in all.into_iter().rev().take(if full() { 2 } else { 1 }) {
+    for is_convrot in all.into_iter().rev().take(if full() { 2 } else { 1 }) {
         let folder = tempfile::tempdir().expect("a folder");
         let part = Component::Connectors;
-        let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), is_rotated);
+        let [_, narrow, restored] = rotated_models(part, &config, &network, folder.path(), is_convrot);
         let of = |model: &Arc<ModelSource>, quantization| {
             let mut executor = Executor::new(Engine::new(client.clone(), quick()), Weights::from(model.clone()));
             let inputs = [("prompt_embeds".to_string(), scattered("prompts", &[1, 8, c.text_width()]))].into();

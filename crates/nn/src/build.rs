@@ -64,7 +64,7 @@ pub const ROTATED_INPUTS: usize = 256;
 
 impl Quantization {
     /// Returns whether weights and activations are rotated before they are quantized.
-    pub fn is_rotated(self) -> bool {
+    pub fn is_convrot(self) -> bool {
         matches!(self, Quantization::Int8 { rotated: true, .. })
     }
 }

@@ -111,7 +111,7 @@ impl Params {
     ) -> Vec<Value> {
         let place = self.rotating();
         let body = |p: &Params, i: &Value, carried: &[Value]| body(&p.quantized(&quantizes), i, carried);
-        let is_same = self.quantization == Quantization::None || self.quantization.is_rotated();
+        let is_same = self.quantization == Quantization::None || self.quantization.is_convrot();
         place.loops_over_layers(name, count, |l| !is_same && quantizes(l), init, body)
     }
 

@@ -99,7 +99,7 @@ impl Params {
             Some(Number::Counted { layers, .. }) => layers.first().copied(),
             None => None,
         };
-        let quantizes = |layer| self.quantization.is_rotated() || quantizes(layer);
+        let quantizes = |layer| self.quantization.is_convrot() || quantizes(layer);
         let is_quantized = self.quantization != Quantization::None && first.is_some_and(quantizes);
         Params { is_quantized, ..self.clone() }
     }

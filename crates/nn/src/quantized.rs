@@ -69,7 +69,7 @@ const HADAMARD: [f32; 16] = [1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0
 impl Params {
     /// Returns this prefix with the matrix that rotates the inputs of quantized linear layers, if the run rotates them.
     pub(super) fn rotating(&self) -> Params {
-        if !self.quantization.is_rotated() {
+        if !self.quantization.is_convrot() {
             return self.clone();
         }
         // The Kronecker product of four 4 x 4 matrices: each varies along two of the eight dimensions.
@@ -145,7 +145,7 @@ impl Params {
         // Random values use the full range of the 8-bit type and have the intended deviation after scaling.
         let scale = deviation * Init::LARGEST_DEVIATION / largest(dtype);
         let (narrow, wide) = (Type::new(dtype, shape.clone()), Type::new(DType::F32, &shape[..out]));
-        let rotated = self.quantization.is_rotated();
+        let rotated = self.quantization.is_convrot();
         if rotated && !inner.is_multiple_of(ROTATED_INPUTS) {
             let message = format!(
                 "'{}' has {inner} inputs, but int8-convrot weights need a multiple of {ROTATED_INPUTS}; use int8 instead",

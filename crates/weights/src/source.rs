@@ -396,7 +396,7 @@ impl ModelSource {
     /// Returns the names of the linear weights of a component's layers that its file stores in another form than
     /// int8-convrot; `None` if it stores none of them as int8-convrot. A file that cannot be opened is reported
     /// elsewhere.
-    pub fn unrotated(&self, component: Component) -> Option<BTreeSet<String>> {
+    pub fn non_convrot_weights(&self, component: Component) -> Option<BTreeSet<String>> {
         let tensors = self.checkpoint(component).ok()?;
         let layers = if component == Component::TextEncoder { "layers" } else { "transformer_blocks" };
         let is_linear = |name: &str, shape: &[usize]| {

@@ -15,7 +15,7 @@ use crate::media::{
 };
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::plan::options::KeepPlace;
+use crate::pipeline::plan::options::FallbackLocation;
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::plan::videos::{Job, RunVideos, sidecar_path};
 use crate::pipeline::programs::executor::Executor;
@@ -136,10 +136,10 @@ impl<'a> ChainWriter<'a> {
             let since = Instant::now();
             let path = video.path;
             let sound = config.output.save_audio.as_ref().map(|asked| place_of(asked, path, "wav", several));
-            let (hashes, is_there) = video.finish(sound.as_deref(), replaceable);
+            let (hashes, video_written) = video.finish(sound.as_deref(), replaceable);
             let span = Span::until_now(SpanKind::Write, "mp4", since);
             let (table, figures) = RunReport::new(&summary, executor, made).end(span);
-            let Some(hashes) = hashes else { return WriteOutcome { written: None, failed: video.kept(is_there) } };
+            let Some(hashes) = hashes else { return WriteOutcome { written: None, failed: video.kept(video_written) } };
             let finished = FinishedVideo {
                 path: path.into(),
                 seed: video.job.seed,
@@ -151,16 +151,16 @@ impl<'a> ChainWriter<'a> {
             let mut has_sidecar = false;
             // If the video was not written, an existing sidecar at this path may belong to another run, so it is not
             // replaced.
-            if let Some(says) = says.as_ref().filter(|_| is_there) {
+            if let Some(says) = says.as_ref().filter(|_| video_written) {
                 let file = sidecar_path(path);
                 let written = write_sidecar(says.clone(), &file, &finished, &figures, replaceable.has(&file));
                 has_sidecar = !video.failures.add(written);
             }
-            let failed = video.kept(is_there);
+            let failed = video.kept(video_written);
             if let (Some(error), Some(says), false) = (&failed, says, has_sidecar) {
                 keep_sidecar(error, says, &finished, &figures);
             }
-            WriteOutcome { written: is_there.then_some(WrittenVideo { video: finished, table, figures }), failed }
+            WriteOutcome { written: video_written.then_some(WrittenVideo { video: finished, table, figures }), failed }
         });
         each.collect()
     }
@@ -230,17 +230,17 @@ impl ChainVideo<'_> {
         }
     }
 
-    /// If a file could not be written, saves the results and returns the first error. `is_there`: whether the video
-    /// file itself was written, in which case only the latents are saved.
-    fn kept(&mut self, is_there: bool) -> Option<PipelineError> {
+    /// If a file could not be written, saves the results and returns the first error. `video_written`: whether the
+    /// video file itself was written, in which case only the latents are saved.
+    fn kept(&mut self, video_written: bool) -> Option<PipelineError> {
         let error = std::mem::take(&mut self.failures).first().err()?;
-        Some(if is_there { self.keep_latents(error) } else { self.keep(error) })
+        Some(if video_written { self.keep_latents(error) } else { self.keep(error) })
     }
 
     /// Saves the results so far of a video that could not be written: an MP4 file of the frames encoded so far, a WAV
     /// file of the audio if some frames could not be encoded, and the latents of all clips.
     fn keep(&mut self, error: PipelineError) -> PipelineError {
-        let (mut error, place) = (error, KeepPlace::Temporary);
+        let (mut error, place) = (error, FallbackLocation::Temporary);
         if let Some(file) = self.file.as_mut().filter(|file| file.frames() > 0) {
             if let Err(failed) = file.close() {
                 tracing::warn!("{}: {failed}", self.path.display());
@@ -277,6 +277,13 @@ impl ChainVideo<'_> {
             (Some(frames), _) => format!("{latents} and the last {} frames", frames.count()),
         };
         let tensors = partial_results::named(frames.unwrap_or(&Frames::none()), None, &self.latents);
-        partial_results::keep_tensors(error, KeepPlace::Temporary, &what, self.path, ".clips.safetensors", &tensors)
+        partial_results::keep_tensors(
+            error,
+            FallbackLocation::Temporary,
+            &what,
+            self.path,
+            ".clips.safetensors",
+            &tensors,
+        )
     }
 }

@@ -28,7 +28,7 @@ use crate::weights::Checkpoint;
 
 /// Checkpoint settings of a batch: path, interval, and the state that the run resumes from.
 #[derive(Clone, Debug)]
-pub struct Saving {
+pub struct CheckpointSettings {
     output: PathBuf,
     /// Path of the file with the denoising state.
     steps: PathBuf,
@@ -43,7 +43,7 @@ pub struct Saving {
     clip: usize,
     /// Flags with which the user can resume. Set if the user did not request checkpoints; a checkpoint is then written
     /// only when the run is interrupted. `None`: checkpoints were requested with `--checkpoint-every` or `--resume`.
-    unasked: Option<String>,
+    resume_flags: Option<String>,
     /// For a server job: number of checkpoints written. `None`: the run was started on the command line and prints how
     /// to resume.
     server: Option<Arc<AtomicU64>>,
@@ -112,7 +112,7 @@ fn clips_of(output: &Path) -> usize {
     (0..).take_while(|at| path_of_clip(output, *at).exists()).count()
 }
 
-impl Saving {
+impl CheckpointSettings {
     /// Configures checkpoints of the batch `jobs`, in files next to its first video, `output`. `every`: interval
     /// between checkpoints; `None`: a checkpoint is written only when the run is interrupted.
     pub(crate) fn new(
@@ -123,7 +123,7 @@ impl Saving {
         every: Option<Every>,
     ) -> Result<Self> {
         let identity = identity(config, model, jobs)?;
-        Ok(Saving {
+        Ok(CheckpointSettings {
             output: output.into(),
             steps: path_of(output),
             every,
@@ -132,15 +132,15 @@ impl Saving {
             found: None,
             clips: 0,
             clip: 0,
-            unasked: None,
+            resume_flags: None,
             server: None,
         })
     }
 
     /// Configures a checkpoint that is written only if the run is interrupted after a finished pass. `how`: the flags
     /// with which the user can resume.
-    pub(crate) fn unasked(self, how: String) -> Self {
-        Saving { unasked: Some(how), ..self }
+    pub(crate) fn only_on_interrupt(self, how: String) -> Self {
+        CheckpointSettings { resume_flags: Some(how), ..self }
     }
 
     /// Returns whether checkpoints are written during denoising.
@@ -149,7 +149,7 @@ impl Saving {
     }
 
     /// Returns whether the last finished pass is saved if a signal terminates the process; false for a server job.
-    pub(crate) fn keeps_when_interrupted(&self) -> bool {
+    pub(crate) fn saves_on_interrupt(&self) -> bool {
         self.server.is_none()
     }
 
@@ -161,9 +161,9 @@ impl Saving {
     /// Saves the state of an interrupted run. Returns the part of the error message that says where it was saved.
     fn keep_interrupted(&self, saved: &DenoiseState) -> Option<String> {
         let is_foreign = |_: &&String| self.steps.exists() && open(&self.steps, &self.identity).is_err();
-        let other = self.unasked.as_ref().filter(is_foreign).map(|_| next_to(&self.output, "interrupted"));
+        let other = self.resume_flags.as_ref().filter(is_foreign).map(|_| next_to(&self.output, "interrupted"));
         let written = match &other {
-            Some(other) => Saving { steps: other.clone(), ..self.clone() }.write(saved),
+            Some(other) => CheckpointSettings { steps: other.clone(), ..self.clone() }.write(saved),
             None => self.write(saved),
         };
         Some(match (written, other) {
@@ -180,15 +180,15 @@ impl Saving {
 
     /// Configures the checkpoints of a server job: written to the file `steps` and counted in `count`.
     pub(crate) fn in_server_file(self, steps: &Path, count: &Arc<AtomicU64>) -> Self {
-        Saving { steps: steps.into(), server: Some(Arc::clone(count)), ..self }
+        CheckpointSettings { steps: steps.into(), server: Some(Arc::clone(count)), ..self }
     }
 
     /// Sets the output files that the checkpoint records.
     pub(crate) fn writing(self, outputs: Vec<PathBuf>) -> Self {
-        Saving { outputs, ..self }
+        CheckpointSettings { outputs, ..self }
     }
 
-    /// Checks the files that [`Saving::resumed`] reads. Changes nothing.
+    /// Checks the files that [`CheckpointSettings::resumed`] reads. Changes nothing.
     ///
     /// # Errors
     /// Returns an error if a file is damaged or belongs to another request, model or release.
@@ -220,12 +220,12 @@ impl Saving {
                 saved.done
             );
         }
-        Ok(Saving { found, clips, ..self })
+        Ok(CheckpointSettings { found, clips, ..self })
     }
 
     /// Returns the settings for the checkpoints of clip `at` (counted from 0) of chained videos.
     pub(crate) fn of_clip(&self, at: usize) -> Self {
-        Saving { clip: at, found: self.found.clone().filter(|_| at == self.clips), ..self.clone() }
+        CheckpointSettings { clip: at, found: self.found.clone().filter(|_| at == self.clips), ..self.clone() }
     }
 
     /// Returns the tokens from which the next clip starts: the final tokens of the passes that were finished before the
@@ -331,7 +331,7 @@ impl Saving {
     }
 
     fn going_on(&self) -> String {
-        let how = self.unasked.as_deref().unwrap_or("--resume");
+        let how = self.resume_flags.as_deref().unwrap_or("--resume");
         format!("the finished steps are saved in {}; resume with {how}", self.steps.display())
     }
 
@@ -351,7 +351,7 @@ impl Saving {
     /// Removes the checkpoint after all files have been written. A run that did not request checkpoints does not remove
     /// the checkpoint of another run.
     pub(crate) fn finish(&self) {
-        if self.unasked.is_some() && open(&self.steps, &self.identity).is_err() {
+        if self.resume_flags.is_some() && open(&self.steps, &self.identity).is_err() {
             return;
         }
         // Ignore the error: the file does not exist if no step was saved.

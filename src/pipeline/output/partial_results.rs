@@ -9,7 +9,7 @@ use ndarray::{Array4, Array5};
 use super::tensors;
 use crate::media::{Audio, Frames};
 use crate::pipeline::error::{PipelineError, Result, one_line};
-use crate::pipeline::plan::options::{KeepPlace, RunOptions};
+use crate::pipeline::plan::options::{FallbackLocation, RunOptions};
 use crate::pipeline::stages::batch::split;
 use crate::tensor::Tensor;
 
@@ -27,7 +27,7 @@ fn free(stem: &OsStr, ending: &str) -> PathBuf {
 
 /// Calls `write` to save results of the video `path` in a file that `place` determines. Returns the path of that file.
 pub(in crate::pipeline) fn store(
-    place: KeepPlace,
+    place: FallbackLocation,
     path: &Path,
     ending: &str,
     write: impl Fn(&Path) -> Result<()>,
@@ -36,11 +36,11 @@ pub(in crate::pipeline) fn store(
     beside.push(".kept");
     let to = |file: PathBuf| write(&file).map(|()| file);
     match place {
-        KeepPlace::NextToVideo => {
+        FallbackLocation::NextToVideo => {
             beside.push(ending);
             to(beside.into())
         }
-        KeepPlace::Temporary => {
+        FallbackLocation::Temporary => {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let temporary = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
             to(free(temporary.as_os_str(), ending)).or_else(|_| to(free(&beside, ending)))
@@ -52,14 +52,14 @@ pub(in crate::pipeline) fn store(
 /// are kept in {file}", or `error` itself if the results cannot be saved.
 pub(in crate::pipeline) fn keep(
     error: PipelineError,
-    place: KeepPlace,
+    place: FallbackLocation,
     what: &str,
     path: &Path,
     ending: &str,
     write: impl Fn(&Path) -> Result<()>,
 ) -> PipelineError {
     match store(place, path, ending, write) {
-        Ok(kept) => PipelineError::Kept { source: Box::new(error), what: what.into(), kept },
+        Ok(kept) => PipelineError::ResultsSaved { source: Box::new(error), what: what.into(), kept },
         Err(failed) => {
             tracing::error!("{what} are not kept: {}", one_line(&failed));
             error
@@ -69,7 +69,7 @@ pub(in crate::pipeline) fn keep(
 
 pub(in crate::pipeline) fn keep_tensors(
     error: PipelineError,
-    place: KeepPlace,
+    place: FallbackLocation,
     what: &str,
     path: &Path,
     ending: &str,
@@ -105,7 +105,7 @@ pub(in crate::pipeline) fn keep_latents(
     frames: &[Frames],
 ) -> PipelineError {
     // The results of a canceled server job are not needed.
-    if options.keep == KeepPlace::NextToVideo && matches!(error, PipelineError::Interrupted(..)) {
+    if options.fallback == FallbackLocation::NextToVideo && matches!(error, PipelineError::Interrupted(..)) {
         return error;
     }
     let is_written = |path: &&PathBuf| path.file_name().is_some();
@@ -113,7 +113,7 @@ pub(in crate::pipeline) fn keep_latents(
         let decoded = frames.get(at).filter(|frames| frames.count() > 0);
         let what = if decoded.is_some() { "the frames and latents" } else { "the latents" };
         let tensors = named(decoded.unwrap_or(&Frames::none()), None, latents);
-        error = keep_tensors(error, options.keep, what, path, ".latents.safetensors", &tensors);
+        error = keep_tensors(error, options.fallback, what, path, ".latents.safetensors", &tensors);
     }
     error
 }
@@ -129,7 +129,7 @@ mod tests {
         let video = folder.path().join("out.mp4");
         let write = |path: &Path| Ok(crate::atomic_file::write_atomically(path, b"kept")?);
         for _ in 0..2 {
-            let kept = store(KeepPlace::NextToVideo, &video, ".safetensors", write).expect("written");
+            let kept = store(FallbackLocation::NextToVideo, &video, ".safetensors", write).expect("written");
             assert_eq!(kept, folder.path().join("out.mp4.kept.safetensors"));
         }
         let stem = folder.path().join("out.mp4.kept");

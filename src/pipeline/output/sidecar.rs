@@ -53,9 +53,9 @@ pub(in crate::pipeline) fn write_sidecar(
 }
 
 /// Writes a sidecar next to the file in which the results were saved. Does nothing if `error` is not
-/// [`PipelineError::Kept`].
+/// [`PipelineError::ResultsSaved`].
 pub(in crate::pipeline) fn keep_sidecar(error: &PipelineError, sidecar: Value, video: &FinishedVideo, figures: &Value) {
-    if let PipelineError::Kept { kept, .. } = error {
+    if let PipelineError::ResultsSaved { kept, .. } = error {
         let written = write_sidecar(sidecar, &kept.with_extension("json"), video, figures, false);
         written.unwrap_or_else(|error| tracing::warn!("{}", one_line(&error)));
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::denoise_checkpoint::Saving;
+use super::denoise_checkpoint::CheckpointSettings;
 use super::partial_results;
 use super::report::RunReport;
 use super::sidecar::{keep_sidecar, write_sidecar};
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::interrupts;
 use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
 use crate::pipeline::error::{PipelineError, Result, one_line};
-use crate::pipeline::plan::options::KeepPlace;
+use crate::pipeline::plan::options::FallbackLocation;
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::plan::videos::{Job, RunVideos, sidecar_path};
 use crate::pipeline::stages::text_to_video::Generated;
@@ -44,8 +44,8 @@ pub(crate) struct UnwrittenVideo {
     pub(crate) path: PathBuf,
     pub(crate) replaceable: Replaceable,
     /// Location in which the results are saved if a file cannot be written. `None`: they are not saved; the caller
-    /// retries or calls [`UnwrittenVideo::keep_beside`].
-    pub(crate) keep: Option<KeepPlace>,
+    /// retries or calls [`UnwrittenVideo::save_next_to_video`].
+    pub(crate) fallback: Option<FallbackLocation>,
     pub(crate) report: RunReport,
     /// The sidecar (JSON file next to the video), without output hashes and timings. `None`: no sidecar is written.
     pub(crate) sidecar: Option<Value>,
@@ -61,7 +61,7 @@ pub(crate) struct WriteOutcome {
 
 impl WriteOutcome {
     /// Creates the result for a video of which no file was written.
-    fn lost(error: PipelineError) -> Self {
+    fn nothing_written(error: PipelineError) -> Self {
         WriteOutcome { written: None, failed: Some(error) }
     }
 
@@ -130,15 +130,15 @@ impl<'scope, 'env> VideoWriter<'scope, 'env> {
 
     /// Starts to write a batch, and removes the checkpoint of the batch when all files are written. The caller must
     /// have waited for the previous batch.
-    pub(in crate::pipeline) fn start(&mut self, batch: Vec<UnwrittenVideo>, saving: Option<Saving>) {
+    pub(in crate::pipeline) fn start(&mut self, batch: Vec<UnwrittenVideo>, checkpoint: Option<CheckpointSettings>) {
         let (config, videos) = (self.config, self.videos);
         self.batch = Some(self.scope.spawn(move || {
             let write = |mut made: UnwrittenVideo| {
                 let written = catch_panics(|| Ok(made.write(config, videos)), panicked);
-                written.unwrap_or_else(|error| WriteOutcome::lost(made.kept(error, None)))
+                written.unwrap_or_else(|error| WriteOutcome::nothing_written(made.kept(error, None)))
             };
             let outcomes: Vec<WriteOutcome> = batch.into_iter().map(write).collect();
-            finish_steps(saving.as_ref(), &outcomes);
+            finish_steps(checkpoint.as_ref(), &outcomes);
             outcomes
         }));
     }
@@ -154,7 +154,7 @@ impl<'scope, 'env> VideoWriter<'scope, 'env> {
         if !batch.is_finished() {
             interrupts::doing("while files were written");
         }
-        batch.join().unwrap_or_else(|panic| vec![WriteOutcome::lost(panicked(panic_message(&*panic)))])
+        batch.join().unwrap_or_else(|panic| vec![WriteOutcome::nothing_written(panicked(panic_message(&*panic)))])
     }
 }
 
@@ -163,11 +163,11 @@ fn panicked(message: String) -> PipelineError {
 }
 
 /// Removes the checkpoint of a batch if all files were written. Otherwise, logs how to resume.
-pub(in crate::pipeline) fn finish_steps(saving: Option<&Saving>, outcomes: &[WriteOutcome]) {
-    let Some(saving) = saving else { return };
+pub(in crate::pipeline) fn finish_steps(checkpoint: Option<&CheckpointSettings>, outcomes: &[WriteOutcome]) {
+    let Some(checkpoint) = checkpoint else { return };
     if outcomes.iter().all(|outcome| outcome.failed.is_none()) {
-        saving.finish();
-    } else if let Some(continuation) = saving.continuation() {
+        checkpoint.finish();
+    } else if let Some(continuation) = checkpoint.continuation() {
         tracing::info!("{continuation}");
     }
 }
@@ -182,7 +182,7 @@ impl UnwrittenVideo {
         let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
         let audio = match self.generated.sound() {
             Ok(audio) => audio,
-            Err(error) => return WriteOutcome::lost(self.kept(error, None)),
+            Err(error) => return WriteOutcome::nothing_written(self.kept(error, None)),
         };
         let replace = self.replaceable.has(&self.path);
         let (frames, encoder) = (&self.generated.frames, Mp4Options { replace, ..Mp4Options::default() });
@@ -194,20 +194,22 @@ impl UnwrittenVideo {
         });
         let (frames_sha256, samples_sha256) = match hashes {
             Ok(hashes) => hashes,
-            Err(panic) => return WriteOutcome::lost(self.kept(panicked(panic_message(&*panic)), Some(&audio))),
+            Err(panic) => {
+                return WriteOutcome::nothing_written(self.kept(panicked(panic_message(&*panic)), Some(&audio)));
+            }
         };
         let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
         let video = FinishedVideo { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
         let mut failures = Failures::default();
-        let is_there = match written {
-            Err(error) if self.keep.is_none() => return WriteOutcome::lost(error),
+        let video_written = match written {
+            Err(error) if self.fallback.is_none() => return WriteOutcome::nothing_written(error),
             written => !failures.add(written),
         };
         self.write_other_files(config, videos, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
         // If the video was not written, an existing sidecar may belong to another run, so it is not replaced.
         let mut has_sidecar = false;
-        if let Some(says) = self.sidecar.as_ref().filter(|_| is_there) {
+        if let Some(says) = self.sidecar.as_ref().filter(|_| video_written) {
             let path = sidecar_path(&self.path);
             let replace = self.replaceable.has(&path);
             has_sidecar = !failures.add(write_sidecar(says.clone(), &path, &video, &figures, replace));
@@ -216,13 +218,13 @@ impl UnwrittenVideo {
         if let (Some(error), Some(says), false) = (&failed, &self.sidecar, has_sidecar) {
             keep_sidecar(error, says.clone(), &video, &figures);
         }
-        WriteOutcome { written: is_there.then_some(WrittenVideo { video, table, figures }), failed }
+        WriteOutcome { written: video_written.then_some(WrittenVideo { video, table, figures }), failed }
     }
 
     /// Saves frames, samples and latents after a file could not be written, if `keep` is set. Returns the error,
     /// extended with the path of the saved file. If `audio` is `None`, saves the samples as they were decoded.
     fn kept(&self, error: PipelineError, audio: Option<&Audio>) -> PipelineError {
-        let Some(place) = self.keep else { return error };
+        let Some(place) = self.fallback else { return error };
         partial_results::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
     }
 
@@ -243,9 +245,9 @@ impl UnwrittenVideo {
 
     /// Saves frames, samples and latents in a file next to the video, and logs the path of that file. Called when the
     /// video will not be written again.
-    pub(crate) fn keep_beside(&self) {
+    pub(crate) fn save_next_to_video(&self) {
         let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
-        match partial_results::store(KeepPlace::NextToVideo, &self.path, KEPT, write) {
+        match partial_results::store(FallbackLocation::NextToVideo, &self.path, KEPT, write) {
             Ok(kept) => tracing::error!("{}: {} are kept in {}", self.path.display(), self.results(), kept.display()),
             Err(error) => {
                 tracing::error!("{}: {} are not kept: {}", self.path.display(), self.results(), one_line(&error));

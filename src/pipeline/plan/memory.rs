@@ -20,7 +20,7 @@ use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
-use crate::pipeline::programs::executor::{Executor, MemoryOutcome, ParameterPlaces};
+use crate::pipeline::programs::executor::{Executor, MemoryOutcome, ParameterMemories};
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
 
@@ -101,7 +101,7 @@ pub(crate) struct FittedPlan {
     pub(crate) choice: Rc<str>,
     /// Memory (device or host) of each parameter that the programs read; empty unless the memory plan chooses it
     /// (`runtime.stream: auto`).
-    pub(crate) places: Rc<ParameterPlaces>,
+    pub(crate) memories: Rc<ParameterMemories>,
 }
 
 /// Returns the bytes of a program's arguments and results per device, without parameters.
@@ -113,7 +113,7 @@ pub(in crate::pipeline) fn io(network: &Network) -> usize {
 /// Returns the usable bytes of each device of this process: the minimum over its devices. `None`: no device reports
 /// them. `loaded`: memory of the parameters that are already loaded. It counts as usable, because the needs of the run
 /// include it.
-fn free_here(engine: &Engine, loaded: Footprint) -> Option<usize> {
+fn usable_device_bytes(engine: &Engine, loaded: Footprint) -> Option<usize> {
     let memory = engine.devices().iter().filter_map(|d| d.memory().ok());
     let own = memory.filter_map(|m| Some(m.limit? - m.in_use + loaded.device as i64)).min();
     own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
@@ -155,7 +155,7 @@ impl Limits {
     ) -> Result<Self> {
         let host = free_host(engine, loaded, build.layout.mesh.devices(), group);
         let configured = configured_limit(config);
-        let device = configured.or_else(|| free_here(engine, loaded));
+        let device = configured.or_else(|| usable_device_bytes(engine, loaded));
         let Some(group) = group else {
             // Without a group, the limits of the other processes are unknown.
             let here = |limit: Option<usize>| limit.filter(|_| !engine.has_peers());
@@ -266,7 +266,7 @@ impl BuiltRun {
     }
 
     /// Returns component and memory of each parameter.
-    pub(super) fn places(&self) -> ParameterPlaces {
+    pub(super) fn memories(&self) -> ParameterMemories {
         let all = self.networks.iter().flat_map(|(_, network)| network.params.iter().map(move |p| (network, p)));
         all.map(|(network, p)| {
             let memory = network.program.argument(&p.name).map(|argument| argument.memory).unwrap_or_default();
@@ -399,8 +399,10 @@ impl MemoryPlan {
         let tried = self.tried(need, keep);
         let too_much = (tried as f64 * (1.0 - SPARE)) as usize;
         // Bytes that were usable before anything was loaded.
-        let known =
-            [self.limits.device, free_here(executor.engine(), executor.footprint())].into_iter().flatten().min();
+        let known = [self.limits.device, usable_device_bytes(executor.engine(), executor.footprint())]
+            .into_iter()
+            .flatten()
+            .min();
         let turns = tried > alone && least <= too_much.min(known.unwrap_or(usize::MAX));
         let change = match turns {
             true => Some("--set runtime.residency=in_turn".to_string()),
@@ -472,7 +474,7 @@ pub(in crate::pipeline) fn explain_single_run(
         Some(work) => ("", work),
         None => ("at least ", io(network)),
     };
-    let free = usable_text(free_here(executor.engine(), executor.footprint()));
+    let free = usable_text(usable_device_bytes(executor.engine(), executor.footprint()));
     let needs = format!("the program needs {least}{:.2} GiB per device{free}", gib(parameters + work_bytes));
     out_of_memory_error(
         error,
@@ -553,8 +555,8 @@ pub(crate) fn plan(
         let Some(keep) = memory.keep(residency) else {
             return Err(PipelineError::TooLarge(memory.shortage(executor, build)));
         };
-        let (choice, places) = (search.describe(&built, executor).into(), Rc::new(search.places(&built)));
-        return Ok(FittedPlan { keep, streaming: build.streaming, choice, places, plan: Rc::new(built.memory) });
+        let (choice, memories) = (search.describe(&built, executor).into(), Rc::new(search.memories(&built)));
+        return Ok(FittedPlan { keep, streaming: build.streaming, choice, memories, plan: Rc::new(built.memory) });
     }
 }
 
@@ -572,8 +574,10 @@ impl FittedPlan {
     /// Returns a function that describes the memory needs of a program or component. Its result is printed if a plugin
     /// aborts the process.
     pub(crate) fn needs(&self, executor: &Executor) -> impl Fn(&str) -> Option<String> + Send + Sync + use<> {
-        let known =
-            [self.plan.limits.device, free_here(executor.engine(), executor.footprint())].into_iter().flatten().min();
+        let known = [self.plan.limits.device, usable_device_bytes(executor.engine(), executor.footprint())]
+            .into_iter()
+            .flatten()
+            .min();
         let of = |need: &Need| {
             let turns = self.plan.tried(need, Some(self.keep)) > self.plan.alone(need);
             let change = if turns { "--set runtime.residency=in_turn" } else { "fewer frames or more devices" };

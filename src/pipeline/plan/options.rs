@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::config::Sidecar;
 use crate::media::Mp4Options;
-use crate::pipeline::output::denoise_checkpoint::Saving;
+use crate::pipeline::output::denoise_checkpoint::CheckpointSettings;
 
 /// Arguments of `ltx2 generate` in addition to the configuration.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct GenerateOptions {
 
 /// Location of results that cannot be written to their output files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KeepPlace {
+pub enum FallbackLocation {
     /// In the temporary directory, or next to the video if that fails. Never overwrites a file.
     #[default]
     Temporary,
@@ -46,18 +46,18 @@ pub struct RunOptions {
     /// Whether to return the latents after every step, which requires one device call per step.
     pub dump_steps: bool,
     /// Checkpoint to write and to resume from. `None`: no checkpoint.
-    pub saving: Option<Saving>,
+    pub checkpoint: Option<CheckpointSettings>,
     /// Output file of each video. If decoding fails, the latents are saved under a name derived from it. Empty: the
     /// latents are not saved.
     pub outputs: Vec<PathBuf>,
     /// Location in which the latents are saved if decoding fails.
-    pub keep: KeepPlace,
+    pub fallback: FallbackLocation,
     /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
     /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.
     pub encode: Option<Mp4Options>,
     /// Whether this is a warm-up, which runs one device call of each pass so that everything is compiled and loaded.
     /// The resulting videos are meaningless.
-    pub warms: bool,
+    pub is_warm_up: bool,
     /// Minimum number of videos per program call. A smaller batch is padded with copies of its last video, so that it
     /// uses the programs compiled for this number.
     pub rows: usize,

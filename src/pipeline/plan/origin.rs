@@ -67,9 +67,9 @@ impl Origin {
 
     /// Returns the names of the linear weights of a component's layers that are not stored as int8-convrot; `None` if
     /// none of them are, or if the model has no files.
-    pub(crate) fn unrotated(&self, part: Component) -> Option<BTreeSet<String>> {
+    pub(crate) fn non_convrot_weights(&self, part: Component) -> Option<BTreeSet<String>> {
         match self {
-            Origin::Files(source) => source.unrotated(part),
+            Origin::Files(source) => source.non_convrot_weights(part),
             Origin::Preset(_) => None,
         }
     }
@@ -97,7 +97,7 @@ impl Origin {
         for part in components.iter().filter(|p| **p != Component::Tokenizer) {
             hash.update(format!("{} {}\n", part.folder(), self.json(*part)?));
         }
-        for others in ROTATABLE.iter().filter_map(|part| self.unrotated(*part)) {
+        for others in CONVROT_COMPONENTS.iter().filter_map(|part| self.non_convrot_weights(*part)) {
             hash.update(QuantizedForm::Int8Convrot.name());
             others.iter().for_each(|name| hash.update(name));
         }
@@ -106,10 +106,11 @@ impl Origin {
 }
 
 /// Components whose layers int8-convrot quantizes.
-pub(crate) const ROTATABLE: [Component; 3] = [Component::TextEncoder, Component::Connectors, Component::Transformer];
+pub(crate) const CONVROT_COMPONENTS: [Component; 3] =
+    [Component::TextEncoder, Component::Connectors, Component::Transformer];
 
 /// Returns the source of the model's configurations and the source of its parameters.
-pub(crate) fn of_run(config: &Config) -> Result<(Origin, Weights)> {
+pub(crate) fn sources(config: &Config) -> Result<(Origin, Weights)> {
     match config.model.weights {
         WeightSource::Random => Ok((Origin::find(config)?, Weights::Random(config.model.weights_seed))),
         WeightSource::File => {

@@ -63,7 +63,7 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<OutputPath> {
 }
 
 /// Returns all outputs of a run; none for a process that writes nothing.
-fn of_run(config: &Config, videos: &RunVideos) -> Vec<OutputPath> {
+fn output_paths(config: &Config, videos: &RunVideos) -> Vec<OutputPath> {
     let several = videos.has_several();
     let writes = videos.outputs.iter().any(|path| path.file_name().is_some());
     let files = videos.outputs.iter().flat_map(|path| of_video(config, path, several));
@@ -79,7 +79,7 @@ fn of_run(config: &Config, videos: &RunVideos) -> Vec<OutputPath> {
 /// Returns the output files that a run's checkpoint records. A run that resumes from the checkpoint may replace these
 /// files.
 pub(in crate::pipeline) fn files(config: &Config, videos: &RunVideos) -> Vec<PathBuf> {
-    let all = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
+    let all = output_paths(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     all.map(|output| resolved(&output.path)).collect()
 }
 
@@ -89,7 +89,7 @@ pub(in crate::pipeline) fn replaceable(config: &Config, videos: &RunVideos) -> R
     if videos.force {
         return Replaceable::everything();
     }
-    let all = of_run(config, videos).into_iter().filter(|_| videos.resume).map(|output| output.path);
+    let all = output_paths(config, videos).into_iter().filter(|_| videos.resume).map(|output| output.path);
     Replaceable::these(all.filter(|path| path.exists()).collect())
 }
 
@@ -180,10 +180,10 @@ fn check_streams(config: &Config, videos: &RunVideos) -> Result<()> {
 /// With `resume`, the output files of the interrupted run may be replaced; its video and its sidecar only if the
 /// sidecar records the same request.
 pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
-    let outputs = of_run(config, videos);
+    let outputs = output_paths(config, videos);
     check_distinct(&outputs)?;
     outputs.iter().try_for_each(check_format)?;
-    // Check the path that the user passed; with several videos, `of_run` returns numbered paths.
+    // Check the path that the user passed; with several videos, `output_paths` returns numbered paths.
     let dump = videos.dump.iter().filter(|_| !outputs.is_empty());
     dump.map(|path| OutputPath { key: "--dump", path: path.clone() }).try_for_each(|dump| check_format(&dump))?;
     check_streams(config, videos)?;
@@ -279,7 +279,7 @@ pub(in crate::pipeline) fn check_cache(config: &Config) {
 pub(in crate::pipeline) fn check_places(config: &Config, videos: &RunVideos) -> Result<()> {
     check_outputs(config, videos)?;
     // A checkpoint that cannot be written causes only a warning during the run.
-    let needed = of_run(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
+    let needed = output_paths(config, videos).into_iter().filter(|output| output.key != CHECKPOINT);
     needed.into_iter().try_for_each(|output| {
         let fail = |source| PipelineError::Output { key: output.key, source };
         atomic_file::check_writable(&output.first_file()).map_err(fail)

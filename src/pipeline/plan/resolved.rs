@@ -45,7 +45,7 @@ impl ResolvedConfig {
 
     /// Returns the configuration of a text-to-video run with this number of frames. It has no input images and no input
     /// audio, because the duration is predicted from the prompt alone.
-    pub(in crate::pipeline) fn of_text(config: &Config, frames: usize) -> Self {
+    pub(in crate::pipeline) fn text_only(config: &Config, frames: usize) -> Self {
         let mut own = ResolvedConfig::from(config);
         own.0.pipeline = Pipeline::TextToVideo;
         own.0.conditioning.generated_keyframes = 0;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::origin::{ROTATABLE, Weights};
+use super::origin::{CONVROT_COMPONENTS, Weights};
 use crate::analysis::Chip;
 use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightStreaming, WeightType};
 use crate::hlo::DType;
@@ -147,8 +147,10 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 /// int8-convrot weights.
 pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
     if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights) {
-        for (part, others) in ROTATABLE.iter().filter_map(|part| Some((part, source.unrotated(*part)?))) {
-            tracing::info!("{}", describe_rotated(*part, &others));
+        for (part, others) in
+            CONVROT_COMPONENTS.iter().filter_map(|part| Some((part, source.non_convrot_weights(*part)?)))
+        {
+            tracing::info!("{}", describe_convrot(*part, &others));
         }
     }
     let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
@@ -165,7 +167,7 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
 
 /// Describes how a run uses the weights of a component whose file stores some linear weights as int8-convrot. `others`:
 /// names of the linear weights in other forms. Gates, which are never quantized, are not counted.
-pub fn describe_rotated(part: Component, others: &BTreeSet<String>) -> String {
+pub fn describe_convrot(part: Component, others: &BTreeSet<String>) -> String {
     let unchanged = format!("{}: int8-convrot weights are used unchanged", part.folder());
     match others.iter().filter(|name| !name.contains(".to_gate_logits.")).count() {
         0 => unchanged,

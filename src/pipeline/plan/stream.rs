@@ -14,7 +14,7 @@ use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::Result;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
-use crate::pipeline::programs::executor::{Executor, ParameterPlaces};
+use crate::pipeline::programs::executor::{Executor, ParameterMemories};
 use crate::runtime::platforms::PlatformSpec;
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, platforms};
@@ -156,8 +156,8 @@ impl<'a> StreamSearch<'a> {
 
     /// Returns component and memory of each parameter that the run reads; empty unless `runtime.stream` is `auto`,
     /// because otherwise the memory of a parameter never changes.
-    pub(super) fn places(&self, built: &BuiltRun) -> ParameterPlaces {
-        if self.is_auto { built.places() } else { ParameterPlaces::new() }
+    pub(super) fn memories(&self, built: &BuiltRun) -> ParameterMemories {
+        if self.is_auto { built.memories() } else { ParameterMemories::new() }
     }
 
     /// Describes the choice for the log.
@@ -206,7 +206,7 @@ pub(in crate::pipeline) enum StreamChoice {
     /// All layers are streamed, except this many transformer blocks.
     Streamed(usize),
     /// No choice fits.
-    Nothing,
+    DoesNotFit,
 }
 
 /// A [`StreamChoice`] made before compilation, and the memory figures behind it.
@@ -238,7 +238,7 @@ impl Decision {
         let (memory, networks) = built(config, programs, &build, limits)?;
         let network = |kind| find(&networks, kind);
         let resident = choose(config, programs, &memory, network, &BTreeMap::new(), programs.layers());
-        let choice = resident.map_or(StreamChoice::Nothing, StreamChoice::Streamed);
+        let choice = resident.map_or(StreamChoice::DoesNotFit, StreamChoice::Streamed);
         Ok(Decision { choice, why, streamed: Some((memory, networks)) })
     }
 
@@ -246,7 +246,7 @@ impl Decision {
     pub(in crate::pipeline) fn streaming(&self) -> Option<Streaming> {
         match self.choice {
             StreamChoice::Streamed(resident) => Some(setup::streamed(resident)),
-            StreamChoice::Resident | StreamChoice::Nothing => None,
+            StreamChoice::Resident | StreamChoice::DoesNotFit => None,
         }
     }
 }
@@ -363,7 +363,7 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
             "{text}; runtime.stream: auto keeps {resident} of {blocks} transformer blocks in device memory and streams the \
              weights of other layers from host memory ({host:.1} GiB with all blocks)"
         ),
-        StreamChoice::Nothing => format!("{text}, which does not fit even with runtime.stream"),
+        StreamChoice::DoesNotFit => format!("{text}, which does not fit even with runtime.stream"),
     })
 }
 

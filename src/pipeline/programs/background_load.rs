@@ -50,42 +50,43 @@ enum LoadPermission {
     First,
     All,
     /// No more parameters: the thread stops immediately, even during a load.
-    Nowhere,
+    Stopped,
 }
 
 /// Gate at which the load thread waits for permission before it loads each program's parameters.
 struct LoadGate {
-    reach: Mutex<LoadPermission>,
+    permission: Mutex<LoadPermission>,
     moved: Condvar,
 }
 
 impl LoadGate {
-    fn set(&self, reach: LoadPermission) {
-        *self.reach.lock().unwrap_or_else(PoisonError::into_inner) = reach;
+    fn set(&self, permission: LoadPermission) {
+        *self.permission.lock().unwrap_or_else(PoisonError::into_inner) = permission;
         self.moved.notify_all();
     }
 
     fn settle(&self) {
-        let mut reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
-        if *reach == LoadPermission::Undecided {
-            *reach = LoadPermission::First;
+        let mut permission = self.permission.lock().unwrap_or_else(PoisonError::into_inner);
+        if *permission == LoadPermission::Undecided {
+            *permission = LoadPermission::First;
             self.moved.notify_all();
         }
     }
 
     fn is_closed(&self) -> bool {
-        *self.reach.lock().unwrap_or_else(PoisonError::into_inner) == LoadPermission::Nowhere
+        *self.permission.lock().unwrap_or_else(PoisonError::into_inner) == LoadPermission::Stopped
     }
 
     /// Returns whether the next program's parameters may be loaded. Unless this is the first program, blocks while the
     /// permission is [`LoadPermission::Undecided`].
     fn may_load(&self, is_first: bool) -> bool {
-        let reach = self.reach.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.moved.wait_while(reach, |reach| *reach == LoadPermission::Undecided && !is_first);
+        let permission = self.permission.lock().unwrap_or_else(PoisonError::into_inner);
+        let known =
+            self.moved.wait_while(permission, |permission| *permission == LoadPermission::Undecided && !is_first);
         match *known.unwrap_or_else(PoisonError::into_inner) {
             LoadPermission::All => true,
             LoadPermission::Undecided | LoadPermission::First => is_first,
-            LoadPermission::Nowhere => false,
+            LoadPermission::Stopped => false,
         }
     }
 }
@@ -110,8 +111,8 @@ impl BackgroundLoad {
         progress: LoadProgress,
     ) -> Self {
         let coming = orders.iter().flat_map(|(_, params)| params.iter().map(|p| p.name.clone())).collect();
-        let reach = if all { LoadPermission::All } else { LoadPermission::Undecided };
-        let gate = Arc::new(LoadGate { reach: Mutex::new(reach), moved: Condvar::new() });
+        let permission = if all { LoadPermission::All } else { LoadPermission::Undecided };
+        let gate = Arc::new(LoadGate { permission: Mutex::new(permission), moved: Condvar::new() });
         // The channel has one slot per program, so the thread never blocks when it sends.
         let (sender, arrivals) = sync_channel(orders.len().max(1));
         let passes = gate.clone();
@@ -167,7 +168,7 @@ impl BackgroundLoad {
 impl Drop for BackgroundLoad {
     /// Joins the thread, because it must not outlive the devices that it uploads to.
     fn drop(&mut self) {
-        self.gate.set(LoadPermission::Nowhere);
+        self.gate.set(LoadPermission::Stopped);
         if let Some(thread) = self.thread.take() {
             // The panic message has already been printed; the executor reports the missing parameters by name.
             let _ = thread.join();

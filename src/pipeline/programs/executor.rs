@@ -21,7 +21,7 @@ use crate::threads;
 use crate::weights::{Component, MergeOrder, ScaledLora, lora};
 
 /// Component and memory of each parameter that the programs of a run read, by name.
-pub(crate) type ParameterPlaces = HashMap<String, (&'static str, MemorySpace)>;
+pub(crate) type ParameterMemories = HashMap<String, (&'static str, MemorySpace)>;
 
 /// Memory needs of a program, determined by compiling it.
 #[derive(Clone, Debug)]
@@ -146,7 +146,7 @@ impl Executor {
     /// Frees the parameters of the run's components that no program reads, or that a program needs in another memory.
     /// Keeps the parameters of components that the run does not use. `wanted`: component and memory of each parameter
     /// that the run's programs read, by name.
-    pub(crate) fn drop_misplaced(&mut self, wanted: &ParameterPlaces) {
+    pub(crate) fn drop_misplaced(&mut self, wanted: &ParameterMemories) {
         let all = std::iter::once(&mut self.parameters).chain(self.parked.values_mut());
         all.for_each(|parameters| parameters.retain_placed(wanted));
     }

@@ -59,7 +59,7 @@ impl ModelConfigs {
     /// weights in this form, the other weights of the component are not quantized. The text encoder is quantized only
     /// in this case.
     pub(super) fn component_build(&self, part: Component, b: &Build) -> Build {
-        let others = if b.quantization.is_rotated() { self.origin().unrotated(part) } else { None };
+        let others = if b.quantization.is_convrot() { self.origin().non_convrot_weights(part) } else { None };
         match others {
             Some(others) => Build { unquantized: others.into(), ..b.clone() },
             None if part == Component::TextEncoder => Build { quantization: Quantization::None, ..b.clone() },

@@ -9,7 +9,7 @@ use crate::failpoint;
 use crate::media::Frames;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::denoise_checkpoint::{SavedClip, Saving};
+use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, SavedClip};
 use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::runner::Runner;
@@ -40,27 +40,27 @@ impl Runner {
         let clips = chain.clips();
         for at in 0..clips {
             let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
-            let saving = options.saving.as_ref().map(|saving| saving.of_clip(at));
+            let checkpoint = options.checkpoint.as_ref().map(|checkpoint| checkpoint.of_clip(at));
             ends.enter(&chain, at, &self.model.sizes, first.frame_rate);
-            if let Some(kept) = saving.as_ref().and_then(Saving::saved_ends) {
-                ends.go_on(kept.clone());
+            if let Some(kept) = checkpoint.as_ref().and_then(CheckpointSettings::saved_ends) {
+                ends.restore(kept.clone());
             }
-            if let Some(kept) = saving.as_ref().map(Saving::saved_clip).transpose()?.flatten() {
-                ends.go_on(kept.ends.clone());
+            if let Some(kept) = checkpoint.as_ref().map(CheckpointSettings::saved_clip).transpose()?.flatten() {
+                ends.restore(kept.ends.clone());
                 each(self.restored_clips(kept, &own[0]))?;
                 continue;
             }
             failpoint::reach("clip", at + 1);
             failpoint::fail("clip", at + 1).map_err(|e| PipelineError::Input(e.to_string()))?;
             // The frames can only be encoded after they are blended with those of the adjacent clips.
-            let options = RunOptions { encode: None, saving, ..options.clone() };
+            let options = RunOptions { encode: None, checkpoint, ..options.clone() };
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
             let made = self.generate_clips(&own, Some(&mut ends), &options, &mut of_all)?;
-            if let Some(saving) = &options.saving {
+            if let Some(checkpoint) = &options.checkpoint {
                 let videos: Vec<_> = made.iter().map(|clip| (&clip.frames, &clip.audio)).collect();
                 let cut_tokens: Vec<_> = made.iter().map(|clip| clip.cut_tokens).collect();
                 // A run that otherwise succeeds must not fail because the disk is full.
-                let written = saving.write_clip(&videos, &cut_tokens, &ends);
+                let written = checkpoint.write_clip(&videos, &cut_tokens, &ends);
                 written.unwrap_or_else(|error| tracing::warn!("cannot save the clip: {error}"));
             }
             each(made)?;

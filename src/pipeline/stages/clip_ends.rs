@@ -30,7 +30,7 @@ impl ClipEnds {
     }
 
     /// Restores the latents that an interrupted run saved.
-    pub(in crate::pipeline) fn go_on(&mut self, kept: ClipEnds) {
+    pub(in crate::pipeline) fn restore(&mut self, kept: ClipEnds) {
         self.passes = kept.passes;
     }
 

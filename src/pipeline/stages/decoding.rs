@@ -33,7 +33,7 @@ impl Run<'_> {
         videos: &mut Vec<DecodedFrames>,
     ) -> Result<(Vec<Array3<f32>>, usize)> {
         let request = self.batch.shared();
-        let is_asked = !self.options.warms;
+        let is_asked = !self.options.is_warm_up;
         let fail = |stream| {
             if !is_asked {
                 return Ok(());

@@ -132,14 +132,14 @@ impl DenoiseLoop {
     pub(crate) fn start(&self, executor: &Executor, latents: &Av<Tensor>) -> Result<Vec<ShardedTensor>> {
         let zero = latents.as_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
         let all = latents.as_ref().into_iter().chain(zero.as_ref().into_iter().cycle());
-        self.go_on(executor, &all.take(self.carried.len()).cloned().collect::<Vec<_>>())
+        self.resume(executor, &all.take(self.carried.len()).cloned().collect::<Vec<_>>())
     }
 
     /// Uploads the carried tensors of a checkpoint, which are in the order of the loop.
     ///
     /// # Errors
     /// Returns an error if the number of tensors or the shape of one does not match this loop, or if the upload fails.
-    pub(crate) fn go_on(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
+    pub(crate) fn resume(&self, executor: &Executor, carried: &[Tensor]) -> Result<Vec<ShardedTensor>> {
         let names = &self.carried;
         if names.len() != carried.len() {
             return Err(PipelineError::Input(format!(

@@ -19,7 +19,7 @@ use super::run::Run;
 use crate::av::Av;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::denoise_checkpoint::{DenoiseState, Saving};
+use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, DenoiseState};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::options::RunOptions;
@@ -212,12 +212,12 @@ impl Run<'_> {
         let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
         // A run that is interrupted in a DFR round resumes before the first round.
-        let saving = self.options.saving.as_ref().filter(|_| pass.names.phase() != Phase::Round);
-        let size = at_once(pass, steps, self.options, saving);
+        let checkpoint = self.options.checkpoint.as_ref().filter(|_| pass.names.phase() != Phase::Round);
+        let size = at_once(pass, steps, self.options, checkpoint);
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
         let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
-        let (mut done, mut carried, mut latents) = begin(pass, executor, saving)?;
+        let (mut done, mut carried, mut latents) = begin(pass, executor, checkpoint)?;
         // Discard the noise of the steps that the interrupted run has finished.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
@@ -234,12 +234,12 @@ impl Run<'_> {
             let stop = (self.watch)(pass.names.phase(), behind + of_steps, behind + steps + ahead).is_break();
             // Also save the start of a second pass, so that the first pass need not be repeated.
             let begins = done == 0 && pass.names.phase() == Phase::Refine;
-            if let Some(saving) = saving.filter(|_| done > kept || begins)
-                && saving.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
+            if let Some(checkpoint) = checkpoint.filter(|_| done > kept || begins)
+                && checkpoint.is_due(of_steps - kept * steps / total, kept_at.elapsed(), stop)
             {
                 let ends = self.clip_ends.as_deref();
                 // A run that otherwise succeeds must not fail because the disk is full.
-                match saving.write(&saved(pass.names.phase(), done, &carried, sound, ends)?) {
+                match checkpoint.write(&saved(pass.names.phase(), done, &carried, sound, ends)?) {
                     Ok(()) => {
                         (kept, kept_at) = (done, Instant::now());
                         // The guard would overwrite the checkpoint with an earlier state.
@@ -252,8 +252,8 @@ impl Run<'_> {
                 hold = None;
             }
             if stop {
-                if let Some(saving) = saving.filter(|_| kept == done && done > 0) {
-                    saving.tell();
+                if let Some(checkpoint) = checkpoint.filter(|_| kept == done && done > 0) {
+                    checkpoint.tell();
                 }
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
@@ -274,17 +274,17 @@ impl Run<'_> {
                 return Err(PipelineError::NotFinite(format!("the {stream} latents {after}")));
             }
             done = end;
-            if saving.is_some_and(Saving::keeps_steps) {
+            if checkpoint.is_some_and(CheckpointSettings::keeps_steps) {
                 hold.get_or_insert_with(|| interrupts::hold("the current steps"));
             }
-            if self.options.warms {
+            if self.options.is_warm_up {
                 break;
             }
             keep(done.div_ceil(size), &latents)?;
         }
-        if let Some(saving) = saving.filter(|saving| saving.keeps_when_interrupted() && done == total) {
+        if let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.saves_on_interrupt() && done == total) {
             let saved = saved(pass.names.phase(), done, &carried, sound, self.clip_ends.as_deref())?;
-            self.guard = Some(saving.clone().keeper(saved));
+            self.guard = Some(checkpoint.clone().keeper(saved));
         } else if hold.is_some() {
             self.guard = hold.take();
         }
@@ -338,20 +338,24 @@ impl Pass<'_> {
 
 /// Returns the number of finished evaluations, the tensors that the loop carries, and the latents of both streams:
 /// those of the checkpoint if it belongs to this pass, otherwise those at the start of the pass.
-fn begin(pass: &Pass, executor: &Executor, saving: Option<&Saving>) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
-    let Some(saved) = saving.and_then(|s| s.found(pass.names.phase())) else {
+fn begin(
+    pass: &Pass,
+    executor: &Executor,
+    checkpoint: Option<&CheckpointSettings>,
+) -> Result<(usize, Vec<ShardedTensor>, Av<Tensor>)> {
+    let Some(saved) = checkpoint.and_then(|s| s.found(pass.names.phase())) else {
         return Ok((0, pass.steps_loop.start(executor, &pass.start)?, pass.start.clone()));
     };
-    let carried = pass.steps_loop.go_on(executor, &saved.carried)?;
+    let carried = pass.steps_loop.resume(executor, &saved.carried)?;
     Ok((saved.done, carried, Av::in_turn(&saved.carried).map(|own| own[0].clone())))
 }
 
 /// Returns the number of transformer evaluations per call of the loop.
-fn at_once(pass: &Pass, steps: usize, options: &RunOptions, saving: Option<&Saving>) -> usize {
+fn at_once(pass: &Pass, steps: usize, options: &RunOptions, checkpoint: Option<&CheckpointSettings>) -> usize {
     match pass.shape.sampler.noises() {
         0 if options.dump_steps => 1,
         0 if pass.shape.carried().count() == 1 => {
-            let every = saving.and_then(Saving::every_steps);
+            let every = checkpoint.and_then(CheckpointSettings::every_steps);
             options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
         }
         noises => noises.max(1),

@@ -26,7 +26,7 @@ use crate::tensor::Tensor;
 use crate::weights::Component;
 
 /// Number of frames that diffusers' pipeline generates by default.
-const WITHOUT_HEAD: usize = 121;
+const DIFFUSERS_DEFAULT_FRAMES: usize = 121;
 
 /// Rule that determines the number of frames.
 enum FrameCountRule {
@@ -43,7 +43,7 @@ enum FrameCountRule {
 /// # Errors
 /// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the
 /// reference is not diffusers.
-fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
+fn frame_count_rule(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
     if config.request.num_frames.count().is_some() {
         return Ok(FrameCountRule::Given);
     }
@@ -52,7 +52,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
                    prompts one at a time, or set a number of frames";
         return Err(PipelineError::Usage(why.into()));
     }
-    let (origin, _) = origin::of_run(config)?;
+    let (origin, _) = origin::sources(config)?;
     if origin.has(Component::DurationHead) {
         let configs = ModelConfigs::from(origin).for_run(config);
         configs.check_duration_head()?;
@@ -63,7 +63,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
         return Ok(FrameCountRule::Predicted { grid, step, least, most });
     }
     if config.reference == Reference::Diffusers {
-        return Ok(FrameCountRule::Fixed(nearest_frames(WITHOUT_HEAD as f64, config.frame_step())));
+        return Ok(FrameCountRule::Fixed(nearest_frames(DIFFUSERS_DEFAULT_FRAMES as f64, config.frame_step())));
     }
     Err(PipelineError::Usage(format!(
         "request.num_frames: auto needs a duration head, which {} lacks; use an LTX-2.5 model that has one, or set a \
@@ -79,7 +79,7 @@ fn frames_of(config: &Config, jobs: &[Job]) -> Result<FrameCountRule> {
 /// Returns an error for `auto` if the jobs have different prompts, or if the model has no duration head and the reference
 /// is not diffusers.
 pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
-    Ok(match frames_of(config, jobs)? {
+    Ok(match frame_count_rule(config, jobs)? {
         FrameCountRule::Given => None,
         FrameCountRule::Fixed(count) | FrameCountRule::Predicted { most: count, .. } => Some(count),
     })
@@ -88,8 +88,8 @@ pub(in crate::pipeline) fn longest(config: &Config, jobs: &[Job]) -> Result<Opti
 /// Returns the smallest number of frames that can be predicted and is valid for the images and the generated keyframes
 /// of a run. `None`: all numbers that can be predicted are valid, or nothing is predicted.
 pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result<Option<usize>> {
-    let FrameCountRule::Predicted { step, least, most, .. } = frames_of(config, jobs)? else { return Ok(None) };
-    let (origin, _) = origin::of_run(config)?;
+    let FrameCountRule::Predicted { step, least, most, .. } = frame_count_rule(config, jobs)? else { return Ok(None) };
+    let (origin, _) = origin::sources(config)?;
     let sizes = ModelConfigs::from(origin).for_run(config).sizes()?;
     let is_valid = |count: &usize| {
         ResolvedConfig::with_frames(config, *count).is_ok_and(|own| request::resolve(&own, &sizes).is_ok())
@@ -123,7 +123,7 @@ fn resolve_with(
     predict: impl FnOnce(&Config, &Job) -> Result<f64>,
 ) -> Result<Option<usize>> {
     let Some(job) = jobs.first() else { return Ok(None) };
-    let count = match frames_of(config, jobs)? {
+    let count = match frame_count_rule(config, jobs)? {
         FrameCountRule::Given => return Ok(None),
         FrameCountRule::Fixed(count) => {
             tracing::warn!(
@@ -132,7 +132,7 @@ fn resolve_with(
             count
         }
         FrameCountRule::Predicted { grid, step, least, .. } => {
-            let seconds = predict(&ResolvedConfig::of_text(config, least), job)?;
+            let seconds = predict(&ResolvedConfig::text_only(config, least), job)?;
             let rate = config.request.frame_rate;
             let count = frames(seconds, rate, step, grid);
             tracing::info!("the duration head predicts a video of {seconds:.2} s: {count} frames at {rate} fps");
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::config::{AutoValue, Image, NumFrames};
 
-    fn frames_of(reference: Reference, images: Vec<Image>, prompts: &[&str]) -> Result<Option<usize>> {
+    fn frame_count(reference: Reference, images: Vec<Image>, prompts: &[&str]) -> Result<Option<usize>> {
         let mut config = Config { reference, ..Config::default() };
         config.model.path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/tiny_2_3").into();
         config.request.num_frames = NumFrames::Auto(AutoValue::Auto);
@@ -186,14 +186,17 @@ mod tests {
 
     #[test]
     fn missing_duration_head_follows_reference() {
-        assert_eq!(frames_of(Reference::Diffusers, vec![], &["a", "a"]).expect("falls back"), Some(WITHOUT_HEAD));
+        assert_eq!(
+            frame_count(Reference::Diffusers, vec![], &["a", "a"]).expect("falls back"),
+            Some(DIFFUSERS_DEFAULT_FRAMES)
+        );
         let message = |result: Result<_>| result.expect_err("refused").to_string();
-        let why = message(frames_of(Reference::Official, vec![], &["a"]));
+        let why = message(frame_count(Reference::Official, vec![], &["a"]));
         assert!(why.contains("tiny_2_3 lacks") && why.contains("set a number of frames"), "{why}");
-        let why = message(frames_of(Reference::Diffusers, vec![], &["a", "b"]));
+        let why = message(frame_count(Reference::Diffusers, vec![], &["a", "b"]));
         assert!(why.contains("auto is for one prompt"), "{why}");
         let image = Image { path: "x.png".into(), frame: 121, strength: 1.0, crf: None };
-        let why = message(frames_of(Reference::Diffusers, vec![image], &["a"]));
+        let why = message(frame_count(Reference::Diffusers, vec![image], &["a"]));
         assert_eq!(why, "request.images: frame 121 does not exist: the video has 121 frames, numbered from 0");
     }
 }

@@ -155,7 +155,7 @@ impl Run<'_> {
         let request = self.batch.shared();
         let (first, second) = request.passes();
         // A run that was interrupted in its second pass resumes in this pass.
-        let saved = self.options.saving.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
+        let saved = self.options.checkpoint.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
 
         self.begins(Phase::TextEncoder)?;
         // All prompts are rows of one batch, so that the text encoder runs only once.

@@ -32,7 +32,7 @@ impl Resolver {
     /// Reads the model's properties from its files. Falls back to its built-in preset, then to the default transformer.
     pub(super) fn from_config(config: &Config) -> Self {
         let carried = || Preset::named(&config.model.path).map(ModelConfigs::of_preset);
-        let found = origin::of_run(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
+        let found = origin::sources(config).ok().map(|(origin, _)| ModelConfigs::from(origin).for_run(config));
         let configs = found.or_else(carried);
         let sizes = configs.as_ref().and_then(|configs| configs.sizes().ok());
         let has = |component| configs.as_ref().is_none_or(|configs| configs.origin().has(component));

@@ -9,7 +9,7 @@ use crate::runtime::RuntimeError;
 /// programs are logged but not sent to clients.
 pub(super) fn classify(error: &PipelineError) -> RunError {
     let is_shortened = media_error(error).is_some_and(|error| replacement_message(error).is_some());
-    if matches!(error, PipelineError::Kept { .. }) || is_shortened {
+    if matches!(error, PipelineError::ResultsSaved { .. }) || is_shortened {
         tracing::error!("{}", one_line(error));
     }
     match by_kind(error.cause()) {
@@ -85,7 +85,7 @@ fn of_given(error: &PipelineError, field: &str) -> String {
 fn media_error(error: &PipelineError) -> Option<&media::MediaError> {
     match error {
         PipelineError::Media(error) => Some(error),
-        PipelineError::Given { source, .. } | PipelineError::Kept { source, .. } => media_error(source),
+        PipelineError::Given { source, .. } | PipelineError::ResultsSaved { source, .. } => media_error(source),
         _ => None,
     }
 }
@@ -230,8 +230,11 @@ mod tests {
 
     #[test]
     fn failure_messages_hide_locations_of_kept_results() {
-        let kept =
-            |source| PipelineError::Kept { source: Box::new(source), what: "the latents".into(), kept: "a".into() };
+        let kept = |source| PipelineError::ResultsSaved {
+            source: Box::new(source),
+            what: "the latents".into(),
+            kept: "a".into(),
+        };
         let error = kept(kept(PipelineError::NotFinite("the decoded samples".into())));
         let RunError::Job(failure) = classify(&error) else { panic!("{error}") };
         let client_message = (failure.code.as_str(), failure.message.as_str());

@@ -4,9 +4,9 @@
 mod failures;
 mod figures;
 mod files;
+mod process_group;
 mod shapes;
 mod thumbnails;
-mod together;
 mod video_output;
 
 use std::collections::BTreeSet;
@@ -23,12 +23,12 @@ use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::denoise_checkpoint::{Every, Saving};
+use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every};
 use crate::pipeline::output::report::RunReport;
 use crate::pipeline::output::sidecar::sidecar;
 use crate::pipeline::output::writer::UnwrittenVideo;
 use crate::pipeline::plan::loras::Loras;
-use crate::pipeline::plan::options::{KeepPlace, RunOptions};
+use crate::pipeline::plan::options::{FallbackLocation, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
 use crate::pipeline::plan::preflight::{check_input_files, give, inputs};
 use crate::pipeline::plan::resolved::ResolvedConfig;
@@ -42,9 +42,9 @@ use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
 use figures::Counts;
 use files::InputFolder;
+pub use process_group::follow;
+use process_group::{DeviceCall, SentBatch, ServerProcesses};
 use shapes::PreparedShapes;
-pub use together::follow;
-use together::{DeviceCall, SentBatch, ServerProcesses};
 use video_output::ModelVideo;
 
 /// Target duration of a device call. It is short, so that a cancelled job stops soon.
@@ -78,7 +78,7 @@ fn reading(config: &Config) -> ModelReadSettings {
 
 struct ModelDevice {
     session: Session,
-    together: ServerProcesses,
+    process_group: ServerProcesses,
     inputs: InputFolder,
     every: Duration,
     rows: usize,
@@ -111,7 +111,7 @@ struct PreparedBatch {
 impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
-        let together = ServerProcesses::meet(group, &plain)?;
+        let process_group = ServerProcesses::meet(group, &plain)?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         for pipeline in config.served_pipelines()? {
@@ -131,7 +131,7 @@ impl ModelDevice {
             others: Vec::new(),
             counts: Counts::default(),
             session,
-            together,
+            process_group,
         })
     }
 
@@ -148,7 +148,7 @@ impl ModelDevice {
         };
         // The configurations of a batch differ only in prompt and seed.
         let (mut config, placed) = (self.inputs.named(first)?, &self.session.plan.config);
-        if self.together.are_several() {
+        if self.process_group.are_several() {
             files::local(&mut config, placed);
         }
         (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
@@ -173,7 +173,7 @@ impl ModelDevice {
             self.counts.lora_switches.push(since.elapsed());
             self.loras = (config.model.loras.clone(), config.model.lora_merge);
         }
-        let group = self.together.group().cloned();
+        let group = self.process_group.group().cloned();
         let is_predicted = config.request.num_frames.count().is_none();
         if is_predicted {
             tell(JobPhase::TextEncoder)?;
@@ -236,16 +236,21 @@ impl ModelDevice {
 
     /// Returns where to write step checkpoints, and the checkpoint from which to resume; `None` if no checkpoints are
     /// written. If the checkpoint is unusable, the run starts over.
-    fn saving(&mut self, order: &JobBatch, work: &mut PreparedBatch) -> Result<Option<Saving>, PipelineError> {
+    fn checkpoint(
+        &mut self,
+        order: &JobBatch,
+        work: &mut PreparedBatch,
+    ) -> Result<Option<CheckpointSettings>, PipelineError> {
         // If there are several processes, no checkpoints are written.
-        let Some(path) = order.steps.as_ref().filter(|_| !self.together.are_several()) else { return Ok(None) };
+        let Some(path) = order.steps.as_ref().filter(|_| !self.process_group.are_several()) else { return Ok(None) };
         let every = Some(Every::Time(self.every));
-        let saving = Saving::new(&work.plan.config, &self.session.runner.model, &work.jobs, path, every)?;
-        let saving = saving.in_server_file(path, &self.counts.checkpoints);
+        let checkpoint =
+            CheckpointSettings::new(&work.plan.config, &self.session.runner.model, &work.jobs, path, every)?;
+        let checkpoint = checkpoint.in_server_file(path, &self.counts.checkpoints);
         if !order.resume {
-            return Ok(Some(saving));
+            return Ok(Some(checkpoint));
         }
-        Ok(Some(match saving.clone().resumed() {
+        Ok(Some(match checkpoint.clone().resumed() {
             Ok(resumed) => {
                 self.counts.resumed += u64::from(resumed.saved_ends().is_some());
                 resumed
@@ -255,7 +260,7 @@ impl ModelDevice {
                 work.warnings.push(
                     "the checkpoint of an earlier run is unusable (from another model or release); started over".into(),
                 );
-                saving
+                checkpoint
             }
         }))
     }
@@ -265,29 +270,29 @@ impl ModelDevice {
         &mut self,
         order: &JobBatch,
         work: &mut PreparedBatch,
-        warms: bool,
+        is_warm_up: bool,
         watch: BatchWatch,
     ) -> Result<Vec<Generated>, BatchFailure> {
-        let saving = self.saving(order, work)?;
-        let writes = self.session.first && !warms;
+        let checkpoint = self.checkpoint(order, work)?;
+        let writes = self.session.first && !is_warm_up;
         let run = RunOptions {
             chunk: Some(work.chunk),
-            saving: saving.clone(),
+            checkpoint: checkpoint.clone(),
             encode: self.session.first.then(Mp4Options::default),
-            warms,
+            is_warm_up,
             rows: work.rows,
             outputs: if writes {
                 order.jobs.iter().map(|job| self.inputs.job_video_path(job)).collect()
             } else {
                 Vec::new()
             },
-            keep: KeepPlace::NextToVideo,
+            fallback: FallbackLocation::NextToVideo,
             ..RunOptions::default()
         };
         let mut stopped = None;
         let mut client_message = |phase: Phase, step: usize, steps: usize| {
             let stage = job_phase(phase);
-            match self.together.decide(watch(StepProgress { stage, step, steps })) {
+            match self.process_group.decide(watch(StepProgress { stage, step, steps })) {
                 ControlFlow::Continue(()) => ControlFlow::Continue(()),
                 // Finishing such a stage takes less time than repeating the denoising pass before it would.
                 ControlFlow::Break(Stop::Draining) if is_after_denoising(stage) => ControlFlow::Continue(()),
@@ -298,8 +303,8 @@ impl ModelDevice {
             }
         };
         let made = self.session.runner.generate_batch(&work.plan.requests, &run, &mut client_message);
-        if let (Some(Stop::Cancelled), Some(saving)) = (stopped, &saving) {
-            saving.finish();
+        if let (Some(Stop::Cancelled), Some(checkpoint)) = (stopped, &checkpoint) {
+            checkpoint.finish();
         }
         made.map_err(|error| BatchFailure { error, stopped })
     }
@@ -323,7 +328,7 @@ impl ModelDevice {
             let written = UnwrittenVideo {
                 path: std::path::PathBuf::new(),
                 replaceable: Replaceable::everything(),
-                keep: None,
+                fallback: None,
                 report: RunReport::new(&generated, &runner.executor, took),
                 sidecar: Some(sidecar),
                 job,
@@ -342,8 +347,8 @@ impl ModelDevice {
         watch: BatchWatch,
     ) -> Result<Vec<Box<dyn GeneratedVideo>>, BatchFailure> {
         self.counts.begin(&mut self.session.runner.executor);
-        let (mut stopped, together) = (None, self.together.clone());
-        let mut tell = |stage: JobPhase| match together.decide(watch(StepProgress { stage, step: 0, steps: 1 })) {
+        let (mut stopped, process_group) = (None, self.process_group.clone());
+        let mut tell = |stage: JobPhase| match process_group.decide(watch(StepProgress { stage, step: 0, steps: 1 })) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(stop) => {
                 stopped = Some(stop);
@@ -379,7 +384,7 @@ impl ModelDevice {
             Err(RunError::Job(failure)) => failure.code.clone(),
             Err(RunError::Device(error)) => error.clone(),
         };
-        self.together.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
+        self.process_group.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
         made
     }
 }
@@ -431,7 +436,7 @@ impl JobDevice for ModelDevice {
         let Some(first) = order.jobs.first() else { return Ok(()) };
         for size in sizes {
             let one = JobBatch { jobs: vec![first.clone()], steps: None, resume: false };
-            self.together
+            self.process_group
                 .publish(|| Ok(DeviceCall::Warm(SentBatch::from_batch(&one, 1, &self.inputs)?, size)))
                 .map_err(BatchFailure::from)?;
             self.warm_one(&one, size)?;
@@ -442,7 +447,7 @@ impl JobDevice for ModelDevice {
     fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError> {
         let Some(first) = order.jobs.first() else { return Ok(Vec::new()) };
         let chunk = self.shapes.chunk(&first.shape, self.rows_of(order), CALL);
-        self.together
+        self.process_group
             .publish(|| Ok(DeviceCall::Run(SentBatch::from_batch(order, chunk, &self.inputs)?)))
             .map_err(BatchFailure::from)?;
         self.run_chunks(order, chunk, watch)
@@ -450,7 +455,7 @@ impl JobDevice for ModelDevice {
 
     fn evict(&mut self, shape: &str) {
         // If the other processes cannot be reached, they exit on their own.
-        if self.together.publish(|| Ok(DeviceCall::Evict(shape.into()))).is_ok() {
+        if self.process_group.publish(|| Ok(DeviceCall::Evict(shape.into()))).is_ok() {
             self.forget(shape);
         }
     }
@@ -462,7 +467,7 @@ impl JobDevice for ModelDevice {
 
 impl Drop for ModelDevice {
     fn drop(&mut self) {
-        self.together.end();
+        self.process_group.end();
     }
 }
 

@@ -85,7 +85,7 @@ impl ModelVideo {
 impl GeneratedVideo for ModelVideo {
     fn keep(&mut self, folder: &Path) {
         self.written.path = folder.join("video.mp4");
-        self.written.keep_beside();
+        self.written.save_next_to_video();
     }
 
     fn write(&mut self, folder: &Path) -> Result<VideoProperties, Failure> {

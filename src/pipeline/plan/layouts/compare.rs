@@ -153,7 +153,11 @@ impl LayoutComparison {
             "would fit in memory".into()
         };
         is_worth.then(|| {
-            format!("layout {} (predicted); the shipped layout {}, {saves}", ranking.said(own), ranking.said(best))
+            format!(
+                "layout {} (predicted); the shipped layout {}, {saves}",
+                ranking.describe(own),
+                ranking.describe(best)
+            )
         })
     }
 
@@ -176,9 +180,9 @@ impl LayoutComparison {
             let (name, rules) = (&own.layout, rules_text(&lacking.rules));
             lines.push(format!("layout {name} lacks `{rules}` of {}, {what}", lacking.shipped));
         }
-        let told = first.map(|first| rules_text(&first.lacking.rules));
+        let first_rules = first.map(|first| rules_text(&first.lacking.rules));
         if let Some(nearest) = &self.nearest
-            && told.as_ref() != Some(&rules_text(&nearest.rules))
+            && first_rules.as_ref() != Some(&rules_text(&nearest.rules))
         {
             let rules = rules_text(&nearest.rules);
             lines

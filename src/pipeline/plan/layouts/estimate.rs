@@ -86,13 +86,13 @@ impl<'a> Estimator<'a> {
         let build = setup::build_for(&alone, 1, devices.toolchain)?;
         // Blocks in a loop have the same arguments and placements as unrolled blocks, and are built in a fraction of
         // the time. Quantized blocks differ from each other, so they must be unrolled, unless all are quantized.
-        let is_same = build.quantization == Quantization::None || build.quantization.is_rotated();
+        let is_same = build.quantization == Quantization::None || build.quantization.is_convrot();
         let unroll_layers = build.lowering.unroll_layers && !is_same;
         let build = Build { lowering: Lowering { unroll_layers, ..build.lowering }, ..build };
         let programs = Programs::from_config(&alone, None)?;
         let all = programs.loops(config.sampler.steps);
         // A layer that cannot be rotated would exclude every layout.
-        if let Some((kind, _)) = all.first().filter(|_| build.quantization.is_rotated()) {
+        if let Some((kind, _)) = all.first().filter(|_| build.quantization.is_convrot()) {
             programs.network(*kind, &build)?;
         }
         let asked = match only {
@@ -168,17 +168,17 @@ impl<'a> Estimator<'a> {
 
     /// Estimates a layout again if its parameters do not all fit in memory at the same time. The new estimate is for
     /// streamed weights. If the layout fits with components reloaded for each video, returns `estimate` unchanged if
-    /// `in_turn` is set, otherwise `None`. Also returns `None` if the layout does not fit at all. Slow, like
+    /// `allows_reloading` is set, otherwise `None`. Also returns `None` if the layout does not fit at all. Slow, like
     /// [`Estimator::parameters`].
-    fn reduced(&self, estimate: &Estimate, point: &Point, in_turn: bool) -> Option<Estimate> {
+    fn with_less_memory(&self, estimate: &Estimate, point: &Point, allows_reloading: bool) -> Option<Estimate> {
         let build = self.build_on(point).ok()?;
         match Decision::new(&self.config, &self.programs, &build, self.limits).ok()?.choice {
-            StreamChoice::Resident => in_turn.then(|| estimate.clone()),
+            StreamChoice::Resident => allows_reloading.then(|| estimate.clone()),
             StreamChoice::Streamed(resident) => {
                 let build = Build { streaming: Some(setup::streamed(resident)), ..build };
                 Some(self.estimate_with(point, &build, estimate.runs).ok()?.0)
             }
-            StreamChoice::Nothing => None,
+            StreamChoice::DoesNotFit => None,
         }
     }
 
@@ -188,17 +188,22 @@ impl<'a> Estimator<'a> {
         self.devices.chip.is_some() && stream::is_auto(&self.config, &self.devices.toolchain.spec())
     }
 
-    /// Returns the estimate of [`Estimator::reduced`] with `in_turn` set. If the layout does not fit at all, or if
-    /// layouts are not ranked with streamed weights, returns `estimate` with `fits` cleared.
+    /// Returns the estimate of [`Estimator::with_less_memory`] with `allows_reloading` set. If the layout does not fit
+    /// at all, or if layouts are not ranked with streamed weights, returns `estimate` with `fits` cleared.
     pub(super) fn adjusted(&self, estimate: Estimate, point: &Point) -> Estimate {
-        let reduced = if self.streams() { self.reduced(&estimate, point, true) } else { None };
+        let reduced = if self.streams() { self.with_less_memory(&estimate, point, true) } else { None };
         reduced.unwrap_or(Estimate { fits: false, ..estimate })
     }
 
     /// Returns the fastest of the layouts whose parameters do not all fit in memory at the same time, as estimated by
-    /// [`Estimator::reduced`]. `limit`: cost that the layout must undercut; `None`: no limit. `order`: indices into
-    /// `all`, by increasing cost.
-    fn fastest_reduced(&self, all: &[(Estimate, Point)], order: &[usize], limit: Option<f64>) -> Option<Estimate> {
+    /// [`Estimator::with_less_memory`]. `limit`: cost that the layout must undercut; `None`: no limit. `order`: indices
+    /// into `all`, by increasing cost.
+    fn fastest_with_less_memory(
+        &self,
+        all: &[(Estimate, Point)],
+        order: &[usize],
+        limit: Option<f64>,
+    ) -> Option<Estimate> {
         if !self.streams() {
             return None;
         }
@@ -209,7 +214,7 @@ impl<'a> Estimator<'a> {
             if estimate.cost >= least {
                 break;
             }
-            let reduced = self.reduced(estimate, point, limit.is_none());
+            let reduced = self.with_less_memory(estimate, point, limit.is_none());
             best = reduced.filter(|reduced| reduced.cost < least).or(best);
         }
         best
@@ -229,7 +234,7 @@ impl<'a> Estimator<'a> {
         let mut order: Vec<usize> = (0..all.len()).collect();
         order.sort_by(|a, b| all[*a].0.cost.total_cmp(&all[*b].0.cost));
         let Some(fastest) = order.iter().copied().find(|n| fits(*n)) else {
-            if let Some(reduced) = self.fastest_reduced(&all, &order, None) {
+            if let Some(reduced) = self.fastest_with_less_memory(&all, &order, None) {
                 return Some((reduced, None));
             }
             let (n, _) =
@@ -237,7 +242,7 @@ impl<'a> Estimator<'a> {
             return Some((Estimate { fits: false, ..all[n].0.clone() }, None));
         };
         let limit = all[fastest].0.cost * (1.0 - EQUAL);
-        if let Some(reduced) = self.fastest_reduced(&all, &order, Some(limit)) {
+        if let Some(reduced) = self.fastest_with_less_memory(&all, &order, Some(limit)) {
             return Some((reduced, Some(all[fastest].0.clone())));
         }
         let equal = |n: &usize| all[*n].0.cost <= all[fastest].0.cost * (1.0 + EQUAL);

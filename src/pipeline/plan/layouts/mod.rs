@@ -147,7 +147,7 @@ pub fn candidates(config: &Config, machine: &OpenTarget) -> Result<Candidates> {
 
 impl Ranking {
     /// Formats an estimate, e.g. `cfg (cfg=2), 310.5 ms a step`.
-    fn said(&self, e: &Estimate) -> String {
+    fn describe(&self, e: &Estimate) -> String {
         let fits = match (e.fits, e.resident) {
             (false, _) => ", does not fit",
             (true, Some(_)) => ", with weights streamed from host memory",
@@ -168,8 +168,8 @@ impl Ranking {
     /// Returns a log line with the chosen layout and the next fastest.
     pub(crate) fn decision(&self, devices: RankingDevices) -> String {
         let here = format!("{} x {}", devices.count, devices.toolchain.kind);
-        let next = self.next.as_ref().map_or(String::new(), |next| format!("; next: {}", self.said(next)));
-        format!("layout auto: for {here}: {} (predicted){next}", self.said(&self.first))
+        let next = self.next.as_ref().map_or(String::new(), |next| format!("; next: {}", self.describe(next)));
+        format!("layout auto: for {here}: {} (predicted){next}", self.describe(&self.first))
     }
 }
 

@@ -177,7 +177,7 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
         _ => Ok(()),
     };
     loop {
-        match device.together.next()? {
+        match device.process_group.next()? {
             DeviceCall::Run(sent) => sent.with_files(&mut device, inputs_of, |device, order, chunk| {
                 let made = device.run_chunks(order, chunk, &mut |_| ControlFlow::Continue(()));
                 ended(made.map(drop))
@@ -186,7 +186,7 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
                 sent.with_files(&mut device, inputs_of, |device, order, _| ended(device.warm_one(order, size)))?;
             }
             DeviceCall::Evict(shape) => device.forget(&shape),
-            DeviceCall::End => return device.together.wait(),
+            DeviceCall::End => return device.process_group.wait(),
         }
     }
 }
