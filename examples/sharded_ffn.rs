@@ -8,7 +8,7 @@ use ltx2::analysis::{Module, report};
 use ltx2::hlo::DType::BF16;
 use ltx2::hlo::{Argument, Builder, DeviceMesh, Program, ProgramOutput, Sharding, Type};
 use ltx2::pjrt::discover::{self, Platform};
-use ltx2::pjrt::{Attributes, Client, ClientOptions, CompileOptions, CpuOptions, OptimizedProgram, OptionValue};
+use ltx2::pjrt::{Attributes, Client, CompileOptions, CpuOptions, OptimizedProgram, OptionValue};
 use ltx2::pjrt::{Plugin, Topology, quiet_plugins};
 
 /// LTX-2's video stream: tokens at 768x512x121, width of the residual stream, inner width of the layer.
@@ -59,7 +59,7 @@ fn compile(program: &Program) -> anyhow::Result<(&'static str, OptimizedProgram)
     let found = discover::find(Platform::Cpu, None);
     let plugin = Plugin::load(&found.found.first().ok_or_else(|| found.not_found())?.path)?;
     let devices = CpuOptions { devices: Some(program.devices()), ..CpuOptions::default() };
-    let client = Client::new(&plugin, &ClientOptions::Cpu(devices))?;
+    let client = Client::new(&plugin, &devices.to_attributes())?;
     // The CPU compiler converts bf16 to f32 before collectives.
     Ok(("eight virtual CPU devices", client.compile(&program.text, &options)?.optimized_program()?))
 }

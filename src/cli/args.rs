@@ -10,6 +10,7 @@ use super::numbers::{finite, num_frames, whole};
 use crate::config::{CliOverrides, Dtype, ExtendAt, LoadedConfig, Reference, RetakeSource};
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::plan::videos::Job;
+use crate::pjrt::discover::Platform;
 use crate::tune::{TuneOptions, default_jobs};
 
 /// Options of commands that accept a sidecar as configuration.
@@ -281,12 +282,16 @@ impl RequestArgs {
     }
 }
 
+/// Returns the help of `--platform`.
+pub(super) fn platform_help() -> String {
+    format!("Platform: auto, {}, or the path of a PJRT plugin", Platform::names(", "))
+}
+
 /// Options of platform, data type and layout.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
-    /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = platform_help())]
     pub(crate) platform: Option<String>,
     /// Data type of weights and activations; f32 also computes all matmuls in full f32 precision
     #[arg(long, value_name = "TYPE")]

@@ -28,8 +28,7 @@ use crate::tune::CompileReport;
   ltx2 compile --target cuda:h200:1x1x4 -c ltx2 --layout ulysses --save cache
   ltx2 compile --target cpu:8 -c nano_2_0 -m nano --layout sequence --dump-hlo hlo")]
 pub(crate) struct CompileArgs {
-    /// Target devices: tpu:CHIP:AxB or AxBxC, cuda:h200:PARTITIONSxHOSTSxDEVICES, cpu:N
-    #[arg(long, value_name = "TARGET")]
+    #[arg(long, value_name = "TARGET", help = format!("Target devices: {}", Target::syntax()))]
     target: String,
     /// Program to compile [default: denoise; with --save, all programs of a run]
     #[arg(long, value_name = "NAME")]

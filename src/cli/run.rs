@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
-use super::args::{ComponentArgs, files};
+use super::args::{ComponentArgs, files, platform_help};
 use super::{UsageError, check_output_file, print};
 
 use crate::config::{ActivationType, Config, Dtype, Model, Numerics, Runtime, WeightSource, WeightType, parse_mesh};
@@ -46,8 +46,7 @@ pub(crate) struct RunFileArgs {
     /// Safetensors file to write the output tensors to.
     #[arg(short, long)]
     output: PathBuf,
-    /// Platform: auto, cpu, cuda, tpu, or the path of a PJRT plugin.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", help = platform_help())]
     platform: String,
     /// Data type of weights and activations.
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]

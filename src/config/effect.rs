@@ -11,7 +11,6 @@ use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
 use super::schema::{Bos, Reference, WeightSource, WeightStreaming, WeightType};
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
-use crate::pjrt::discover::Platform;
 use crate::weights::Version;
 
 pub(super) struct EffectRule {
@@ -239,13 +238,14 @@ pub(super) const RULES: &[EffectRule] = &[
         let why = or_remove("all blocks are resident if runtime.stream is off; set runtime.stream to auto or on");
         f.unless(f.config.runtime.stream != WeightStreaming::Off, why)
     }),
-    server(&["runtime.memory_fraction", "runtime.visible_devices"], |f, _| f.on_other_platforms(Platform::Cuda)),
-    server(&["runtime.distributed.devices_per_process"], |f, _| {
+    server(&["runtime.memory_fraction", "runtime.visible_devices", "runtime.libtpu_init_args"], |f, key| {
+        f.on_other_platforms(key)
+    }),
+    server(&["runtime.distributed.devices_per_process"], |f, key| {
         let named = f.config.runtime.visible_devices.is_some();
         let why = remove_one("runtime.visible_devices already selects the devices", "runtime.visible_devices");
-        f.on_other_platforms(Platform::Cuda).or_else(|| f.unless(!named, why))
+        f.on_other_platforms(key).or_else(|| f.unless(!named, why))
     }),
-    server(&["runtime.libtpu_init_args"], |f, _| f.on_other_platforms(Platform::Tpu)),
     server(
         &["runtime.distributed.coordinator", "runtime.distributed.timeout", "runtime.distributed.start_timeout"],
         |f, _| {

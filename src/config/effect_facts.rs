@@ -9,6 +9,7 @@ use super::schema::{Config, Dtype, Reference, Scales, SigmaScales};
 use crate::media::ImageH264;
 use crate::pjrt::discover::Platform;
 use crate::runtime::platform::Choice;
+use crate::runtime::platforms::{alternatives, spec};
 use crate::weights::Version;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,12 +93,14 @@ impl EffectFacts<'_> {
         self.config.runtime.dtype == Dtype::Bf16
     }
 
-    /// Returns the reason for a key that only the platform `own` reads, if a different platform is selected.
-    pub(super) fn on_other_platforms(&self, own: Platform) -> Option<Message> {
+    /// Returns the reason for a key that only some platforms read, if a different platform is selected.
+    pub(super) fn on_other_platforms(&self, key: &str) -> Option<Message> {
+        let reads = |platform: Platform| spec(platform).own_keys.contains(&key);
         let platform = &self.config.runtime.platform;
-        let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if named != own);
+        let is_other = matches!(self.config.platform(), Ok(Choice::Named(named)) if !reads(named));
         is_other.then(|| {
-            let only = format!("only the platform {} uses ", own.name());
+            let names = Platform::ALL.into_iter().rev().filter(|own| reads(*own)).map(Platform::name);
+            let only = format!("only the platform {} uses ", alternatives(names));
             let why = message![only, This, format!(", but runtime.platform is {platform}")];
             remove_one(why, "runtime.platform")
         })

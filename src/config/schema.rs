@@ -862,8 +862,8 @@ with_defaults! {
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Runtime {
-        /// Platform: `auto`, `cpu`, `cuda`, `tpu`, or the path of a PJRT plugin. `auto` uses the first of `tpu`, `cuda`
-        /// and `cpu` that works, unless `LTX2_PJRT_PLUGIN` is set to a plugin file.
+        /// Platform: `auto`, a platform of `ltx2 plugin install`, or the path of a PJRT plugin. `auto` uses the first
+        /// accelerator that works, or else the CPU, unless `LTX2_PJRT_PLUGIN` is set to a plugin file.
         pub platform: String = "auto".into(),
         /// Type of weights and activations; `f32` also computes matrix products in f32.
         pub dtype: Dtype = Dtype::Bf16,

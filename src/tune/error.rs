@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::runtime::Target;
+
 /// Error that stops an experiment, a search or a diagnosis.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
@@ -20,7 +22,10 @@ pub enum TuneError {
     Start { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Target(#[from] crate::runtime::UnknownTarget),
-    #[error("--memory-fit: the device memory of '{0}' is unknown; remove the flag, or use a TPU or CUDA target")]
+    #[error(
+        "--memory-fit: the device memory of '{0}' is unknown; remove the flag, or use a target of {chips}",
+        chips = Target::platforms_with_chips()
+    )]
     Capacity(String),
     #[error(transparent)]
     Pipeline(#[from] crate::pipeline::PipelineError),

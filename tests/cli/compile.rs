@@ -171,7 +171,7 @@ fn invalid_input_gives_one_error_line() {
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=fp8"], &nano[..]].concat());
     assert_eq!(
         message,
-        "error: runtime.weights: fp8 requires CUDA, but the platform is cpu; int8 works on every platform"
+        "error: runtime.weights: fp8 requires cuda, but the platform is cpu; int8 works on every platform"
     );
     let message = fail(2, &[&["--target", "cpu:8", "--set", "runtime.weights=int8-convrot"], &nano[..]].concat());
     assert!(

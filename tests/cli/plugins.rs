@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::support::standin::{Fault, INTERNAL, INVALID_ARGUMENT, Load, Standin};
 use crate::support::{self, needs};
-use ltx2::pjrt::discover;
+use ltx2::pjrt::discover::{self, Platform};
+use ltx2::runtime::platforms::alternatives;
 use sha2::{Digest, Sha256};
 
 /// Number of killed installs, at times spread over the duration of an install.
@@ -115,8 +116,7 @@ fn killed_install_is_never_used_as_plugin() {
     };
     // Returns the checksum of the installed plugin, if its stamp file exists.
     let checked = || {
-        let plugin =
-            discover::in_folder(discover::Platform::Cpu, &file).filter(|_| file.join("installed.txt").exists())?;
+        let plugin = discover::in_folder(Platform::Cpu, &file).filter(|_| file.join("installed.txt").exists())?;
         Some(hex::encode(Sha256::digest(fs::read(plugin).expect("a plugin"))))
     };
     let install = || {
@@ -323,10 +323,12 @@ fn doctor_lists_plugin_under_its_platform() {
         let here = platforms.iter().filter(|platform| platform["plugin"]["path"] == file.to_str().expect("UTF-8"));
         here.map(|platform| platform["platform"].as_str().expect("a name").to_string()).collect()
     };
+    let names = Platform::ALL.into_iter().rev().map(Platform::name);
     for (variable, value) in [("VIRTUAL_ENV", site.path()), ("LTX2_PJRT_PLUGIN", &rocm)] {
         let platforms = report(variable, value, None);
         assert_eq!(listed(&platforms, &rocm), ["rocm"], "{platforms:?}");
-        assert_eq!(platforms.last().expect("rocm")["missing"][0], "rocm is not supported: use cpu, cuda or tpu");
+        let missing = &platforms.last().expect("rocm")["missing"][0];
+        assert_eq!(*missing, format!("rocm is not supported: use {}", alternatives(names.clone())));
     }
     let neutral = site.path().join("neutral.so");
     fs::copy(Standin::new().file(), &neutral).expect("copied");
@@ -370,7 +372,7 @@ fn aborting_or_hanging_plugin_gives_an_error() {
         let said = error(&ran);
         let start = format!("{}: cannot load the plugin: {}", file.display(), words[0]);
         assert!(said.starts_with(&format!("error: {start}")) && said.contains(words[1]), "{load:?}: {said}");
-        assert!(said.contains("`ltx2 plugin install cpu|cuda|tpu`"), "{load:?}: no advice: {said}");
+        assert!(said.contains(&format!("`{}`", Platform::install_command())), "{load:?}: no advice: {said}");
         assert!(!results.exists() && !out.exists(), "{load:?}: nothing is kept of a failure");
     };
     refused(Load::Abort, ["a trial process ended with signal: 6 (SIGABRT)", " while loading the plugin"]);

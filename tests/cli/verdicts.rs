@@ -43,7 +43,7 @@ fn check_and_dry_run_reject_unsupported_platform_settings() {
     let part = |key: &str, path: &str| format!("model.{key}={FIXTURES}/models/{path}");
     let plugin = folder.path().join("pjrt_cpu_plugin.so");
     for (set, want) in [
-        ("runtime.weights=fp8".to_string(), "runtime.weights: fp8 requires CUDA, but the platform is "),
+        ("runtime.weights=fp8".to_string(), "runtime.weights: fp8 requires cuda, but the platform is "),
         (part("vae", "tiny_2_3/vae"), "the latents have 2 channels per token"),
         (part("audio_vae", "tiny_b/audio_vae"), "the latents have 8 channels per token"),
         (part("vocoder", "vocoder_odd/vocoder"), "the product of channels and bins must be in_channels = 6"),

@@ -11,7 +11,7 @@ use ltx2::models::pixels::Pixels;
 use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, Rule};
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::pjrt::discover::{self, Platform};
-use ltx2::pjrt::{Client, ClientOptions, CudaOptions, Plugin};
+use ltx2::pjrt::{Client, GpuOptions, Plugin};
 use ltx2::runtime::Engine;
 use ltx2::sampling::TorchRng;
 use ltx2::tensor::Tensor;
@@ -36,8 +36,8 @@ const FUSED: Kernel = Kernel::Cudnn { required: false };
 pub(crate) fn gpus() -> Client {
     let search = discover::find(Platform::Cuda, None);
     let plugin = Plugin::load(&search.found.first().expect("a plugin").path).expect("loads");
-    let options = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
-    Client::new(&plugin, &ClientOptions::Cuda(options)).expect("a client")
+    let options = GpuOptions { preallocate: Some(false), ..GpuOptions::default() };
+    Client::new(&plugin, &options.to_attributes(None)).expect("a client")
 }
 
 /// A decoder with its inputs.

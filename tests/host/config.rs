@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::needs;
+use ltx2::pjrt::discover::Platform;
 
 struct Run {
     code: i32,
@@ -76,6 +77,10 @@ fn flag_errors_include_the_flag() {
     let dir = folder(&[("taken.mp4", "")]);
     let prompt = ["generate", "--prompt", "x"];
     let with = |more: &[&'static str]| prompt.iter().copied().chain(more.iter().copied()).collect::<Vec<_>>();
+    let names = Platform::names(", ");
+    let unknown_platform = format!(
+        "runtime.platform = gpu (flag --platform): unknown platform 'gpu'; use auto, {names} or a plugin file PATH.so"
+    );
     for (flags, message) in [
         (
             &["--width", "500"][..],
@@ -91,10 +96,7 @@ fn flag_errors_include_the_flag() {
             &["--mesh", "ctx=2"],
             "--mesh ctx=2: unknown axis 'ctx'; known axes are data, cfg, fsdp, context, tensor; e.g. --mesh cfg=2,context=4",
         ),
-        (
-            &["--platform", "gpu"],
-            "runtime.platform = gpu (flag --platform): unknown platform 'gpu'; use auto, cpu, cuda, tpu or a plugin file PATH.so",
-        ),
+        (&["--platform", "gpu"], unknown_platform.as_str()),
         (
             &["--pipeline", "keyframes"],
             "pipeline = keyframes (flag --pipeline): needs an image: --image PATH FRAME STRENGTH, or request.images",

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{needs, quick};
 use ltx2::hlo::{Argument, Builder, DType, Program, ProgramOutput, Type};
 use ltx2::pjrt::discover::{self, Platform};
-use ltx2::pjrt::{Client, ClientOptions, CpuOptions, Plugin};
+use ltx2::pjrt::{Client, CpuOptions, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, ExecutableOrigin};
 use ltx2::tensor::Tensor;
 use ndarray::arr1;
@@ -28,7 +28,7 @@ fn engine(plugin: &Path, folder: &Path, devices: usize) -> Engine {
 fn engine_that_writes(plugin: &Path, folder: &Path, devices: usize, write_behind: Option<bool>) -> Engine {
     let plugin = Plugin::load(plugin).expect("the plugin loads");
     let cpu = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
-    let client = Client::new(&plugin, &ClientOptions::Cpu(cpu)).expect("a client");
+    let client = Client::new(&plugin, &cpu.to_attributes()).expect("a client");
     let options = EngineOptions { compile_cache: Some(folder.into()), write_behind, ..quick() };
     Engine::new(client, options)
 }

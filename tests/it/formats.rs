@@ -23,6 +23,7 @@ use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::setup;
 use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pjrt::Client;
+use ltx2::pjrt::discover::Platform;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Checkpoint, Component, LoraFile, ModelSource, Overrides, ScaledLora, VersionFields};
@@ -798,19 +799,22 @@ fn assert_page_is_current(coverage: &Coverage) {
     writeln!(
         page,
         "\nRefused, with an error that names the format: ComfyUI's {}; torchao's {}; GGUF's {}.\n\nOn the devices, \
-         `runtime.weights` selects the type of the blocks' linear layers:\n\n| `runtime.weights` | CPU | CUDA | TPU |\n|---|---|---|---|",
+         `runtime.weights` selects the type of the blocks' linear layers:\n\n| `runtime.weights` | {} |\n|---{}|",
         names(&REFUSED_MARKERS),
         names(&REFUSED_TORCHAO),
-        names(&REFUSED_GGUF.map(|(name, _)| name))
+        names(&REFUSED_GGUF.map(|(name, _)| name)),
+        Platform::names(" | "),
+        "|---".repeat(Platform::ALL.len())
     )
     .unwrap();
     for weights in [WeightType::Bf16, WeightType::Fp8, WeightType::Int8, WeightType::Int8Convrot] {
         let config = Config { runtime: Runtime { weights, ..Runtime::default() }, ..Config::default() };
-        let cells = ["cpu", "cuda", "tpu"].map(|platform| match setup::build(&config, 1, platform, "") {
+        let cells = Platform::ALL.into_iter().rev().map(|one| match setup::build(&config, 1, one.name(), "") {
             Ok(_) => "supported",
             Err(error) if error.to_string().contains("runtime.weights: ") => "refused",
-            Err(error) => panic!("{platform}: {error}"),
+            Err(error) => panic!("{}: {error}", one.name()),
         });
+        let cells: Vec<&str> = cells.collect();
         let weights = serde_json::to_value(weights).unwrap();
         writeln!(page, "| `{}` | {} |", weights.as_str().unwrap(), cells.join(" | ")).unwrap();
     }

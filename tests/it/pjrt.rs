@@ -6,8 +6,8 @@ use crate::support::{cpu, needs};
 use std::sync::{Arc, OnceLock};
 
 use ltx2::pjrt::{
-    AttributeValue, Attributes, Buffer, BufferType, Client, ClientOptions, CompileOptions, CpuOptions, ExecuteOptions,
-    HostBuffer, HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape,
+    AttributeValue, Attributes, Buffer, BufferType, Client, CompileOptions, CpuOptions, ExecuteOptions, HostBuffer,
+    HostUse, LoadedExecutable, OptionValue, SharedBytes, SharedHostBuffer, Topology, TransferShape,
 };
 
 /// Returns a client with 8 virtual devices, shared by all tests.
@@ -254,7 +254,7 @@ fn errors_carry_call_code_and_message() {
     let options = CompileOptions::single().flag("xla_no_such_flag", OptionValue::Bool(true));
     let text = client.compile(ADD, &options).unwrap_err().to_string();
     assert!(text.contains("xla_no_such_flag"), "{text}");
-    let options = ClientOptions::Named(Attributes::from([("no_such_option".into(), AttributeValue::Int(1))]));
+    let options = Attributes::from([("no_such_option".into(), AttributeValue::Int(1))]);
     let text = Client::new(client.plugin(), &options).unwrap_err().to_string();
     assert!(text.contains("PJRT_Client_Create failed") && text.contains("no_such_option"), "{text}");
 }
@@ -304,7 +304,7 @@ fn pjrt_objects_are_send_and_outlive_their_client() {
     shared::<ltx2::pjrt::Plugin>();
     shared::<Topology>();
     let client = client();
-    let own = Client::new(client.plugin(), &ClientOptions::Cpu(CpuOptions { devices: Some(1), asynchronous: None }));
+    let own = Client::new(client.plugin(), &CpuOptions { devices: Some(1), asynchronous: None }.to_attributes());
     let own = own.unwrap();
     let exe = own.load(&add().serialize().unwrap()).unwrap();
     let x = upload(&own, 0, &[1.; 6], &[2, 3]);

@@ -42,7 +42,7 @@ use ltx2::pipeline::programs::executor::Executor;
 use ltx2::pipeline::runner::Runner;
 use ltx2::pipeline::stages::text_to_video::Generated;
 use ltx2::pjrt::discover::{self, Platform};
-use ltx2::pjrt::{Client, ClientOptions, CpuOptions, OptionValue, Plugin};
+use ltx2::pjrt::{Client, CpuOptions, OptionValue, Plugin};
 use ltx2::runtime::{Engine, EngineOptions, Toolchain, platforms};
 use ltx2::sampling::Euler;
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
@@ -194,7 +194,7 @@ pub fn cpu(devices: usize) -> Client {
     let found = search.found.first().unwrap_or_else(|| panic!("{}", search.not_found()));
     let plugin = Plugin::load(&found.path).expect("the plugin loads");
     let options = CpuOptions { devices: Some(devices), ..CpuOptions::default() };
-    Client::new(&plugin, &ClientOptions::Cpu(options)).expect("a client")
+    Client::new(&plugin, &options.to_attributes()).expect("a client")
 }
 
 /// Returns engine options that compile as for users, with the tests' compile cache.

@@ -3,7 +3,7 @@
 //! Run `cargo run --example hello [PLUGIN.so]`. Without an argument, it uses the CPU plugin that `discover` finds.
 
 use ltx2_pjrt::discover::{self, Platform};
-use ltx2_pjrt::{BufferType, Client, ClientOptions, CompileOptions, CpuOptions, HostBuffer, Plugin};
+use ltx2_pjrt::{BufferType, Client, CompileOptions, CpuOptions, HostBuffer, Plugin};
 
 const PROGRAM: &str = "
   func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
@@ -15,7 +15,7 @@ fn main() -> anyhow::Result<()> {
     let asked = std::env::args().nth(1);
     let found = discover::find(Platform::Cpu, asked.as_deref().map(std::path::Path::new));
     let plugin = Plugin::load(&found.found.first().ok_or_else(|| found.not_found())?.path)?;
-    let client = Client::new(&plugin, &ClientOptions::Cpu(CpuOptions { devices: Some(1), ..CpuOptions::default() }))?;
+    let client = Client::new(&plugin, &CpuOptions { devices: Some(1), ..CpuOptions::default() }.to_attributes())?;
     println!("{}: PJRT {:?}, {}", plugin.path().display(), plugin.version(), client.platform_name());
 
     let executable = client.compile(PROGRAM, &CompileOptions::single())?;

@@ -20,18 +20,6 @@ use super::options::CompileOptions;
 use super::plugin::Plugin;
 use super::raw::Raw;
 
-/// Options of a client. Plugins reject unknown options, so each platform has its own type of options.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ClientOptions {
-    /// Options of the CPU plugin.
-    Cpu(CpuOptions),
-    /// Options of the CUDA plugin.
-    Cuda(CudaOptions),
-    /// Options of any plugin, by the names that the plugin uses. Without options, the plugin uses its defaults (TPUs
-    /// need no options).
-    Named(Attributes),
-}
-
 /// Options of the CPU plugin. A field that is `None` has the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuOptions {
@@ -41,9 +29,9 @@ pub struct CpuOptions {
     pub asynchronous: Option<bool>,
 }
 
-/// Options of the CUDA plugin. A field that is `None` has the plugin's default.
+/// Options of a GPU plugin. A field that is `None` has the plugin's default.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CudaOptions {
+pub struct GpuOptions {
     /// Fraction of the device memory that the allocator may use, 0 to 1.
     pub memory_fraction: Option<f32>,
     /// Whether to allocate the memory of `memory_fraction` when the client starts.
@@ -54,24 +42,33 @@ pub struct CudaOptions {
     pub visible_devices: Option<Vec<i64>>,
 }
 
-impl ClientOptions {
+impl CpuOptions {
     /// Returns the options by the names that the plugin uses.
     pub fn to_attributes(&self) -> Attributes {
-        let pairs = match self {
-            ClientOptions::Cpu(cpu) => vec![
-                ("cpu_device_count", cpu.devices.map(|n| AttributeValue::Int(n as i64))),
-                ("asynchronous", cpu.asynchronous.map(AttributeValue::Bool)),
-            ],
-            ClientOptions::Cuda(cuda) => vec![
-                ("memory_fraction", cuda.memory_fraction.map(AttributeValue::Float)),
-                ("preallocate", cuda.preallocate.map(AttributeValue::Bool)),
-                ("allocator", cuda.allocator.clone().map(AttributeValue::Text)),
-                ("visible_devices", cuda.visible_devices.clone().map(AttributeValue::Ints)),
-            ],
-            ClientOptions::Named(options) => return options.clone(),
-        };
-        pairs.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+        named([
+            ("cpu_device_count", self.devices.map(|n| AttributeValue::Int(n as i64))),
+            ("asynchronous", self.asynchronous.map(AttributeValue::Bool)),
+        ])
     }
+}
+
+impl GpuOptions {
+    /// Returns the options by the names that the plugin uses. `node`: identity of this process in a multi-process run.
+    pub fn to_attributes(&self, node: Option<&ProcessNode>) -> Attributes {
+        let number = |n: fn(&ProcessNode) -> usize| node.map(|node| AttributeValue::Int(n(node) as i64));
+        named([
+            ("memory_fraction", self.memory_fraction.map(AttributeValue::Float)),
+            ("preallocate", self.preallocate.map(AttributeValue::Bool)),
+            ("allocator", self.allocator.clone().map(AttributeValue::Text)),
+            ("visible_devices", self.visible_devices.clone().map(AttributeValue::Ints)),
+            ("node_id", number(|node| node.id)),
+            ("num_nodes", number(|node| node.count)),
+        ])
+    }
+}
+
+fn named<const N: usize>(options: [(&str, Option<AttributeValue>); N]) -> Attributes {
+    options.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 /// A PJRT client. Clones share the same client.
@@ -113,20 +110,16 @@ impl ClientProperties {
 }
 
 impl Client {
-    /// Creates a client. On CPU, creates virtual devices; on GPU and TPU, acquires the hardware.
-    pub fn new(plugin: &Plugin, options: &ClientOptions) -> Result<Client> {
+    /// Creates a client with options by the names that the plugin uses; plugins reject unknown options. On CPU, creates
+    /// virtual devices; on GPU and TPU, acquires the hardware.
+    pub fn new(plugin: &Plugin, options: &Attributes) -> Result<Client> {
         Client::among(plugin, options, None)
     }
 
     /// Creates the client of one of several processes. On CUDA, waits for the other processes; on TPU, libtpu connects
     /// the processes itself. Without `node`, there is only one process.
-    pub fn among(plugin: &Plugin, options: &ClientOptions, node: Option<&ProcessNode>) -> Result<Client> {
-        let mut given = options.to_attributes();
-        if let (ClientOptions::Cuda(_), Some(node)) = (options, node) {
-            let numbers = [("node_id", node.id), ("num_nodes", node.count)];
-            given.extend(numbers.map(|(name, n)| (name.to_owned(), AttributeValue::Int(n as i64))));
-        }
-        let values = attributes::write(&given);
+    pub fn among(plugin: &Plugin, options: &Attributes, node: Option<&ProcessNode>) -> Result<Client> {
+        let values = attributes::write(options);
         let mut args =
             abi::ClientCreateArgs { create_options: pointer(&values), num_options: values.len(), ..Struct::new() };
         if let Some(node) = node {

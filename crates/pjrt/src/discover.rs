@@ -20,32 +20,71 @@ pub enum Platform {
     Tpu,
 }
 
+/// Properties of a platform's plugins.
+struct PluginInfo {
+    /// Name of the platform.
+    platform: &'static str,
+    /// Path patterns of the plugin file, relative to Python's site-packages or to a folder that `ltx2 plugin install`
+    /// wrote.
+    files: &'static [&'static str],
+    /// Parts of the names of plugin files and of their package folders that indicate the platform.
+    parts: &'static [&'static str],
+    /// Whether the plugins have a profiler.
+    has_profiler: bool,
+}
+
+/// Platforms that this crate recognizes but does not support.
+const UNSUPPORTED: [PluginInfo; 1] =
+    [PluginInfo { platform: "rocm", files: &["jax_plugins/*rocm*/*plugin*.so"], parts: &["rocm"], has_profiler: true }];
+
 impl Platform {
-    /// All platforms, in the order in which `--platform auto` tries them.
+    /// All platforms, in the order in which `--platform auto` tries them. In the names of plugin files, earlier
+    /// platforms take precedence.
     pub const ALL: [Platform; 3] = [Platform::Tpu, Platform::Cuda, Platform::Cpu];
 
-    /// Returns `cpu`, `cuda` or `tpu`.
-    pub const fn name(self) -> &'static str {
+    const fn info(self) -> &'static PluginInfo {
         match self {
-            Platform::Cpu => "cpu",
-            Platform::Cuda => "cuda",
-            Platform::Tpu => "tpu",
+            Platform::Cpu => &PluginInfo {
+                platform: "cpu",
+                files: &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
+                parts: &["cpu"],
+                has_profiler: false,
+            },
+            Platform::Cuda => &PluginInfo {
+                platform: "cuda",
+                files: &["jax_plugins/xla_cuda*/xla_cuda_plugin.so", "jax_plugins/*cuda*/*.so"],
+                parts: &["cuda", "gpu"],
+                has_profiler: true,
+            },
+            Platform::Tpu => {
+                &PluginInfo { platform: "tpu", files: &["libtpu/libtpu.so"], parts: &["tpu"], has_profiler: true }
+            }
         }
+    }
+
+    /// Returns the name, such as `cuda`.
+    pub const fn name(self) -> &'static str {
+        self.info().platform
+    }
+
+    /// Returns the names of all platforms, `cpu` first, separated by `separator`.
+    pub fn names(separator: &str) -> String {
+        join(Platform::ALL.into_iter().rev(), separator)
+    }
+
+    /// Returns the command that installs a plugin, with the names of all platforms: `ltx2 plugin install cpu|…`.
+    pub fn install_command() -> String {
+        format!("ltx2 plugin install {}", Platform::names("|"))
+    }
+
+    /// Returns the names of the platforms whose plugins have a profiler.
+    pub(crate) fn with_profiler() -> String {
+        join(Platform::ALL.into_iter().rev().filter(|platform| platform.info().has_profiler), " or ")
     }
 
     /// Returns the platform with this name.
     pub fn named(name: &str) -> Option<Platform> {
         Platform::ALL.into_iter().find(|platform| platform.name() == name)
-    }
-
-    /// Returns path patterns of the plugin file, relative to Python's site-packages or to a folder that `ltx2 plugin
-    /// install` wrote.
-    const fn patterns(self) -> &'static [&'static str] {
-        match self {
-            Platform::Cpu => &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so", "jax_plugins/*cpu*/*.so"],
-            Platform::Cuda => &["jax_plugins/xla_cuda*/xla_cuda_plugin.so", "jax_plugins/*cuda*/*.so"],
-            Platform::Tpu => &["libtpu/libtpu.so"],
-        }
     }
 
     /// Guesses the platform of a plugin from its file name; `None` if unknown or not supported.
@@ -55,6 +94,10 @@ impl Platform {
             Kind::Unsupported(_) => None,
         }
     }
+}
+
+fn join(platforms: impl Iterator<Item = Platform>, separator: &str) -> String {
+    platforms.map(Platform::name).collect::<Vec<_>>().join(separator)
 }
 
 /// Platform of a plugin, whether or not this crate supports the platform.
@@ -67,9 +110,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the platform with this name if it is supported.
-    pub(crate) fn named(name: &'static str) -> Kind {
-        Platform::named(name).map_or(Kind::Unsupported(name), Kind::Supported)
+    /// Returns all known platforms, unsupported ones first.
+    fn known() -> impl Iterator<Item = (Kind, &'static PluginInfo)> {
+        let unsupported = UNSUPPORTED.iter().map(|info| (Kind::Unsupported(info.platform), info));
+        unsupported.chain(Platform::ALL.into_iter().map(|platform| (Kind::Supported(platform), platform.info())))
+    }
+
+    /// Returns the first known platform whose name `has_name` accepts.
+    pub(crate) fn find(has_name: impl Fn(&str) -> bool) -> Option<Kind> {
+        Kind::known().find_map(|(kind, info)| has_name(info.platform).then_some(kind))
     }
 
     /// Returns `cpu`, `cuda`, `tpu`, `rocm` …
@@ -83,15 +132,12 @@ impl Kind {
     /// Guesses the platform of a plugin from the names of its file and of its package folder in `jax_plugins`. `None`:
     /// unknown.
     pub fn of_file(path: &Path) -> Option<Kind> {
-        /// Parts of names, in order of precedence, with the platform that they indicate.
-        const PARTS: [(&str, &str); 5] =
-            [("rocm", "rocm"), ("tpu", "tpu"), ("cuda", "cuda"), ("gpu", "cuda"), ("cpu", "cpu")];
         let package =
             path.parent().filter(|folder| folder.parent().is_some_and(|above| above.ends_with("jax_plugins")));
         let names = [Some(path), package].into_iter().flatten().filter_map(Path::file_name);
         let names: Vec<String> = names.map(|name| name.to_string_lossy().to_lowercase()).collect();
-        let found = PARTS.into_iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));
-        found.map(|(_, platform)| Kind::named(platform))
+        let has = |part: &&str| names.iter().any(|name| name.contains(part));
+        Kind::known().find_map(|(kind, info)| info.parts.iter().any(has).then_some(kind))
     }
 }
 
@@ -100,7 +146,9 @@ impl Kind {
 pub fn find_unsupported() -> Vec<(&'static str, PluginFile)> {
     let variable = env::var_os(PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = variable.into_iter().filter(|path| path.is_file()).map(|path| (path, PLUGIN_VARIABLE));
-    let packages = site_packages().into_iter().flat_map(|folder| matches(&folder, "jax_plugins/*rocm*/*plugin*.so"));
+    let patterns = || UNSUPPORTED.iter().flat_map(|info| info.files);
+    let packages =
+        site_packages().into_iter().flat_map(|folder| patterns().flat_map(move |pattern| matches(&folder, pattern)));
     let all = named.chain(packages.map(|path| (path, "Python site-packages")));
     let unsupported = all.filter_map(|(path, origin)| match Kind::of_file(&path)? {
         Kind::Unsupported(name) => Some((name, PluginFile { path, origin: origin.to_owned() })),
@@ -143,7 +191,7 @@ impl PluginSearch {
 
     fn look(&mut self, folder: &Path, origin: &str) {
         self.searched.push(folder.display().to_string());
-        for pattern in self.platform.patterns() {
+        for pattern in self.platform.info().files {
             for path in matches(folder, pattern) {
                 self.add(path, origin);
             }
@@ -188,7 +236,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> PluginSearch {
 
 /// Returns the plugin file in a folder that `ltx2 plugin install` wrote; `None` if the folder contains no plugin file.
 pub fn in_folder(platform: Platform, folder: &Path) -> Option<PathBuf> {
-    platform.patterns().iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
+    platform.info().files.iter().find_map(|pattern| matches(folder, pattern).into_iter().next())
 }
 
 /// Returns the `plugins/` folders to search: in the working directory, in the executable's folder and up to three

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::abi::error_code;
+use super::discover::Platform;
 
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, PjrtError>;
@@ -22,8 +23,8 @@ pub enum PjrtError {
     },
     /// The PJRT version of the plugin is older than this crate requires.
     #[error(
-        "{}: the plugin is too old: it has PJRT {}.{}, but {need} is required; install a newer one with `ltx2 plugin install cpu|cuda|tpu`",
-        plugin.display(), has.0, has.1
+        "{}: the plugin is too old: it has PJRT {}.{}, but {need} is required; install a newer one with `{}`",
+        plugin.display(), has.0, has.1, Platform::install_command()
     )]
     TooOld {
         /// Path of the plugin file.
@@ -57,8 +58,8 @@ pub enum PjrtError {
     },
     /// The plugin does not have the profiler extension.
     #[error(
-        "{}: this plugin has no profiler (PJRT_Profiler_Extension); use --platform cuda or tpu",
-        plugin.display()
+        "{}: this plugin has no profiler (PJRT_Profiler_Extension); use --platform {}",
+        plugin.display(), Platform::with_profiler()
     )]
     NoProfiler {
         /// Path of the plugin file.
@@ -104,7 +105,7 @@ pub enum PjrtError {
         places(searched)
     )]
     NotFound {
-        /// Name of the platform: `cpu`, `cuda` or `tpu`.
+        /// Name of the platform, such as `cuda`.
         platform: &'static str,
         /// Places that were searched, in order.
         searched: Vec<String>,

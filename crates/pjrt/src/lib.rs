@@ -34,7 +34,7 @@ mod transfer;
 pub use attributes::{AttributeValue, Attributes};
 pub use buffer::Buffer;
 pub use buffer_type::BufferType;
-pub use client::{Client, ClientOptions, CpuOptions, CudaOptions};
+pub use client::{Client, CpuOptions, GpuOptions};
 pub use device::{Device, DeviceDescription, DeviceMemory};
 pub use error::{Code, PjrtError, Result, with_sources};
 pub use event::Event;

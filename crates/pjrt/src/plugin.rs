@@ -14,9 +14,6 @@ use super::error::{Code, PjrtError, Result, one_line, with_sources};
 /// The oldest PJRT version that this crate accepts, which is also the oldest one tested.
 const OLDEST: (i32, i32) = (0, 81);
 
-/// End of the error message for a file that is not a plugin or has an incompatible version.
-const INSTALL: &str = "install a compatible one with `ltx2 plugin install cpu|cuda|tpu`";
-
 /// A loaded plugin. Clones share the same plugin. A plugin is never unloaded.
 #[derive(Clone)]
 pub struct Plugin(Arc<PluginInner>);
@@ -64,7 +61,10 @@ impl Plugin {
         // SAFETY: `GetPjrtApi` has this signature in every PJRT plugin.
         let table = unsafe {
             library.get::<unsafe extern "C" fn() -> *const Api>(b"GetPjrtApi\0").map_err(|_| {
-                load_error(format!("the file does not export `GetPjrtApi`, so it is not a PJRT plugin; {INSTALL}"))
+                load_error(format!(
+                    "the file does not export `GetPjrtApi`, so it is not a PJRT plugin; {}",
+                    compatible()
+                ))
             })?()
         };
         // A plugin starts threads and registers exit handlers, so its code must stay mapped.
@@ -199,8 +199,12 @@ impl Plugin {
 /// Returns the platform of a GPU plugin with these attributes. jax's CUDA plugins state a version with PJRT 0.115, but
 /// not with 0.81; its ROCm plugins (0.115) state none.
 fn gpu_kind(stated: &Attributes, path: &Path) -> Option<Kind> {
-    let found = ["cuda", "rocm"].into_iter().find(|name| stated.contains_key(&format!("{name}_version")));
-    found.map(Kind::named).or_else(|| Kind::of_file(path))
+    Kind::find(|name| stated.contains_key(&format!("{name}_version"))).or_else(|| Kind::of_file(path))
+}
+
+/// Returns the end of the error message for a file that is not a plugin or has an incompatible version.
+fn compatible() -> String {
+    format!("install a compatible one with `{}`", Platform::install_command())
 }
 
 /// Copies a plugin's function table. Functions that the plugin does not have become null.
@@ -224,7 +228,7 @@ fn check_version(path: &Path, api: &Api) -> Result<()> {
     let need = format!("{}.{} or newer (built for {}.{})", OLDEST.0, OLDEST.1, abi::VERSION.0, abi::VERSION.1);
     if has.0 > abi::VERSION.0 {
         let (theirs, ours) = (format!("{}.{}", has.0, has.1), format!("{}.{}", abi::VERSION.0, abi::VERSION.1));
-        let reason = format!("the plugin has PJRT {theirs}, but this program requires {ours}; {INSTALL}");
+        let reason = format!("the plugin has PJRT {theirs}, but this program requires {ours}; {}", compatible());
         return Err(PjrtError::Load { plugin: path.to_owned(), reason });
     }
     let complete = api.executable_get_compiled_memory_stats.is_some() && api.loaded_executable_execute.is_some();

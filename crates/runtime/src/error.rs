@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::cache::CacheError;
 use super::processes::GroupError;
+use ltx2_pjrt::discover::Platform;
 use ltx2_weights::tensor::TensorError;
 
 /// An error from compiling, loading, uploading or running programs.
@@ -39,8 +40,8 @@ pub enum RuntimeError {
     },
     /// A plugin rejects a default option that results depend on.
     #[error(
-        "the plugin rejects the option {option}, which results depend on; run `ltx2 plugin install cpu|cuda|tpu` for a plugin that \
-         accepts it ({source})"
+        "the plugin rejects the option {option}, which results depend on; run `{}` for a plugin that accepts it ({source})",
+        Platform::install_command()
     )]
     Needed {
         /// Name of the option.

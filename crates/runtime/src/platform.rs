@@ -1,4 +1,4 @@
-//! Selects the hardware of a run: `--platform auto | cpu | cuda | tpu | PATH.so`.
+//! Selects the hardware of a run (`--platform`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const REHEARSAL: &str = "LTX2_REHEARSE_PROCESSES";
 /// The requested platform.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first of TPU, CUDA and CPU that works.
+    /// The first of [`Platform::ALL`] that works.
     #[default]
     Auto,
     /// The given platform, without fallback.

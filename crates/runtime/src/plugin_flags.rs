@@ -3,7 +3,7 @@
 use super::checksummed_file::sha256;
 use super::platforms::spec;
 use ltx2_pjrt::discover::{Kind, Platform};
-use ltx2_pjrt::{Attributes, Client, ClientOptions, CompileOptions, PjrtError, Plugin, Topology};
+use ltx2_pjrt::{Attributes, Client, CompileOptions, PjrtError, Plugin, Topology};
 use ltx2_stablehlo::{Builder, DType, Type};
 
 const XLA: &str = "XLA_FLAGS";
@@ -43,7 +43,7 @@ pub(super) fn identity() -> Option<String> {
 /// flag makes the plugin terminate the process. A returned error therefore has another cause and is only printed.
 pub(super) fn parse(plugin: &Plugin) {
     let parsed = match plugin.kind() {
-        None => Client::new(plugin, &ClientOptions::Named(Attributes::new())).map(drop),
+        None => Client::new(plugin, &Attributes::new()).map(drop),
         Some(Kind::Supported(platform)) => spec(platform).probe_topology.map_or(Ok(()), |probe| {
             let (topology, options) = probe();
             compile(plugin, &topology, &options)

@@ -15,7 +15,7 @@ use super::trial::{self, LoadPurpose};
 use ltx2_base::failpoint;
 use ltx2_pjrt::discover::{self, Platform};
 use ltx2_pjrt::{
-    AttributeValue, Client, CompileOptions, CudaOptions, Executable, LoadedExecutable, PjrtError, Plugin, Topology,
+    AttributeValue, Client, CompileOptions, Executable, GpuOptions, LoadedExecutable, PjrtError, Plugin, Topology,
 };
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
@@ -32,7 +32,7 @@ pub struct Target {
 /// The target text is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("invalid target '{target}': {why}; use {}, e.g. {}",
-    alternatives(Platform::ALL.map(|platform| (spec(platform).target_syntax)())),
+    Target::syntax(),
     Platform::ALL.map(|platform| spec(platform).target_example).join(", "))]
 pub struct UnknownTarget {
     target: String,
@@ -48,6 +48,17 @@ impl FromStr for Target {
 }
 
 impl Target {
+    /// Returns the syntax of the targets of all platforms.
+    pub fn syntax() -> String {
+        alternatives(Platform::ALL.map(|platform| (spec(platform).target_syntax)()))
+    }
+
+    /// Returns the names of the platforms whose targets have a chip.
+    pub fn platforms_with_chips() -> String {
+        let with_chips = Platform::ALL.into_iter().rev().filter(|platform| spec(*platform).target_chip.is_some());
+        alternatives(with_chips.map(Platform::name))
+    }
+
     /// Parses a target. If `chip` is set, times are predicted for `chip` instead of the target's own chip. If `chip`
     /// also has the name of the target's GPU, its `target_config` is used to compile.
     ///
@@ -239,8 +250,8 @@ impl Target {
         if !spec.targets_gpus || (spec.hardware)().is_err() {
             return Ok(absent);
         }
-        let cuda = CudaOptions { preallocate: Some(false), ..CudaOptions::default() };
-        let options = (spec.client_options)(&PlatformOptions { cuda, ..PlatformOptions::default() });
+        let gpu = GpuOptions { preallocate: Some(false), ..GpuOptions::default() };
+        let options = (spec.client_options)(&PlatformOptions { gpu, ..PlatformOptions::default() });
         let client = Client::new(&self.plugin()?, &options)?;
         let here = client.devices();
         if here.len() < absent.devices.len() || here.iter().any(|d| d.kind() != absent.device_kind) {

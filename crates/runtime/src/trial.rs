@@ -17,7 +17,7 @@ use super::checksummed_file::{replace, sha256, sha256_file};
 use super::platforms::spec;
 use super::plugin_flags;
 use ltx2_base::failpoint;
-use ltx2_pjrt::discover::Platform;
+use ltx2_pjrt::discover::{PLUGIN_VARIABLE, Platform};
 use ltx2_pjrt::{PjrtError, Plugin, end_process};
 
 /// Environment variable with the plugin file, set in a trial process.
@@ -35,9 +35,6 @@ const LOADED: &str = "ltx2: the plugin is loaded";
 const REFUSED: i32 = 86;
 /// Maximum number of characters quoted from a message.
 const LONGEST: usize = 500;
-/// Advice at the end of every error.
-const REMEDY: &str = "install another plugin with `ltx2 plugin install cpu|cuda|tpu`, or set LTX2_PJRT_PLUGIN=FILE.so";
-
 /// Path of this executable; set if it can act as a trial process.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
@@ -113,6 +110,11 @@ fn load_here(path: &Path, purpose: LoadPurpose) -> Result<Plugin, PjrtError> {
     // `load_if` skips the check if the plugin was already loaded, for example for compiling.
     check(&plugin)?;
     Ok(plugin)
+}
+
+/// Returns the advice at the end of every error.
+fn remedy() -> String {
+    format!("install another plugin with `{}`, or set {PLUGIN_VARIABLE}=FILE.so", Platform::install_command())
 }
 
 /// Reason why a trial failed.
@@ -214,7 +216,7 @@ fn attempt(program: &Path, path: &Path, limit: Option<Duration>, purpose: LoadPu
                 let _ = child.kill();
                 let _ = child.wait();
                 let seconds = limit.as_secs();
-                let hung = format!("a trial process hung for {seconds} s while loading the plugin; {REMEDY}");
+                let hung = format!("a trial process hung for {seconds} s while loading the plugin; {}", remedy());
                 return Err(TrialFailure::Load(hung));
             }
             Ok(None) => thread::sleep(Duration::from_millis(5)),
@@ -243,7 +245,7 @@ fn outcome(status: ExitStatus, said: &mut File) -> Result<bool, TrialFailure> {
     let last: String =
         text.lines().rev().map(str::trim).find(|l| !l.is_empty()).unwrap_or("").chars().take(LONGEST).collect();
     let words = if last.is_empty() { String::new() } else { format!(": {last}") };
-    let ended = format!("a trial process ended with {status} while loading the plugin{words}; {REMEDY}");
+    let ended = format!("a trial process ended with {status} while loading the plugin{words}; {}", remedy());
     Err(TrialFailure::Load(ended))
 }
 

@@ -12,14 +12,15 @@ use crate::kernels::AttentionKernel;
 use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::processes::report_exit;
-use crate::pjrt::{CudaOptions, OptionValue};
-use crate::runtime::platforms::PlatformSpec;
+use crate::pjrt::discover::Platform;
+use crate::pjrt::{GpuOptions, OptionValue};
+use crate::runtime::platforms::{self, PlatformSpec, alternatives};
 use crate::runtime::processes::Group;
 use crate::runtime::{DeviceWatchdog, EngineOptions, Toolchain, WaitLimit, platform};
 use crate::weights::Component;
 
-/// Returns the options with which programs are built for `devices` devices of a platform (`cpu`, `cuda` or `tpu`).
-/// `kind`: the device kind that the plugin reports.
+/// Returns the options with which programs are built for `devices` devices of a platform. `kind`: the device kind that
+/// the plugin reports.
 ///
 /// # Errors
 /// Returns an error if the platform does not support the layout, the mesh, the attention kernel or a number format.
@@ -90,7 +91,7 @@ pub(crate) fn chip(config: &Config, device_kind: &str) -> std::result::Result<Ch
     own.map_or_else(|| Chip::of_device(device_kind).cloned().map_err(|e| e.to_string()), Ok)
 }
 
-/// Default fraction of a CUDA device's memory that programs may use. With this value, a model of 62 GiB and its
+/// Default fraction of a GPU's memory that programs may use. With this value, a model of 62 GiB and its
 /// programs fit on a card with 80 GB. The rest is for the driver, machine code and allocations of libraries.
 const MEMORY_FRACTION: f32 = 0.9;
 
@@ -105,7 +106,7 @@ pub(crate) fn platform_options(config: &Config, group: Option<&Group>) -> Result
         node: group.map(Group::node),
         trial: trial_limit(config),
         cpu_devices: Some(config.virtual_devices()?),
-        cuda: CudaOptions { memory_fraction: fraction, visible_devices: visible, ..CudaOptions::default() },
+        gpu: GpuOptions { memory_fraction: fraction, visible_devices: visible, ..GpuOptions::default() },
     })
 }
 
@@ -137,9 +138,13 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
         )),
         (WeightType::Bf16, _) => Ok(Quantization::None),
         (WeightType::Fp8, _) if lowering.unroll_layers => Ok(Quantization::Fp8),
-        (WeightType::Fp8, _) => Err(PipelineError::Usage(format!(
-            "runtime.weights: fp8 requires CUDA, but the platform is {platform}; int8 works on every platform"
-        ))),
+        (WeightType::Fp8, _) => {
+            let unrolls = |own: &Platform| (platforms::spec(*own).lowering)(&Toolchain::default()).unroll_layers;
+            let names = alternatives(Platform::ALL.into_iter().rev().filter(unrolls).map(Platform::name));
+            Err(PipelineError::Usage(format!(
+                "runtime.weights: fp8 requires {names}, but the platform is {platform}; int8 works on every platform"
+            )))
+        }
     }
 }
 

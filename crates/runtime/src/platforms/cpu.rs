@@ -4,7 +4,7 @@ use prost::Message as _;
 
 use super::{PlatformSpec, Wheel, wheel};
 use ltx2_nn::Lowering;
-use ltx2_pjrt::{ClientOptions, CpuOptions, OptionValue};
+use ltx2_pjrt::{CpuOptions, OptionValue};
 
 const WHEELS: &[Wheel] = &[wheel(
     "lammps-jax-pjrt-cpu",
@@ -22,7 +22,7 @@ pub(super) fn spec() -> PlatformSpec {
         has_one_process: true,
         client_options: |options| {
             let devices = Some(options.cpu_devices.unwrap_or(1));
-            ClientOptions::Cpu(CpuOptions { devices, asynchronous: None })
+            CpuOptions { devices, asynchronous: None }.to_attributes()
         },
         target_syntax: || "cpu:DEVICES".into(),
         target_example: "cpu:8",

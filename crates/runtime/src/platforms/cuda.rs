@@ -10,7 +10,7 @@ use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel
 use crate::flags::Toolchain;
 use ltx2_nn::Lowering;
 use ltx2_nn::kernels::Kernel;
-use ltx2_pjrt::{AttributeValue, Attributes, ClientOptions, OptionValue, with_sources};
+use ltx2_pjrt::{AttributeValue, Attributes, OptionValue, with_sources};
 use ltx2_stablehlo::{MemorySpace, Program};
 use ltx2_xla_analysis::{Chip, Links};
 
@@ -21,7 +21,8 @@ pub(super) fn spec() -> PlatformSpec {
         hardware: || cuda_devices().map(|names| format!("{} NVIDIA device(s)", names.len())),
         device_kinds: Some(cuda_devices),
         missing_libraries,
-        client_options: |options| ClientOptions::Cuda(options.cuda.clone()),
+        client_options: |options| options.gpu.to_attributes(options.node.as_ref()),
+        own_keys: &["runtime.memory_fraction", "runtime.visible_devices", "runtime.distributed.devices_per_process"],
         // On the first run of a program from the compile cache, cuDNN restores its kernels by capturing a stream, and
         // concurrent transfers then cause errors, hangs or crashes (seen with jax-cuda13-pjrt 0.11.2 on an H200).
         runs_during_transfers: false,

@@ -13,7 +13,7 @@ pub use cuda::cuda_devices;
 use ltx2_base::with_defaults;
 use ltx2_nn::Lowering;
 use ltx2_pjrt::discover::Platform;
-use ltx2_pjrt::{Attributes, ClientOptions, CudaOptions, OptionValue, ProcessNode};
+use ltx2_pjrt::{Attributes, GpuOptions, OptionValue, ProcessNode};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::Chip;
 
@@ -64,7 +64,9 @@ with_defaults! {
         /// `dcn.data` must have this size.
         pub has_slices: bool = false,
         /// Options of a client.
-        pub(crate) client_options: fn(&PlatformOptions) -> ClientOptions = |_| ClientOptions::Named(Attributes::new()),
+        pub(crate) client_options: fn(&PlatformOptions) -> Attributes = |_| Attributes::new(),
+        /// Configuration keys that this platform reads and not every platform reads.
+        pub own_keys: &'static [&'static str] = &[],
         /// Whether programs may run while another thread uploads parameters.
         pub runs_during_transfers: bool = true,
 
@@ -130,8 +132,8 @@ with_defaults! {
 pub struct PlatformOptions {
     /// Number of virtual CPU devices; `None`: 1.
     pub cpu_devices: Option<usize>,
-    /// Options of the CUDA plugin: memory, allocator and visible devices.
-    pub cuda: CudaOptions,
+    /// Options of GPU plugins: memory, allocator and visible devices.
+    pub gpu: GpuOptions,
     /// Identity of this process in a multi-process run; `None` in a single process.
     pub node: Option<ProcessNode>,
     /// Time limit for the trial load of a new plugin file; `None`: the default.

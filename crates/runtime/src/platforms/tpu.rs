@@ -19,6 +19,7 @@ pub(super) fn spec() -> PlatformSpec {
         },
         loads_without_hardware: false,
         has_slices: true,
+        own_keys: &["runtime.libtpu_init_args"],
         target_syntax: || {
             let chips: Vec<&str> = Chip::all().iter().filter(|chip| is_tpu(chip)).map(|chip| &*chip.name).collect();
             let chips = chips.join(", ");
