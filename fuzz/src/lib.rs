@@ -22,8 +22,7 @@ use ltx2::models::audio_vae;
 use ltx2::models::connectors::ConnectorsConfig;
 use ltx2::models::diffusion_decoder::DiffusionDecoderConfig;
 use ltx2::models::duration_head::DurationHeadConfig;
-use ltx2::models::gemma3::Gemma3Config;
-use ltx2::models::gemma4::Gemma4Config;
+use ltx2::models::families;
 use ltx2::models::presets::Preset;
 use ltx2::models::tokenizer::{GEMMA, Tokenizer};
 use ltx2::models::transformer::TransformerConfig;
@@ -171,7 +170,7 @@ pub fn model_config(bytes: &[u8]) -> Read {
     thread_local! { static MODEL: Preset = Preset::named("nano_2_5").expect("a preset") }
     let json: serde_json::Value = serde_json::from_slice(bytes)?;
     let schedule = FlowMatch::from_json(std::str::from_utf8(bytes)?, Path::new("scheduler_config.json"));
-    let encoder = Gemma3Config::from_json(&json).is_ok() || Gemma4Config::from_json(&json).is_ok();
+    let encoder = families::text_encoder(&json).is_ok();
     let upsampler = UpsamplerConfig::from_json(&json).is_ok();
     // Only build programs for configurations that were accepted: most damaged ones are rejected before.
     let read = [

@@ -6,70 +6,25 @@ use serde::de::value::Error;
 use serde::de::{DeserializeOwned, Visitor};
 use serde_json::Value;
 
-use super::ComponentConfigError;
+use super::{ComponentConfigError, families};
 
 /// A key that is not read, and a predicate for its allowed values.
-type InertKey = (&'static str, fn(&Value) -> bool);
+pub(crate) type InertKey = (&'static str, fn(&Value) -> bool);
 
 /// Returns an ignored key that may have any value.
-const fn inert(key: &'static str) -> InertKey {
+pub(crate) const fn inert(key: &'static str) -> InertKey {
     (key, |_| true)
 }
 
 /// Returns an ignored key that must be null or false.
-const fn off(key: &'static str) -> InertKey {
+pub(crate) const fn off(key: &'static str) -> InertKey {
     (key, |value| value.is_null() || *value == false)
 }
 
-/// Ignored keys of each component. Keys that start with `_`, which are metadata of the program that saved the file, are
-/// ignored for all components. `_class_name` is checked when the model is opened.
-const INERT: [(&str, &[InertKey]); 3] = [
-    (
-        "text_encoder",
-        &[
-            // Metadata of the program that saved the file, and the element type of the saved weights.
-            inert("architectures"),
-            inert("model_type"),
-            inert("dtype"),
-            inert("torch_dtype"),
-            inert("transformers_version"),
-            // Gemma version; checked against the transformer when the model is opened.
-            inert("gemma_version"),
-            // Features of other model sizes. Those that have a switch must be off.
-            inert("vocab_size_per_layer_input"),
-            off("num_experts"),
-            off("top_k_experts"),
-            off("moe_intermediate_size"),
-            // Options for training and text generation.
-            inert("attention_dropout"),
-            inert("initializer_range"),
-            inert("use_cache"),
-            inert("cache_implementation"),
-            // The language-model head is not run.
-            inert("final_logit_softcapping"),
-            inert("tie_word_embeddings"),
-            // Special tokens come from the tokenizer's files; prompts are shorter than the position limit.
-            inert("bos_token_id"),
-            inert("eos_token_id"),
-            inert("pad_token_id"),
-            inert("max_position_embeddings"),
-            // Image, video and audio inputs: prompts contain text only.
-            inert("vision_config"),
-            inert("audio_config"),
-            inert("image_token_id"),
-            inert("video_token_id"),
-            inert("audio_token_id"),
-            inert("boi_token_id"),
-            inert("eoi_token_id"),
-            inert("boa_token_id"),
-            inert("eoa_token_index"),
-            inert("vision_soft_tokens_per_image"),
-            inert("boi_token_index"),
-            inert("eoi_token_index"),
-            inert("image_token_index"),
-            inert("mm_tokens_per_image"),
-        ],
-    ),
+/// Ignored keys of each component, except for the text encoder's, which its [families](super::families) list. Keys that
+/// start with `_`, which are metadata of the program that saved the file, are ignored for all components. `_class_name`
+/// is checked when the model is opened.
+const INERT: [(&str, &[InertKey]); 2] = [
     // The connectors' positions are token indices.
     ("connectors", &[off("causal_temporal_positioning")]),
     ("audio_vae", &[("is_causal", |value| *value == true), inert("dropout")]),
@@ -91,8 +46,10 @@ pub(crate) fn refuse_unread(
     json: &Value,
     read: impl Fn(&str) -> bool,
 ) -> Result<(), ComponentConfigError> {
+    let families = families::of(component);
     let own = INERT.iter().filter(|(of, _)| *of == component).flat_map(|(_, keys)| *keys);
-    let any = |key: &str| component == "text_encoder" && TRANSFORMERS.split_whitespace().any(|known| known == key);
+    let own = own.chain(families.iter().flat_map(|family| family.ignored_keys));
+    let any = |key: &str| !families.is_empty() && TRANSFORMERS.split_whitespace().any(|known| known == key);
     let silent = |key: &str, value: &Value| {
         key.starts_with('_') || any(key) || own.clone().any(|(known, may)| *known == key && may(value))
     };

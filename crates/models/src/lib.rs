@@ -83,7 +83,7 @@ pub enum ComponentConfigError {
         /// The value as JSON.
         value: String,
         /// The supported values, as text for the message.
-        supported: &'static str,
+        supported: Cow<'static, str>,
     },
     /// A key that this program does not know; the model may be newer than the program.
     Unread {
@@ -172,10 +172,10 @@ pub fn unsupported(
     component: &'static str,
     key: impl Into<Cow<'static, str>>,
     value: impl serde::Serialize,
-    supported: &'static str,
+    supported: impl Into<Cow<'static, str>>,
 ) -> ComponentConfigError {
     let value = serde_json::to_string(&value).expect("numbers, strings and lists serialize to JSON");
-    ComponentConfigError::Unsupported { component, key: key.into(), value, supported }
+    ComponentConfigError::Unsupported { component, key: key.into(), value, supported: supported.into() }
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@
 
 use serde_json::Value;
 
-use super::ComponentConfigError;
+use super::{ComponentConfigError, families};
 use ltx2_nn::Heads;
 
 /// Allowed values of a key, both bounds included.
 #[derive(Clone, Copy, Debug)]
-enum Range {
+pub(crate) enum Range {
     Whole(u64, u64),
     Real(f64, f64),
 }
@@ -32,10 +32,10 @@ impl Range {
 }
 
 /// Allowed numbers of features, of channels, or of rows of a weight table.
-const WIDTH: Range = Range::Whole(1, 1 << 16);
-const HEADS: Range = Range::Whole(1, 1 << 10);
-const HEAD_DIM: Range = Range::Whole(1, 1 << 12);
-const LAYERS: Range = Range::Whole(1, 1 << 8);
+pub(crate) const WIDTH: Range = Range::Whole(1, 1 << 16);
+pub(crate) const HEADS: Range = Range::Whole(1, 1 << 10);
+pub(crate) const HEAD_DIM: Range = Range::Whole(1, 1 << 12);
+pub(crate) const LAYERS: Range = Range::Whole(1, 1 << 8);
 /// Allowed numbers of blocks of a stage; 0 is allowed.
 const BLOCKS: Range = Range::Whole(0, 1 << 6);
 /// Allowed patch sizes, factors and window sizes along one axis.
@@ -47,9 +47,9 @@ const RATIO: Range = Range::Whole(1, MAX_RATIO as u64);
 const RATE: Range = Range::Whole(1, 192_000);
 const HOP: Range = Range::Whole(1, 1 << 16);
 const POSITIONS: Range = Range::Whole(1, 1 << 20);
-const EPS: Range = Range::Real(0.0, 1.0);
-const THETA: Range = Range::Real(1e-3, 1e15);
-const FACTOR: Range = Range::Real(1e-6, 1e6);
+pub(crate) const EPS: Range = Range::Real(0.0, 1.0);
+pub(crate) const THETA: Range = Range::Real(1e-3, 1e15);
+pub(crate) const FACTOR: Range = Range::Real(1e-6, 1e6);
 
 /// Maximum length of a list of numbers.
 const MAX_ENTRIES: usize = 64;
@@ -67,11 +67,11 @@ pub(crate) const MAX_SAMPLES: usize = 1 << 16;
 pub(crate) const MAX_CONVOLUTIONS: usize = 1 << 9;
 
 /// Space-separated keys that share a range, and the range.
-type Row = (&'static str, Range);
+pub(crate) type Row = (&'static str, Range);
 
-/// Ranges of the numeric keys of each component. A range also applies to the elements of a list, and to keys of the
-/// same name in nested objects.
-const TABLE: [(&str, &[Row]); 9] = [
+/// Ranges of the numeric keys of each component, except for the text encoder's, which its [families] list. A range also
+/// applies to the elements of a list, and to keys of the same name in nested objects.
+const TABLE: [(&str, &[Row]); 8] = [
     (
         "transformer",
         &[
@@ -105,25 +105,6 @@ const TABLE: [(&str, &[Row]); 9] = [
             ),
             ("connector_rope_base_seq_len", POSITIONS),
             ("rope_theta", THETA),
-        ],
-    ),
-    (
-        "text_encoder",
-        &[
-            ("vocab_size", Range::Whole(1, 1 << 21)),
-            ("hidden_size", WIDTH),
-            ("intermediate_size", Range::Whole(1, 1 << 19)),
-            ("num_hidden_layers", LAYERS),
-            ("num_kv_shared_layers", Range::Whole(0, 1 << 8)),
-            ("num_attention_heads num_key_value_heads num_global_key_value_heads", HEADS),
-            ("head_dim global_head_dim", HEAD_DIM),
-            ("hidden_size_per_layer_input", Range::Whole(0, 1 << 16)),
-            ("sliding_window", Range::Whole(1, 1 << 31)),
-            ("sliding_window_pattern _sliding_window_pattern", Range::Whole(1, 1 << 8)),
-            ("rms_norm_eps", EPS),
-            ("rope_theta rope_local_base_freq", THETA),
-            ("query_pre_attn_scalar attn_logit_softcapping factor", FACTOR),
-            ("partial_rotary_factor", Range::Real(0.0, 1.0)),
         ],
     ),
     (
@@ -204,20 +185,18 @@ const SCHEDULER: [Row; 4] = [
     ("shift_terminal", Range::Real(0.0, 1.0)),
 ];
 
-fn rows(component: &str) -> &'static [Row] {
-    match component {
+fn range_of(component: &str, key: &str) -> Option<Range> {
+    let rows = match component {
         "scheduler" => &SCHEDULER,
-        _ => TABLE.iter().find(|(name, _)| *name == component).map_or(&[], |(_, rows)| rows),
-    }
-}
-
-fn range_of(rows: &[Row], key: &str) -> Option<Range> {
-    rows.iter().find(|(keys, _)| keys.split(' ').any(|own| own == key)).map(|(_, range)| *range)
+        _ => TABLE.iter().find(|(name, _)| *name == component).map_or(&[][..], |(_, rows)| rows),
+    };
+    let mut rows = rows.iter().chain(families::of(component).iter().flat_map(|family| family.ranges));
+    rows.find(|(keys, _)| keys.split(' ').any(|own| own == key)).map(|(_, range)| *range)
 }
 
 /// Returns the upper bound of an integer key of a component's `config.json`; `None` for other keys.
 pub fn largest(component: &str, key: &str) -> Option<u64> {
-    match range_of(rows(component), key)? {
+    match range_of(component, key)? {
         Range::Whole(_, most) => Some(most),
         Range::Real(..) => None,
     }
@@ -226,19 +205,12 @@ pub fn largest(component: &str, key: &str) -> Option<u64> {
 /// Checks the numbers and list lengths of the keys for which `read` is true. Returns an error for the first number or
 /// length out of range.
 pub fn check(component: &'static str, json: &Value, read: impl Fn(&str) -> bool) -> Result<(), ComponentConfigError> {
-    let rows = rows(component);
     let mut own = json.as_object().into_iter().flatten().filter(|(key, _)| read(key));
-    own.try_for_each(|(key, value)| check_value(component, rows, key, key, value))
+    own.try_for_each(|(key, value)| check_value(component, key, key, value))
 }
 
-fn check_value(
-    component: &'static str,
-    rows: &[Row],
-    path: &str,
-    key: &str,
-    value: &Value,
-) -> Result<(), ComponentConfigError> {
-    let range = range_of(rows, key);
+fn check_value(component: &'static str, path: &str, key: &str, value: &Value) -> Result<(), ComponentConfigError> {
+    let range = range_of(component, key);
     match (value, range) {
         (Value::Number(number), Some(range)) if number.as_f64().is_none_or(|value| !range.contains(value)) => {
             Err(out_of_range(component, path, number, range.text()))
@@ -248,11 +220,11 @@ fn check_value(
         }
         (Value::Array(list), Some(_)) => {
             let mut each = list.iter().enumerate();
-            each.try_for_each(|(i, value)| check_value(component, rows, &format!("{path}[{i}]"), key, value))
+            each.try_for_each(|(i, value)| check_value(component, &format!("{path}[{i}]"), key, value))
         }
         (Value::Object(map), _) => {
             let mut each = map.iter();
-            each.try_for_each(|(key, value)| check_value(component, rows, &format!("{path}.{key}"), key, value))
+            each.try_for_each(|(key, value)| check_value(component, &format!("{path}.{key}"), key, value))
         }
         _ => Ok(()),
     }
@@ -281,7 +253,7 @@ fn out_of_range(component: &'static str, key: &str, value: impl ToString, range:
 
 /// Returns whether a key has a range.
 pub(crate) fn has_range(component: &str, key: &str) -> bool {
-    range_of(rows(component), key).is_some()
+    range_of(component, key).is_some()
 }
 
 #[cfg(test)]
@@ -291,14 +263,12 @@ mod tests {
     use super::*;
     use crate::testing::assert_covers;
     use crate::transformer::TransformerConfig;
-    use crate::{audio_vae, connectors, diffusion_decoder, duration_head, gemma3, gemma4, upsampler, vocoder};
+    use crate::{audio_vae, connectors, diffusion_decoder, duration_head, upsampler, vocoder};
 
     #[test]
     fn every_numeric_key_has_a_range() {
         assert_covers::<TransformerConfig>("transformer");
         assert_covers::<connectors::ConnectorsConfig>("connectors");
-        assert_covers::<gemma3::config::Gemma3ConfigFile>("text_encoder");
-        assert_covers::<gemma4::config::Gemma4ConfigFile>("text_encoder");
         assert_covers::<crate::video_vae::VideoVaeConfig>("vae");
         assert_covers::<audio_vae::AudioVaeConfig>("audio_vae");
         assert_covers::<vocoder::GeneratorConfig>("vocoder");

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use super::checkpoint::{Checkpoint, MARKER, QUANTIZATION_METADATA, TensorView, is_shard};
 use super::error::WeightsError;
-use super::keys::{self, GEMMA, TRANSFORMER};
+use super::keys::TRANSFORMER;
 use super::place::is_diffusers;
 use super::quantize::{self, Quantized, QuantizedForm, quantized_blocks};
+use super::text_encoders::{self, LANGUAGE_MODEL};
 use super::unsupported::{VERSION, reject_unrecognized_quantization};
 use super::validate::{check_finite, finite_tensor};
 use super::write::{PIECE, TensorFile, TensorSpec};
@@ -91,7 +92,10 @@ impl Target {
     /// Returns whether published files of the requested form quantize this weight.
     fn selects(&self, name: &str) -> bool {
         let Some(module) = name.strip_suffix(".weight") else { return false };
-        if keys::gemma(module).strip_prefix(GEMMA).is_some_and(|rest| rest.starts_with("layers.")) {
+        if text_encoders::tensor_name(module)
+            .strip_prefix(LANGUAGE_MODEL)
+            .is_some_and(|rest| rest.starts_with("layers."))
+        {
             return module.ends_with("_proj");
         }
         let Some(module) = module.strip_prefix(TRANSFORMER) else { return false };

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::checkpoint::Checkpoint;
 use super::error::WeightsError;
-use super::keys::{GEMMA, TRANSFORMER, is_projection_name};
+use super::keys::{TRANSFORMER, is_projection_name};
 use super::official::PROJECTION_FIRST;
+use super::text_encoders::LANGUAGE_MODEL;
 use super::version::KEYFRAMES;
 
 /// Number of attention heads of LTX-2.0's connectors. Later connectors have attention gates, whose shape states the
@@ -99,27 +100,23 @@ pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -
     Ok(())
 }
 
-/// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`GEMMA`]. Values that do not follow
-/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: the tensors are not
-/// those of Gemma 3.
+/// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`LANGUAGE_MODEL`]. Values that do not follow
+/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: the
+/// tensors are not those of Gemma 3.
 ///
 /// # Errors
 /// Returns an error if a tensor is missing.
-pub(super) fn gemma_3_config(weights: &Checkpoint) -> Result<Option<Value>, WeightsError> {
-    let layer = |name: &str| format!("{GEMMA}layers.0.{name}.weight");
-    let has = |name: &str| weights.contains(&layer(name));
-    let is_gemma_3 = has("self_attn.q_norm") && has("pre_feedforward_layernorm");
-    if !is_gemma_3 || weights.contains(&format!("{GEMMA}layers.0.layer_scalar")) {
-        return Ok(None);
-    }
-    let (embeddings, head) = (format!("{GEMMA}embed_tokens.weight"), size(weights, &layer("self_attn.q_norm"), 0)?);
+pub(super) fn gemma_3_config(weights: &Checkpoint) -> Result<Value, WeightsError> {
+    let layer = |name: &str| format!("{LANGUAGE_MODEL}layers.0.{name}.weight");
+    let (embeddings, head) =
+        (format!("{LANGUAGE_MODEL}embed_tokens.weight"), size(weights, &layer("self_attn.q_norm"), 0)?);
     let heads = |name: &str| size(weights, &layer(name), 0).map(|rows| rows / head);
     let text = json!({
         "model_type": "gemma3_text",
         "vocab_size": size(weights, &embeddings, 0)?,
         "hidden_size": size(weights, &embeddings, 1)?,
         "intermediate_size": size(weights, &layer("mlp.gate_proj"), 0)?,
-        "num_hidden_layers": count(weights, &format!("{GEMMA}layers.")),
+        "num_hidden_layers": count(weights, &format!("{LANGUAGE_MODEL}layers.")),
         "num_attention_heads": heads("self_attn.q_proj")?,
         "num_key_value_heads": heads("self_attn.k_proj")?,
         "head_dim": head,
@@ -130,5 +127,5 @@ pub(super) fn gemma_3_config(weights: &Checkpoint) -> Result<Option<Value>, Weig
         "rope_local_base_freq": 1e4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     });
-    Ok(Some(json!({"model_type": "gemma3", "text_config": text})))
+    Ok(json!({"model_type": "gemma3", "text_config": text}))
 }

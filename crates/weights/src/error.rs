@@ -212,7 +212,7 @@ pub enum WeightsError {
         /// Model version of the transformer.
         wants: Version,
         /// What to use instead.
-        advice: &'static str,
+        advice: String,
     },
     /// A weight is quantized in a form that is not supported. `reason` is a predicate.
     #[error("{}: tensor `{key}` {reason}; {}", path.display(), unquantized_hint(key))]

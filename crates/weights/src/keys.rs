@@ -1,4 +1,4 @@
-//! Mapping of tensor names from Lightricks' single files and from Gemma checkpoints to the names that this program
+//! Mapping of tensor names from Lightricks' single files to the names that this program
 //! uses, which are those of the diffusers layout.
 //!
 //! Rules match complete dotted segments, which distinguishes `adaln_single` from `prompt_adaln_single`.
@@ -230,35 +230,9 @@ fn segments(key: &str, rules: &[(&str, &str)]) -> String {
     renamed.collect::<Vec<_>>().join(".")
 }
 
-/// Prefix of Gemma's text model in this program, and in the files of Google and transformers.
-pub const GEMMA: &str = "language_model.model.";
-
-/// Gemma's image and audio modules.
-pub(super) const NON_TEXT_MODULES: [&str; 5] =
-    ["vision_tower.", "multi_modal_projector.", "vision_embedder.", "embed_vision.", "embed_audio."];
-
-/// Normalizes a key of Gemma 3 or 4 to the form `language_model.model.…`.
-///
-/// Also accepts the module tree of newer transformers versions (`model.language_model.…`) and that of the text-only
-/// model (`model.…`). Keys of image and audio modules are mapped to names that no text tensor has.
-pub fn gemma(key: &str) -> String {
-    if key.starts_with(GEMMA) {
-        return key.to_string();
-    }
-    if let Some(rest) = key.strip_prefix("model.language_model.") {
-        return format!("{GEMMA}{rest}");
-    }
-    match key.strip_prefix("model.") {
-        Some(rest) if NON_TEXT_MODULES.iter().any(|module| rest.starts_with(module)) => rest.into(),
-        Some(rest) => format!("{GEMMA}{rest}"),
-        None => key.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::is_inert;
 
     #[test]
     fn unread_statistics_and_foreign_keys_are_dropped() {
@@ -274,19 +248,5 @@ mod tests {
         let keys = ["vae.encoder.down_blocks.0.res_blocks.0.conv1.conv.weight", "vae.encoder.down_blocks.2.x"];
         let map = SingleFileKeys::new(keys);
         assert_eq!(map.rename(Component::Vae, keys[1]).as_deref(), Some("encoder.mid_block.x"));
-    }
-
-    #[test]
-    fn gemma_key_spellings_are_normalized() {
-        for prefix in ["language_model.model.", "model.language_model.", "model."] {
-            let key = format!("{prefix}layers.3.self_attn.q_proj.weight");
-            assert_eq!(gemma(&key), "language_model.model.layers.3.self_attn.q_proj.weight");
-        }
-        let gemma_3 = ["vision_tower.x", "model.vision_tower.x", "lm_head.weight", "model.multi_modal_projector.y"];
-        let gemma_4 = ["model.vision_embedder.patch_dense.bias", "model.embed_vision.x", "model.embed_audio.y"];
-        for key in [&gemma_3[..], &gemma_4].concat() {
-            assert!(!gemma(key).starts_with(GEMMA), "{key}");
-            assert!(is_inert(Component::TextEncoder, &gemma(key)), "{key}");
-        }
     }
 }

@@ -33,6 +33,7 @@ mod section;
 mod source;
 mod split;
 pub mod tensor;
+mod text_encoders;
 mod unsupported;
 mod validate;
 mod version;

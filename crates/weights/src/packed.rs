@@ -11,7 +11,7 @@ use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{self, SingleFileKeys};
 use super::unsupported::reject_unrecognized_quantization;
-use super::{derived, gguf_model};
+use super::{gguf_model, text_encoders};
 
 /// Metadata key of the configuration.
 pub(super) const GEMMA_CONFIG: &str = "gemma_config";
@@ -79,7 +79,7 @@ impl PackedTextEncoder {
             }
             None => {
                 let weights = text_model(&checkpoint)?;
-                match derived::gemma_3_config(&weights)? {
+                match text_encoders::derived_config(&weights)? {
                     Some(config) => config,
                     None if !weights.names().any(is_language_model) => {
                         let component = Component::TextEncoder;
@@ -103,7 +103,7 @@ impl PackedTextEncoder {
         self.checkpoint.path()
     }
 
-    /// Returns the text encoder's tensors, renamed by [`keys::gemma`].
+    /// Returns the text encoder's tensors, renamed by [`text_encoders::tensor_name`].
     pub(super) fn weights(&self) -> Result<Checkpoint, WeightsError> {
         text_model(&self.checkpoint)
     }
@@ -128,10 +128,11 @@ impl PackedTextEncoder {
     /// Returns an error for the first tensor that is neither read nor known to be unused.
     pub(super) fn refuse_unread(&self) -> Result<(), WeightsError> {
         let read = |key: &str| {
-            let is_text = key.starts_with("model.") || key.starts_with(keys::GEMMA);
+            let is_text = key.starts_with("model.") || key.starts_with(text_encoders::LANGUAGE_MODEL);
             is_text || matches!(key, TOKENIZER | SENTENCE_PIECE) || key.starts_with(ASSET) || keys::is_projection(key)
         };
-        let inert = |key: &str| INERT.iter().chain(&keys::NON_TEXT_MODULES).any(|start| key.starts_with(start));
+        let inert =
+            |key: &str| INERT.iter().chain(&text_encoders::NON_TEXT_MODULES).any(|start| key.starts_with(start));
         let mut unread = self.checkpoint.names().filter(|key| !read(key) && !inert(key));
         let Some(key) = unread.next().map(String::from) else { return Ok(()) };
         Err(WeightsError::Unread { path: self.path().to_path_buf(), key, others: unread.count() })
@@ -139,11 +140,13 @@ impl PackedTextEncoder {
 }
 
 fn is_language_model(name: &str) -> bool {
-    let rest = name.strip_prefix(keys::GEMMA).unwrap_or_default();
+    let rest = name.strip_prefix(text_encoders::LANGUAGE_MODEL).unwrap_or_default();
     ["layers.", "embed_tokens.", "norm."].iter().any(|start| rest.starts_with(start))
 }
 
-/// Returns the tensors of the text model, renamed by [`keys::gemma`].
+/// Returns the tensors of the text model, renamed by [`text_encoders::tensor_name`].
 fn text_model(file: &Checkpoint) -> Result<Checkpoint, WeightsError> {
-    file.renamed(|key| Some(keys::gemma(key)).filter(|name| name.starts_with(keys::GEMMA)))
+    file.renamed(|key| {
+        Some(text_encoders::tensor_name(key)).filter(|name| name.starts_with(text_encoders::LANGUAGE_MODEL))
+    })
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::error::WeightsError;
+use super::text_encoders::Family;
 use super::version::Version;
 
 /// Key in a text encoder's configuration that identifies its fine-tuning.
@@ -15,11 +16,6 @@ const GEMMA_VERSION: &str = "gemma_version";
 const LTX_2_5_GEMMA_VERSION: &str = "gemma4-12b-ltx-v1";
 /// Metadata key in a transformer's header that identifies its text encoder.
 pub(super) const GEMMA_SOURCE: &str = "gemma_source_checkpoint";
-
-const USE_LTX_2_5_ENCODER: &str = "use LTX-2.5's own text encoder, text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors or text_encoder \
-                        of Lightricks/LTX-2.5-Diffusers, with `model.text_encoder` or --text-encoder";
-const USE_GEMMA_3: &str = "use Gemma-3-12B, the folder of google/gemma-3-12b-it or ComfyUI's gemma_3_12B_it.safetensors, with \
-                           `model.text_encoder` or --text-encoder";
 
 /// The transformer, whose model version all other components must match.
 pub(super) struct Transformer {
@@ -50,8 +46,8 @@ impl VersionFields {
 }
 
 impl Transformer {
-    fn refused(&self, path: &Path, found: String, advice: &'static str) -> WeightsError {
-        let (transformer, wants) = (self.path.clone(), self.version);
+    fn refused(&self, path: &Path, found: String, advice: impl Into<String>) -> WeightsError {
+        let (transformer, wants, advice) = (self.path.clone(), self.version, advice.into());
         WeightsError::Pairing { path: path.to_path_buf(), found, transformer, wants, advice }
     }
 
@@ -63,38 +59,31 @@ impl Transformer {
     }
 
     /// Returns an error if the text encoder belongs to another model version or, for LTX-2.5, was not trained for
-    /// LTX-2.5. `own`: whether the text encoder is part of the model folder, where `gemma_version` may be missing.
-    pub(super) fn check_text_encoder(&self, path: &Path, config: &Value, own: bool) -> Result<(), WeightsError> {
-        let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let is = |what: &str| format!("`model_type` = {family} is {what}");
-        match (self.version, family) {
-            (Version::V2_5, "gemma4_unified" | "gemma4_unified_text") => {}
-            (Version::V2_5, "gemma3" | "gemma3_text") => {
-                return Err(self.refused(path, is("the text encoder of LTX-2.0 and LTX-2.3"), USE_LTX_2_5_ENCODER));
-            }
-            (Version::V2_5, gemma4) if gemma4.starts_with("gemma4") => {
-                return Err(self.refused(path, is("a Gemma 4 of another size"), USE_LTX_2_5_ENCODER));
-            }
-            (Version::V2_0 | Version::V2_3, gemma4) if gemma4.starts_with("gemma4") => {
-                return Err(self.refused(path, is("the text encoder of LTX-2.5"), USE_GEMMA_3));
-            }
-            (Version::V2_5, _) => return Err(self.refused(path, is("not LTX-2.5's Gemma 4"), USE_LTX_2_5_ENCODER)),
-            // A missing key is reported where the configuration is read.
-            (Version::V2_0 | Version::V2_3, "" | "gemma3" | "gemma3_text") => return Ok(()),
-            (Version::V2_0 | Version::V2_3, _) => return Err(self.refused(path, is("not Gemma 3"), USE_GEMMA_3)),
+    /// LTX-2.5. `is_part`: whether the text encoder is part of the model folder, where `gemma_version` may be missing.
+    pub(super) fn check_text_encoder(&self, path: &Path, config: &Value, is_part: bool) -> Result<(), WeightsError> {
+        let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let own = Family::for_version(self.version, model_type);
+        let refused = |what: String| {
+            let cure = format!("use {}, with `model.text_encoder` or --text-encoder", own.source);
+            Err(self.refused(path, what, cure))
+        };
+        // A missing key is reported where the configuration is read.
+        if !own.supports(model_type) && !model_type.is_empty() {
+            let is = match Family::of_type(model_type) {
+                Some(family) if family.name == own.name => format!("a {} of another size", own.name),
+                Some(family) if family.supports(model_type) => format!("the text encoder of {}", family.users()),
+                _ => format!("not {}, the text encoder of {}", own.name, own.users()),
+            };
+            return refused(format!("`model_type` = {model_type} is {is}"));
+        }
+        if !own.has_version {
+            return Ok(());
         }
         match config.get(GEMMA_VERSION).filter(|v| !v.is_null()) {
-            None if own => Ok(()),
-            None => Err(self.refused(
-                path,
-                format!("`{GEMMA_VERSION}` is missing, as in a stock Gemma 4"),
-                USE_LTX_2_5_ENCODER,
-            )),
+            None if is_part => Ok(()),
+            None => refused(format!("`{GEMMA_VERSION}` is missing, as in a stock {}", own.name)),
             Some(version) if *version == *self.gemma_version() => Ok(()),
-            Some(version) => {
-                let wanted = self.gemma_version();
-                Err(self.refused(path, format!("`{GEMMA_VERSION}` is {version}, not {wanted}"), USE_LTX_2_5_ENCODER))
-            }
+            Some(version) => refused(format!("`{GEMMA_VERSION}` is {version}, not {}", self.gemma_version())),
         }
     }
 

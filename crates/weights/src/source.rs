@@ -17,7 +17,9 @@ use super::place::{ModelLocation, SingleFile, check_version, is_diffusers, place
 use super::quantize::QuantizedForm;
 use super::split::{Choice, SplitFolder};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
-use super::{Component, derived, fingerprint, keys, official, official_diffusion, quantization, unsupported};
+use super::{
+    Component, derived, fingerprint, keys, official, official_diffusion, quantization, text_encoders, unsupported,
+};
 
 /// Components that replace those of the model, and the variant of its files. A component is a path, or `org/name` in
 /// the Hugging Face cache. `None`: the model's own component.
@@ -425,7 +427,7 @@ impl ModelSource {
             check_version(component, &checkpoint, Version::of_config(component, &read_json(&config)?), &config)?;
         }
         match component {
-            Component::TextEncoder => return checkpoint.renamed(|key| Some(keys::gemma(key))),
+            Component::TextEncoder => return checkpoint.renamed(|key| Some(text_encoders::tensor_name(key))),
             Component::Connectors => self.check_connectors(&checkpoint)?,
             _ => {}
         }

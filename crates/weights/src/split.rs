@@ -12,6 +12,7 @@ use super::component::Component;
 use super::error::WeightsError;
 use super::keys::{SingleFileKeys, TRANSFORMER};
 use super::packed::GEMMA_CONFIG;
+use super::text_encoders::{Family, LANGUAGE_MODEL};
 use super::unsupported::VERSION;
 use super::version::Version;
 
@@ -403,35 +404,24 @@ fn stated_version(file: &Checkpoint) -> Option<Version> {
 /// LTX-2.
 fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
     if let Some(architecture) = file.architecture() {
-        return gemma_versions(architecture);
+        return versions_of(architecture);
     }
     if file.metadata(GEMMA_CONFIG).is_some() {
         return Some(vec![Version::V2_5]);
     }
-    let has =
-        |end: &str| ["model", "language_model.model"].iter().any(|start| file.contains(&format!("{start}.{end}")));
-    let is_gemma_3 = has("layers.0.self_attn.q_norm.weight") && has("layers.0.pre_feedforward_layernorm.weight");
-    match is_gemma_3 {
-        true if has("layers.0.layer_scalar") => Some(vec![Version::V2_5]),
-        true => gemma_versions("gemma3"),
-        false => None,
-    }
+    Family::of_tensors(file, &["model.", LANGUAGE_MODEL]).map(|family| family.versions.to_vec())
 }
 
 /// Returns the model versions that the text encoder in a folder can belong to. `None`: the folder does not contain a
 /// text encoder of LTX-2.
 fn text_encoder_folder(path: &Path) -> Option<Vec<Version>> {
     let config = read_json(&path.join("config.json")).ok()?;
-    gemma_versions(config["model_type"].as_str()?)
+    versions_of(config["model_type"].as_str()?)
 }
 
 /// Returns the model versions whose text encoder is of this model type.
-fn gemma_versions(model_type: &str) -> Option<Vec<Version>> {
-    match model_type {
-        gemma if gemma.starts_with("gemma3") => Some(vec![Version::V2_0, Version::V2_3]),
-        gemma if gemma.starts_with("gemma4") => Some(vec![Version::V2_5]),
-        _ => None,
-    }
+fn versions_of(model_type: &str) -> Option<Vec<Version>> {
+    Family::of_type(model_type).map(|family| family.versions.to_vec())
 }
 
 /// Converts a name to lower case, replaces each sequence of separators by a hyphen, and adds a hyphen at both ends.

@@ -6,7 +6,7 @@ use std::fmt;
 use super::Component;
 use super::checkpoint::{Checkpoint, TensorView};
 use super::error::{Misscaled, WeightsError};
-use super::keys::NON_TEXT_MODULES;
+use super::text_encoders::NON_TEXT_MODULES;
 use crate::tensor::Tensor;
 use ltx2_stablehlo::DType;
 

@@ -2,19 +2,20 @@
 //! is computed inside the loop over layers. Each Gemma version provides its own layers and norm.
 
 mod block;
+mod keys;
 mod layer_kind;
 mod mask;
 mod program;
 
 pub(crate) use block::DecoderLayer;
 pub use block::keys_values;
+pub(crate) use keys::{IGNORED_KEYS, RANGES};
 pub use layer_kind::LayerKind;
 pub use layer_kind::{every, listed};
 pub(crate) use mask::{AttentionMasks, bias};
 pub(crate) use program::{LayerVisitor, Stack};
 
-/// Folder of the text encoder in a model.
-pub const COMPONENT: &str = "text_encoder";
+pub use crate::families::COMPONENT;
 
 /// Prefix of the names of the language model's tensors in the checkpoint.
 pub const ROOT: &str = "language_model.model";

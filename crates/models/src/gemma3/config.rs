@@ -40,7 +40,7 @@ with_defaults! {
     /// Keys of `config.json`, with the defaults of the transformers class.
     #[derive(Deserialize)]
     #[serde(default)]
-    pub(in crate) struct Gemma3ConfigFile {
+    pub(super) struct Gemma3ConfigFile {
         vocab_size: usize = 262_208,
         hidden_size: usize = 2304,
         intermediate_size: usize = 9216,

@@ -16,6 +16,11 @@ fn published() -> (Gemma3Config, ConnectorsConfig) {
     (text, ConnectorsConfig::from_json(&testing::published("ltx2", "connectors")).expect("reads"))
 }
 
+#[test]
+fn every_numeric_key_has_a_range() {
+    testing::assert_covers::<config::Gemma3ConfigFile>(COMPONENT);
+}
+
 /// The JSON has only the keys of the published file; the class defaults provide the other values.
 #[test]
 fn published_config_keys_give_gemma_3_12b() {

@@ -42,7 +42,7 @@ with_defaults! {
     /// Keys of `config.json`, with the defaults of the transformers class.
     #[derive(Deserialize)]
     #[serde(default)]
-    pub(in crate) struct Gemma4ConfigFile {
+    pub(super) struct Gemma4ConfigFile {
         vocab_size: usize = 262_144,
         hidden_size: usize = 2304,
         intermediate_size: usize = 9216,

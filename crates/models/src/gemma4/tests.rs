@@ -27,6 +27,11 @@ fn published() -> (Gemma4Config, ConnectorsConfig) {
     (Gemma4Config::from_json(&fixture("gemma4_12b")).expect("reads"), connectors)
 }
 
+#[test]
+fn every_numeric_key_has_a_range() {
+    testing::assert_covers::<config::Gemma4ConfigFile>(COMPONENT);
+}
+
 /// The publisher's keys plus the class defaults give the same configuration as a file saved by transformers.
 #[test]
 fn publisher_and_transformers_keys_are_equivalent() {

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::component::Component;
 use crate::error::WeightsError;
-use crate::keys::{GEMMA, SingleFileKeys, TRANSFORMER, gemma, is_projection, is_projection_name, lightricks};
+use crate::keys::{SingleFileKeys, TRANSFORMER, is_projection, is_projection_name, lightricks};
 use crate::packed::GEMMA_CONFIG;
+use crate::text_encoders::{LANGUAGE_MODEL, tensor_name};
 use crate::{derived, gguf_model, official, quantization};
 
 use super::CONFIG;
@@ -58,7 +59,8 @@ pub(super) fn official(input: &Path, tensors: Checkpoint) -> Result<Named, Weigh
         quantization::take(&path, &mut config)?;
         return match config["model_type"] == "gemma3" {
             true => {
-                let name = |key: &str| gemma(key).strip_prefix(GEMMA).map(|rest| format!("model.{rest}"));
+                let name =
+                    |key: &str| tensor_name(key).strip_prefix(LANGUAGE_MODEL).map(|rest| format!("model.{rest}"));
                 let tensors = tensors.renamed(|key| Some(name(key).unwrap_or_else(|| key.into())))?;
                 Ok((tensors, Some((GEMMA_CONFIG, config))))
             }

@@ -311,7 +311,7 @@ fn mismatched_text_encoder_is_refused() {
             "`gemma_version` is \"v9\", not gemma4-12b-ltx-v1",
         ),
         (json!({"model_type": "gemma4"}), "`model_type` = gemma4 is a Gemma 4 of another size"),
-        (json!({"model_type": "t5"}), "`model_type` = t5 is not LTX-2.5's Gemma 4"),
+        (json!({"model_type": "t5"}), "`model_type` = t5 is not Gemma 4, the text encoder of LTX-2.5"),
     ] {
         put(encoder.join("config.json"), config.to_string());
         for (model, place) in [(&model, "transformer/config.json"), (&file, "dev-transformer-bf16.safetensors")] {
@@ -331,7 +331,11 @@ fn mismatched_text_encoder_is_refused() {
     let words = ["gemma4_unified is the text encoder of LTX-2.5", "is the transformer of LTX-2.0", "use Gemma-3-12B"];
     fails(with_text_encoder(&older, &encoder), &words);
     put(encoder.join("config.json"), json!({"model_type": "llama"}).to_string());
-    let words = ["`model_type` = llama is not Gemma 3", "google/gemma-3-12b-it", "gemma_3_12B_it.safetensors"];
+    let words = [
+        "`model_type` = llama is not Gemma 3, the text encoder of LTX-2.0 and LTX-2.3",
+        "google/gemma-3-12b-it",
+        "gemma_3_12B_it.safetensors",
+    ];
     fails(with_text_encoder(&older, &encoder), &words);
 }
 
