@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-use crate::support::{self, QUICK, cpu, full, needs, optimized, relative_l2};
+use crate::support::{self, QUICK, cpu, full, lowering_of, needs, optimized, relative_l2};
 use ltx2::analysis::{Module, report};
 use ltx2::av::Av;
 use ltx2::config::{CliOverrides, Config, load};
@@ -150,8 +150,11 @@ fn sharded_random_weights_need_no_collectives() {
         mesh: Some(ltx2::config::parse_mesh("fsdp=2,context=2").expect("a mesh")),
         ..Config::default()
     };
-    let build =
-        Build { layout: layout.placement(4).expect("a layout"), lowering: Lowering::cpu(), ..Build::new(DType::F32) };
+    let build = Build {
+        layout: layout.placement(4).expect("a layout"),
+        lowering: lowering_of("cpu"),
+        ..Build::new(DType::F32)
+    };
     let configs = ModelConfigs::of_preset(Preset::named("nano").expect("a preset"));
     let network = configs.text_encoder_program(2, 128, true, &build).expect("builds");
     let ids: Vec<i32> = client.devices().iter().map(ltx2::pjrt::Device::id).collect();

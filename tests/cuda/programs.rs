@@ -5,12 +5,12 @@ use ltx2::hlo::{DType, DeviceMesh, MemorySpace};
 use ltx2::models::Network;
 use ltx2::models::diffusion_decoder::{self, DiffusionDecoderConfig};
 use ltx2::models::pixels::Pixels;
-use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, Lowering, RoundingPoints, Rule};
+use ltx2::nn::{Axis, Build, ContextParallelPolicy, Layout, RoundingPoints, Rule};
 use ltx2::runtime::Target;
 
 use crate::support::rope::{ROPES, rope};
 use crate::support::tpu::{self, Case, module};
-use crate::support::{needs, published_blocks};
+use crate::support::{lowering_of, needs, published_blocks};
 
 /// Blocks of the published model to compile; two are enough, as all blocks are alike.
 const BLOCKS: usize = 2;
@@ -145,7 +145,7 @@ fn rope_is_one_fusion_with_the_specified_roundings() {
     // fusion does not reduce the bytes read.)
     for (numerics, rounded) in [(RoundingPoints::Default, 0), (RoundingPoints::Official, 3)] {
         for dims in ROPES {
-            let module = compiled(&rope(dims, numerics, Lowering::cuda()));
+            let module = compiled(&rope(dims, numerics, lowering_of("cuda")));
             let all: Vec<Instruction> = module.instructions().collect();
             let count = |opcode: &str| all.iter().filter(|i| i.opcode == opcode).count();
             assert_eq!(count("fusion"), 1, "{numerics:?} {dims:?}");
@@ -165,7 +165,7 @@ fn windowed_attention_is_one_kernel_per_decoder_block() {
         let rule = Rule { axis: Axis::Height, mesh_axes: vec!["context".into()], place: "rows.yml:1".into() };
         let mesh = DeviceMesh::new(&[("context", cards)]);
         let layout = Layout::new(mesh, vec![rule], vec![], vec![], ContextParallelPolicy::default()).unwrap();
-        let build = Build { layout, lowering: Lowering::cuda(), ..Build::new(DType::BF16) };
+        let build = Build { layout, lowering: lowering_of("cuda"), ..Build::new(DType::BF16) };
         let network = diffusion_decoder::program(&config, latents, Pixels::Values, &build).unwrap();
         let module = compiled_for(&network, cards);
         let all: Vec<Instruction> = module.instructions().collect();

@@ -2,7 +2,7 @@
 
 use crate::support::tpu::module;
 use crate::support::tuning_guide::run_custom_chip_and_layout;
-use crate::support::{ltx2, needs, published, published_text};
+use crate::support::{lowering_of, ltx2, needs, published, published_text};
 use ::ltx2::analysis::{Chip, CollectiveKind, Module, report};
 use ::ltx2::hlo::DType;
 use ::ltx2::hlo::{Argument, Builder, DeviceMesh, Sharding, Type};
@@ -52,7 +52,7 @@ fn gpus_before_ampere_compile_without_the_rotation_kernel() {
         machine.compile(&program, &EngineOptions::default()).map(drop).map_err(|e| e.to_string())
     };
     assert_eq!(compiled((toolchain.spec().lowering)(&toolchain)), Ok(()));
-    let error = compiled(Lowering::cuda()).expect_err("Triton");
+    let error = compiled(lowering_of("cuda")).expect_err("Triton");
     assert!(error.contains("Triton support is only enabled for Ampere GPUs"), "{error}");
 }
 

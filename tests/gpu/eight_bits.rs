@@ -14,7 +14,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::quantize::{QuantizedForm, quantize};
 
 use crate::support::passes::scattered;
-use crate::support::{cases, cpu, ltx2, needs, quick, relative_l2, run_case};
+use crate::support::{cases, cpu, lowering_of, ltx2, needs, quick, relative_l2, run_case};
 use crate::windows::gpus;
 
 /// Factor by which a GPU's error may exceed the CPU's: rounding differs in place, not in amount.
@@ -27,7 +27,7 @@ fn quantized_transformer_on_one_gpu_agrees_with_the_cpu() {
     let (inputs, results) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let all = cases("transformer");
     // One case per generation; unrolled layers, as in CUDA programs.
-    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
+    let lowering = Lowering { unroll_layers: true, ..lowering_of("cpu") };
     for name in ["transformer/tiny_b", "transformer/tiny_2_3_perturbed", "transformer/tiny_v2_5"] {
         let case = all.iter().find(|case| case.name == name).expect("a case");
         let given: Vec<_> = case.inputs.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
@@ -68,7 +68,7 @@ fn quantized_transformer_on_one_gpu_agrees_with_the_cpu() {
 
 /// Returns the int8 codes and the scales of the activations `x [1, rows, inputs]` of an int8-convrot layer.
 fn quantized_activations(client: &Client, x: &Tensor, rotates_by_kernel: bool) -> [Vec<f32>; 2] {
-    let lowering = Lowering { rotates_by_kernel, ..Lowering::cuda() };
+    let lowering = Lowering { rotates_by_kernel, ..lowering_of("cuda") };
     let quantization = Quantization::Int8 { activations: true, rotated: true };
     let build = Build { lowering, quantization, ..Build::new(DType::BF16) };
     let p = Params::new("activations", transformer::COMPONENT, &build);

@@ -18,7 +18,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 
 use crate::support::drawn::write_component;
-use crate::support::{needs, quick, relative_l2};
+use crate::support::{lowering_of, needs, quick, relative_l2};
 
 /// The published windows and strides with few channels; heads of 16.
 const PUBLISHED: &str = r#"{"_class_name": "LTX2VideoDiffusionDecoderModel", "latent_channels": 8, "decoder_head_dim": 16,
@@ -72,7 +72,7 @@ impl Decoder {
     }
 
     fn video(&self, client: &Client, dtype: DType, attention: Kernel, layout: Layout) -> Tensor {
-        let build = Build { layout, lowering: Lowering { attention, ..Lowering::cuda() }, ..Build::new(dtype) };
+        let build = Build { layout, lowering: Lowering { attention, ..lowering_of("cuda") }, ..Build::new(dtype) };
         let network = program(&self.config, self.latents, Pixels::Values, &build).expect("builds");
         let calls = network.program.text.matches("__gpu$xla.gpu.triton").count();
         assert_eq!(calls, if attention == FUSED && dtype == DType::BF16 { 6 } else { 0 }, "{attention:?}");

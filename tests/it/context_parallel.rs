@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::passes::scattered;
-use crate::support::{cpu, cudnn, full, needs, quick, relative_l2};
+use crate::support::{cpu, cudnn, full, lowering_of, needs, quick, relative_l2};
 use ltx2::hlo::{Comparison, DType, DeviceMesh, Program, Type, Value};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
@@ -52,7 +52,7 @@ fn policy(kind: ContextParallelKind, outer: ContextParallelKind) -> ContextParal
 
 /// Builds independent layers that compute in `dtype` with f32 inputs and results; the names of layer 0 end in `0`.
 fn network(layers: &[Layer], layout: Layout, kernel: Kernel, dtype: DType) -> Network {
-    let lowering = Lowering { attention: kernel, ..Lowering::cpu() };
+    let lowering = Lowering { attention: kernel, ..lowering_of("cpu") };
     let p = Params::new("attention", "transformer", &Build { layout, lowering, ..Build::new(DType::F32) });
     let results = layers.iter().enumerate().map(|(n, layer)| {
         let input = |name: &str, i: usize| -> Value {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::support::drawn::write_component;
-use crate::support::{Case, cases, cpu, full, needs, plain, quick, relative_l2};
+use crate::support::{Case, cases, cpu, full, lowering_of, lowering_of_kind, needs, plain, quick, relative_l2};
 use ltx2::hlo::{DType, DeviceMesh};
 use ltx2::kernels::Kernel;
 use ltx2::models::Network;
@@ -69,7 +69,7 @@ fn decoded_video_matches_reference() {
 #[needs(cpu)]
 fn cuda_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
-    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::cuda() };
+    let lowering = Lowering { mixed_precision_dot: false, ..lowering_of("cuda") };
     let distance = case.distance("video", &decode(&cpu(8), case, &Build { lowering, ..Build::new(DType::F32) }));
     eprintln!("{distance:.1e}");
     assert!(distance <= 1e-4, "{distance:e}");
@@ -80,7 +80,7 @@ fn cuda_lowering_matches_reference() {
 #[needs(cpu)]
 fn tpu_lowering_matches_reference() {
     let case = &cases("diffusion-decoder")[0];
-    let forms = Lowering::tpu("TPU v6 lite");
+    let forms = lowering_of_kind("tpu", "TPU v6 lite");
     let lowering = Lowering { mixed_precision_dot: false, attention: Kernel::Plain, ..forms };
     let one = Build { lowering, ..Build::new(DType::F32) };
     let split = Build { layout: blocks(2, 2), ..one.clone() };

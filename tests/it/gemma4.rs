@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::layouts::{build, limit};
 use crate::parity::valid;
-use crate::support::{Case, cases, cpu, full, needs, plain, quick, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, full, lowering_of, needs, plain, quick, relative_l2, run_case};
 use ltx2::analysis::Module;
 use ltx2::hlo::DType;
 use ltx2::models::connectors::ConnectorsConfig;
@@ -80,7 +80,7 @@ fn bf16_error_is_close_to_that_of_the_reference() {
 #[needs(cpu)]
 fn unrolled_layers_match_reference() {
     let mut case = named("gemma4_b");
-    let lowering = Lowering { mixed_precision_dot: false, ..Lowering::cuda() };
+    let lowering = Lowering { mixed_precision_dot: false, ..lowering_of("cuda") };
     let got = encode(&cpu(8), &mut case, true, &Build { lowering, ..Build::new(DType::F32) });
     let distance = distance(&case, &got, &case.outputs["projected"]);
     eprintln!("{distance:.1e}");

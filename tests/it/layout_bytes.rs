@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::support::{cases, cpu, full, needs, quick};
+use crate::support::{cases, cpu, full, lowering_of, needs, quick};
 use ltx2::analysis::{CollectiveKind, LoopLevel, Module, Report, report};
 use ltx2::av::Av;
 use ltx2::config::{Config, parse_mesh};
 use ltx2::hlo::DType;
 use ltx2::models::Network;
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Axis, Build, Lowering, Param};
+use ltx2::nn::{Axis, Build, Param};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
 use ltx2::pipeline::programs::configs::ModelConfigs;
@@ -101,7 +101,7 @@ fn compile(engine: &Engine, layout: &str, mesh: &str) -> Compiled {
 fn build(layout: &str, mesh: &str) -> Build {
     let mesh = Some(parse_mesh(mesh).expect("a mesh"));
     let layout = Config { layout: layout.into(), mesh, ..Config::default() }.placement(8).expect("a layout");
-    Build { layout, lowering: Lowering::cpu(), ..Build::new(DType::F32) }
+    Build { layout, lowering: lowering_of("cpu"), ..Build::new(DType::F32) }
 }
 
 /// Number of runs and bytes by kind.

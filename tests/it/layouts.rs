@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::support::{
-    Case, LAYOUTS, cases, cpu, devices_of, dumped, dumping, full, generate, needs, open, quick, relative_l2, request,
-    run_case,
+    Case, LAYOUTS, cases, cpu, devices_of, dumped, dumping, full, generate, lowering_of, needs, open, quick,
+    relative_l2, request, run_case,
 };
 use ltx2::config::Config;
 use ltx2::hlo::DType;
@@ -33,7 +33,7 @@ pub fn build(layout: &str, mesh: &str, devices: usize) -> Build {
         ..Config::default()
     };
     let layout = config.placement(devices).expect("a layout");
-    Build { layout, lowering: Lowering::cpu(), ..Build::new(DType::F32) }
+    Build { layout, lowering: lowering_of("cpu"), ..Build::new(DType::F32) }
 }
 
 fn run(client: &Client, component: ProgramKind, case: &Case, build: &Build) -> BTreeMap<String, Tensor> {
@@ -80,7 +80,7 @@ fn sharded_cuda_lowering_matches_single_device() {
     let whole = run(&client, ProgramKind::Transformer, case, &build("replicated", "data=1", 1));
     let layouts = [("ulysses", "context=4"), ("tensor", "tensor=2"), ("sequence", "context=2"), ("cfg", "cfg=2")];
     for (layout, mesh) in layouts.into_iter().take(if full() { 4 } else { 1 }) {
-        let lowering = Lowering { mixed_precision_dot: false, ..Lowering::cuda() };
+        let lowering = Lowering { mixed_precision_dot: false, ..lowering_of("cuda") };
         let how = Build { lowering, ..build(layout, mesh, 8) };
         let got = run(&client, ProgramKind::Transformer, case, &how);
         for (name, want) in &whole {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::support::single_file::{TensorData, read, write};
-use crate::support::{self, Case, cases, cpu, dumped, full, needs, quick, relative_l2};
+use crate::support::{self, Case, cases, cpu, dumped, full, lowering_of, needs, quick, relative_l2};
 use ltx2::config::{self, Config};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Param, Quantization};
@@ -85,7 +85,7 @@ fn case(name: &str) -> Case {
 }
 
 fn build(dtype: DType) -> Build {
-    Build { lowering: Lowering::cpu(), ..Build::new(dtype) }
+    Build { lowering: lowering_of("cpu"), ..Build::new(dtype) }
 }
 
 fn run(executor: &mut Executor, case: &Case, configs: &ModelConfigs, build: &Build) -> Vec<(String, Tensor)> {
@@ -174,7 +174,7 @@ fn eight_bit_weights_are_quantized_after_merging() {
     let source = model(&case.model);
     let modules = [("transformer_blocks.0.ff.net.0.proj", "transformer_blocks.0.ff.net.0.proj")];
     let file = of_modules(&dir.path().join("a.safetensors"), &source, "transformer", &modules);
-    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
+    let lowering = Lowering { unroll_layers: true, ..lowering_of("cpu") };
     let narrow = Build { lowering, quantization: Quantization::Fp8, ..Build::new(DType::BF16) };
     let wide = Build { quantization: Quantization::None, ..narrow.clone() };
     let results = |build: &Build, strength: f64| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::rope::{ROPES, rope};
-use crate::support::{cases, cpu, full, needs, quick, relative_l2, run_case};
+use crate::support::{cases, cpu, full, lowering_of, lowering_of_kind, needs, quick, relative_l2, run_case};
 use half::bf16;
 use ltx2::hlo::{CustomCall, DType, Type};
 use ltx2::kernels::{Kernel, Tpu, attention};
@@ -42,7 +42,7 @@ fn official_rope_matches_reference_bitwise() {
             bf16::from_f32(round(x[[i, j, k, l]].to_f32() * cos) + other * sin)
         });
         for form in forms {
-            let lowering = Lowering { rope: form, ..Lowering::cpu() };
+            let lowering = Lowering { rope: form, ..lowering_of("cpu") };
             let network = rope(dims, RoundingPoints::Official, lowering);
             let executable = engine.compile("rope", &network.program).expect("compiles");
             let given: BTreeMap<&str, _> = [
@@ -65,14 +65,14 @@ fn official_rope_matches_reference_bitwise() {
 #[needs(cpu)]
 fn cuda_and_tpu_lowerings_match_the_cpu_lowering() {
     let client = cpu(8);
-    let plain = Lowering::cpu();
+    let plain = lowering_of("cpu");
     let here = |forms: Lowering| Lowering {
         mixed_precision_dot: false,
         batch_invariant: true,
         attention: Kernel::Plain,
         ..forms
     };
-    let (cuda, tpu) = (here(Lowering::cuda()), here(Lowering::tpu("TPU v5")));
+    let (cuda, tpu) = (here(lowering_of("cuda")), here(lowering_of_kind("tpu", "TPU v5")));
     let forms = [("cuda", cuda), ("tpu", tpu)];
     // Both for the transformer; the full test runs the other programs and four cases too.
     for (component, folder, chosen) in [
@@ -116,7 +116,7 @@ fn program_is_rebuilt_without_a_rejected_kernel() {
     };
     let with = |attention_may_be_rejected| {
         let attention = Kernel::Mosaic(Tpu::from_kind("TPU v5"));
-        let lowering = Lowering { attention, attention_may_be_rejected, ..Lowering::cpu() };
+        let lowering = Lowering { attention, attention_may_be_rejected, ..lowering_of("cpu") };
         Build { lowering, ..Build::new(DType::F32) }
     };
     let mut executor = Executor::new(Engine::new(cpu(1), quick()), Weights::Random(1));

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, run_case};
+use crate::support::{Case, cases, cpu, full, lowering_of, needs, quick, relative_l2, run_case};
 use ltx2::hlo::DType;
 use ltx2::models::upsampler;
-use ltx2::nn::{Build, Lowering, RoundingPoints};
+use ltx2::nn::{Build, RoundingPoints};
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pjrt::Client;
 use ltx2::tensor::Tensor;
@@ -21,7 +21,7 @@ const SPREADS: f64 = 1.5;
 const MEAN_SPREADS: f64 = 1.1;
 
 fn build(dtype: DType, numerics: RoundingPoints) -> Build {
-    Build { numerics, lowering: Lowering::cpu(), ..Build::new(dtype) }
+    Build { numerics, lowering: lowering_of("cpu"), ..Build::new(dtype) }
 }
 
 fn run(

@@ -3,12 +3,14 @@
 use ltx2::request::Request;
 use std::ops::ControlFlow;
 
-use crate::support::{cases, cpu, dumped, dumping, full, generate, needs, open, plain, quick, request, thresholds};
+use crate::support::{
+    cases, cpu, dumped, dumping, full, generate, lowering_of, needs, open, plain, quick, request, thresholds,
+};
 use ltx2::analysis::Module;
 use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
-use ltx2::nn::{Build, Lowering};
+use ltx2::nn::Build;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, GuidanceScales};
@@ -162,7 +164,7 @@ fn denoising_program_has_step_and_layer_loops() {
     let client = cpu(8);
     let config = std::fs::read_to_string("tests/fixtures/models/tiny_b/transformer/config.json").expect("a file");
     let c = TransformerConfig::from_json(&serde_json::from_str(&config).expect("JSON")).expect("valid");
-    let build = Build { lowering: Lowering::cpu(), ..Build::new(DType::F32) };
+    let build = Build { lowering: lowering_of("cpu"), ..Build::new(DType::F32) };
     let (tokens, channels) = (Av { video: 24, audio: 7 }, Av::both(c.caption_channels));
     let shape = DenoiseShape::plain(vec![Branch::Conditional, Branch::Negative], tokens, 12, channels);
     let network = denoise(&c, &shape, &build).expect("builds");

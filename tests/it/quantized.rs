@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde_json::json;
 
 use crate::support::passes::scattered;
-use crate::support::{Case, cases, cpu, full, needs, quick, relative_l2, single_file};
+use crate::support::{Case, cases, cpu, full, lowering_of, needs, quick, relative_l2, single_file};
 use ltx2::analysis::{Module, report};
 use ltx2::av::Av;
 use ltx2::config::{Config, parse_mesh};
@@ -48,7 +48,7 @@ pub(crate) const INTEGERS: Quantization = Quantization::Int8 { activations: true
 const FAR: f64 = 0.01;
 
 pub(crate) fn build(dtype: DType, quantization: Quantization) -> Build {
-    let lowering = Lowering { unroll_layers: true, ..Lowering::cpu() };
+    let lowering = Lowering { unroll_layers: true, ..lowering_of("cpu") };
     Build { lowering, quantization, ..Build::new(dtype) }
 }
 
@@ -222,7 +222,7 @@ fn only_linear_layers_of_blocks_are_quantized() {
 
 /// Loops over equal layers, as on TPU.
 pub(crate) fn looped(dtype: DType, quantization: Quantization) -> Build {
-    Build { lowering: Lowering::cpu(), quantization, ..Build::new(dtype) }
+    Build { lowering: lowering_of("cpu"), quantization, ..Build::new(dtype) }
 }
 
 /// The first block and the last five have separate loops and stacks.

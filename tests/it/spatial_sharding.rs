@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::{cpu, full, needs, quick, relative_l2};
+use crate::support::{cpu, full, lowering_of, needs, quick, relative_l2};
 use ltx2::analysis::Module;
 use ltx2::hlo::{DType, DeviceMesh, ProgramOutput, Value};
 use ltx2::media::Frames;
@@ -29,7 +29,7 @@ fn blocks() -> Build {
 }
 
 fn one() -> Build {
-    Build { lowering: Lowering::cpu(), ..Build::new(DType::F32) }
+    Build { lowering: lowering_of("cpu"), ..Build::new(DType::F32) }
 }
 
 fn with_conv3d(build: Build, conv3d: Conv3dLowering) -> Build {

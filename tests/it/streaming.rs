@@ -1,6 +1,6 @@
 //! Weights in host memory: the same results as with all weights in device memory.
 
-use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, plain, request};
+use crate::support::{cases, cpu, dumped, dumping, generate, lowering_of, needs, open, plain, request};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Streaming};
 
@@ -20,7 +20,7 @@ fn streamed_weights_give_the_same_bits() {
         (generated, runner.executor.parameter_bytes())
     };
     for unroll_layers in [false, true] {
-        let lowering = Lowering { unroll_layers, ..Lowering::cpu() };
+        let lowering = Lowering { unroll_layers, ..lowering_of("cpu") };
         let (whole, bytes) = run(lowering, None);
         for resident in [0, 1] {
             let (got, device_bytes) = run(lowering, Some(resident));
@@ -39,7 +39,7 @@ fn loaded_weights_move_between_memories() {
     let client = cpu(1);
     let all = cases("pipeline");
     let case = all.iter().find(|c| c.name.ends_with("b_plain")).expect("a case");
-    let build = Build { lowering: Lowering { unroll_layers: true, ..Lowering::cpu() }, ..plain(DType::F32) };
+    let build = Build { lowering: Lowering { unroll_layers: true, ..lowering_of("cpu") }, ..plain(DType::F32) };
     let mut runner = open(&client, case.model.to_str().expect("a path"), build);
     let request = request(case, &runner.model);
     let streaming = |resident| Some(Streaming { component: "transformer", resident, min_bytes: 1 << 10 });

@@ -361,9 +361,19 @@ pub fn published_text(platform: &str) -> [(&'static str, Network); 2] {
     [("text_encoder", encoder), ("connectors", connected)]
 }
 
+/// Returns the lowering of a platform whose device kind is unknown.
+pub fn lowering_of(platform: &str) -> Lowering {
+    lowering_of_kind(platform, "")
+}
+
+/// Returns the lowering of a platform for a device kind.
+pub fn lowering_of_kind(platform: &str, kind: &str) -> Lowering {
+    (platforms::spec_by_name(platform).lowering)(&Toolchain::of_kind(platform, kind))
+}
+
 /// Returns the default build options for the CPU on one device.
 pub fn plain(dtype: DType) -> Build {
-    Build { lowering: Lowering::cpu(), ..Build::new(dtype) }
+    Build { lowering: lowering_of("cpu"), ..Build::new(dtype) }
 }
 
 /// Opens a model on the devices of a client.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::layout::Layout;
-use crate::kernels::{Kernel, Tpu};
+use crate::kernels::Kernel;
 use ltx2_base::with_defaults;
 use ltx2_stablehlo::DType;
 
@@ -215,44 +215,6 @@ pub enum RopeForm {
 }
 
 impl Lowering {
-    /// Returns the lowering for CPUs.
-    pub fn cpu() -> Self {
-        // The CPU runtime does not support bf16 dots with f32 results above a certain size.
-        Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() }
-    }
-
-    /// Returns the lowering for NVIDIA GPUs.
-    pub fn cuda() -> Self {
-        Lowering {
-            attention: Kernel::Cudnn { required: false },
-            sequence_unit: 8,
-            text_stacks: StackOrder::TokensHeads,
-            fuse_epilogues: true,
-            integer_sums: true,
-            rotates_by_kernel: true,
-            rope: RopeForm::Reversal,
-            pads_by_index: true,
-            unroll_layers: true,
-            ..Lowering::default()
-        }
-    }
-
-    /// Returns the lowering for TPUs of a device kind (`TPU v6 lite` …).
-    pub fn tpu(kind: &str) -> Self {
-        Lowering {
-            // The TPU compiler takes minutes for each conv3d.
-            conv3d: Conv3dLowering::Taps,
-            attention: Kernel::Mosaic(Tpu::from_kind(kind)),
-            min_integer_rows: 1024,
-            rope: RopeForm::Product,
-            windows: WindowForm::Features,
-            text_stacks: StackOrder::NarrowTokensLast,
-            // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
-            stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
-            ..Lowering::default()
-        }
-    }
-
     /// Returns this lowering with the attention kernel `attention`, and with the values of `text_stacks` and `windows`
     /// that the kernel needs.
     #[must_use]

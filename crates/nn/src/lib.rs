@@ -27,7 +27,7 @@ pub use attention::{Attention, Heads, padding_mask};
 pub use attention_layer::AttentionLayer;
 pub use attention_layer::Rope;
 pub use build::{Build, Conv3dLowering, Lowering, Quantization, ROTATED_INPUTS, RopeForm, RoundingPoints};
-pub use build::{Streaming, WindowForm};
+pub use build::{StackOrder, Streaming, WindowForm};
 pub use context::Context;
 pub use context_parallel::{ContextParallelKind, ContextParallelPolicy};
 pub use conv::Conv3d;

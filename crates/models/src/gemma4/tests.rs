@@ -130,7 +130,8 @@ fn rope(full: Json) -> Json {
 #[test]
 fn gemma_4_12b_declares_every_text_tensor_once() {
     let (text, connectors) = published();
-    for lowering in [Lowering::default(), Lowering::cuda()] {
+    for unroll_layers in [false, true] {
+        let lowering = Lowering { unroll_layers, ..Lowering::default() };
         let build = Build { lowering, ..Build::new(DType::BF16) };
         let network = program(&text, Some(&connectors), 2, 1024, &build).expect("builds");
         let tensors = tensors_once(&network);

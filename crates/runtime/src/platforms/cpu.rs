@@ -27,7 +27,8 @@ pub(super) fn spec() -> PlatformSpec {
         target_syntax: || "cpu:DEVICES".into(),
         target_example: "cpu:8",
         target_dimensions: &[1],
-        lowering: |_| Lowering::cpu(),
+        // The CPU runtime does not support bf16 dots with f32 results above a certain size.
+        lowering: |_| Lowering { mixed_precision_dot: false, batch_invariant: true, ..Lowering::default() },
         result_flags: || {
             // Limit the YNN library to individual matmuls, because its fusions change results: sums depend on the
             // number of rows, a GELU fused into a matmul uses a different polynomial from XLA's, and which operations

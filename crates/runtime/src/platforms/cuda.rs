@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use crate::flags::Toolchain;
-use ltx2_nn::Lowering;
 use ltx2_nn::kernels::Kernel;
+use ltx2_nn::{Lowering, RopeForm, StackOrder};
 use ltx2_pjrt::{AttributeValue, Attributes, OptionValue, with_sources};
 use ltx2_stablehlo::{MemorySpace, Program};
 use ltx2_xla_analysis::{Chip, Links};
@@ -66,10 +66,22 @@ const FUSED_KERNELS: u32 = 8;
 /// compute capability of every device, so it is unknown only before the plugin is opened. A kernel that a GPU does not
 /// support is an error of the compiler, never a wrong result.
 fn lowering(toolchain: &Toolchain) -> Lowering {
+    let newest = Lowering {
+        attention: Kernel::Cudnn { required: false },
+        sequence_unit: 8,
+        text_stacks: StackOrder::TokensHeads,
+        fuse_epilogues: true,
+        integer_sums: true,
+        rotates_by_kernel: true,
+        rope: RopeForm::Reversal,
+        pads_by_index: true,
+        unroll_layers: true,
+        ..Lowering::default()
+    };
     let major = toolchain.compute_capability.as_ref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
     match major.is_some_and(|major| major < FUSED_KERNELS) {
-        true => Lowering { attention: Kernel::Plain, rotates_by_kernel: false, ..Lowering::cuda() },
-        false => Lowering::cuda(),
+        true => Lowering { attention: Kernel::Plain, rotates_by_kernel: false, ..newest },
+        false => newest,
     }
 }
 
@@ -305,7 +317,9 @@ mod tests {
             })
         };
         for capability in [Some("8.0"), Some("8.9"), Some("9.0"), Some("10.0"), Some("12.0a"), None] {
-            assert_eq!(of(capability), Lowering::cuda(), "{capability:?}");
+            let newer = of(capability);
+            let cudnn = Kernel::Cudnn { required: false };
+            assert_eq!((newer.attention, newer.rotates_by_kernel), (cudnn, true), "{capability:?}");
         }
         for capability in ["7.0", "7.5"] {
             let older = of(Some(capability));

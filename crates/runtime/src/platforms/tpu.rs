@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use super::{CompileFlags, PlatformSpec, TargetDevices, Wheel, wheel};
-use ltx2_nn::Lowering;
+use ltx2_nn::kernels::{Kernel, Tpu};
+use ltx2_nn::{Conv3dLowering, Lowering, RopeForm, StackOrder, WindowForm};
 use ltx2_pjrt::{AttributeValue, Attributes, OptionValue};
 use ltx2_stablehlo::Program;
 use ltx2_xla_analysis::{Chip, Links};
@@ -30,7 +31,7 @@ pub(super) fn spec() -> PlatformSpec {
         target_chip: Some(is_tpu),
         topology: Some(topology),
         probe_topology: Some(|| ("v5e:2x2".into(), Attributes::new())),
-        lowering: |toolchain| Lowering::tpu(&toolchain.kind),
+        lowering: |toolchain| lowering(&toolchain.kind),
         pinned_version: Libtpu::pinned_version,
         release: Some(|version| Libtpu::parse(version).release().ok_or_else(|| Libtpu::parse(version).to_string())),
         speed_flags,
@@ -39,6 +40,22 @@ pub(super) fn spec() -> PlatformSpec {
         tiles_memory: true,
         streams_weights: true,
         ..PlatformSpec::default()
+    }
+}
+
+/// Returns the lowering for a device kind (`TPU v6 lite` …).
+fn lowering(kind: &str) -> Lowering {
+    Lowering {
+        // The TPU compiler takes minutes for each conv3d.
+        conv3d: Conv3dLowering::Taps,
+        attention: Kernel::Mosaic(Tpu::from_kind(kind)),
+        min_integer_rows: 1024,
+        rope: RopeForm::Product,
+        windows: WindowForm::Features,
+        text_stacks: StackOrder::NarrowTokensLast,
+        // With the default tiles of 8 rows, XLA would copy the stacked weights before every execution.
+        stack_tiles: (kind == "TPU7x").then_some("T(16,128)(2,1)"),
+        ..Lowering::default()
     }
 }
 

@@ -94,7 +94,8 @@ fn rotations(build: Build, activations: bool) -> [usize; 2] {
 
 #[test]
 fn rotation_kernel_is_used_for_int8_activations_on_one_cuda_device() {
-    let cuda = |dtype| Build { lowering: Lowering::cuda(), ..Build::new(dtype) };
+    let lowering = Lowering { integer_sums: true, rotates_by_kernel: true, ..Lowering::default() };
+    let cuda = |dtype| Build { lowering, ..Build::new(dtype) };
     assert_eq!(rotations(cuda(DType::BF16), true), [1, 0]);
     assert_eq!(rotations(cuda(DType::BF16), false), [0, 1], "bf16 activations");
     assert_eq!(rotations(cuda(DType::F32), true), [0, 1], "unsupported element type");
