@@ -64,7 +64,7 @@ pub(super) fn check_chain(config: &Config) -> Result<(), ConfigError> {
 
 /// Returns the frame index of the first conditioning image that is outside a video of `frames` frames.
 pub(crate) fn outside(config: &Config, frames: usize) -> Option<usize> {
-    config.request.images.iter().map(|image| image.frame).find(|frame| *frame >= frames)
+    config.placed_images().map(|placed| placed.frame).find(|frame| *frame >= frames)
 }
 
 pub(super) fn check_rates(config: &Config) -> Result<(), ConfigError> {

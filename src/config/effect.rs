@@ -155,7 +155,7 @@ pub(super) const RULES: &[EffectRule] = &[
         f.unless(f.is_conditioned(), why)
     }),
     request(&["conditioning.keyframe_span"], |f, _| {
-        let later = f.config.request.images.iter().any(|image| image.frame > 0);
+        let later = f.config.placed_images().any(|placed| placed.frame > 0);
         f.unless(later, remove("no conditioning image is after the first frame"))
     }),
     request(&["conditioning.noising"], |f, _| match f.spec().passes {

@@ -186,8 +186,7 @@ impl EffectFacts<'_> {
     /// keyframes.
     pub(super) fn appends(&self) -> bool {
         let (c, r) = (self.config, &self.config.request);
-        let every = self.spec().appends_every_image;
-        r.images.iter().any(|image| every || image.frame > 0)
+        c.placed_images().any(|placed| placed.appended)
             || !r.reference_videos.is_empty()
             || c.conditioning.generated_keyframes > 0
     }

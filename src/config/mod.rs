@@ -47,6 +47,7 @@ pub use ltx2_server::settings::{Bytes, Drain, LogFormat, NamedLora, Seconds, Ser
 pub use message::{Message, Setting};
 pub use overrides::{CliOverrides, Flag};
 pub(crate) use paths::model_paths;
+pub(crate) use pipeline::PlacedImage;
 pub(crate) use pipeline::pipeline_names;
 pub use pipeline::{Passes, Pipeline, PipelineSpec, Support, VideoUse};
 pub(crate) use presets::is_shipped_layout;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ConfigErrorKind;
 use super::message::{Message, Setting, message};
+use super::schema::{Config, Image};
 use crate::weights::Version;
 
 /// Pipeline of a run: determines the inputs and outputs.
@@ -73,8 +74,9 @@ pub struct PipelineSpec {
     pub(crate) has_negative_prompt: bool,
     /// Whether LoRAs without `stages` apply to the first pass only.
     pub(crate) has_loras_in_first_pass: bool,
-    /// Whether an image for frame 0 is appended as tokens instead of replacing the first frame.
-    pub(crate) appends_every_image: bool,
+    /// Whether an image for frame 0 is appended as tokens instead of replacing the first frame
+    /// ([`Config::placed_images`]).
+    appends_every_image: bool,
     /// Whether the official noise schedule is shifted for the token count of the first pass instead of a constant token
     /// count.
     pub(crate) shifts_for_own_size: bool,
@@ -82,6 +84,16 @@ pub struct PipelineSpec {
     pub(crate) keeps_refined_audio: bool,
     /// Whether the preset's sampler `euler_ancestral` is replaced by `euler`.
     pub(crate) replaces_ancestral_sampler: bool,
+}
+
+/// A conditioning image and its place in the video.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedImage<'a> {
+    pub(crate) image: &'a Image,
+    /// Index of the frame.
+    pub(crate) frame: usize,
+    /// Whether the image is appended as tokens; otherwise it replaces the first frame.
+    pub(crate) appended: bool,
 }
 
 /// Denoising passes of a pipeline.
@@ -96,7 +108,8 @@ pub enum Passes {
 }
 
 /// Support of a pipeline for one kind of input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Support {
     Required,
     Optional,
@@ -104,7 +117,8 @@ pub enum Support {
 }
 
 /// Use of the input video by a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum VideoUse {
     /// Keeps everything outside of a time span (`request.retake`).
     Span,
@@ -337,6 +351,17 @@ pub(super) fn rejected_video() -> Message {
 pub(super) fn unused_by_pipeline_message(own: &PipelineSpec, uses: fn(&PipelineSpec) -> bool) -> Message {
     let uses = format!("only the pipeline {} uses ", pipeline_names("or", uses));
     message![uses, Setting::This, format!(", but the pipeline is {}", own.name)]
+}
+
+impl Config {
+    /// Returns the conditioning images with the places that the pipeline gives them.
+    pub(crate) fn placed_images(&self) -> impl Iterator<Item = PlacedImage<'_>> {
+        let every = self.pipeline.spec().appends_every_image;
+        self.request.images.iter().map(move |image| {
+            let frame = image.frame;
+            PlacedImage { image, frame, appended: every || frame > 0 }
+        })
+    }
 }
 
 impl Pipeline {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{ClipChain, RequestError};
 use crate::av::Av;
 use crate::config::ConfigErrorKind::OutOfRange;
-use crate::config::{self, Config, ConfigError, ExtendAt, Reference, VideoUse};
+use crate::config::{self, Config, ConfigError, ExtendAt, PlacedImage, Reference, VideoUse};
 use crate::sampling::latents::VideoShape;
 
 /// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
@@ -155,13 +155,11 @@ pub enum PositionSpan {
 }
 
 impl Condition {
-    /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. An image for frame 0
-    /// replaces the first frame, unless `between_keyframes` is true: it is then appended, with positions that cover one
-    /// frame. An image for another frame is appended with positions that cover `span`.
-    pub fn image(image: &config::Image, crf: u8, between_keyframes: bool, span: PositionSpan) -> Self {
-        let frame = image.frame;
+    /// Returns a condition on an image, which is encoded after an H.264 round trip at `crf`. The positions of an appended
+    /// image cover one frame if it is the first, otherwise `span`.
+    pub(crate) fn image(placed: PlacedImage<'_>, crf: u8, span: PositionSpan) -> Self {
+        let PlacedImage { image, frame, appended } = placed;
         let span = if frame == 0 { PositionSpan::Frame } else { span };
-        let appended = between_keyframes || frame != 0;
         Condition {
             content: Content::Image { path: image.path.clone().into(), crf },
             placement: if appended { Placement::Appended { frame, span } } else { Placement::First },
@@ -350,13 +348,12 @@ fn generated(count: usize, frames: usize) -> Result<Vec<usize>, RequestError> {
 /// # Errors
 /// Returns an error if the span of a condition is empty or generated keyframes do not fit in the video.
 pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestError> {
-    let appended = config.pipeline.spec().appends_every_image;
     let span = match config.conditioning.keyframe_span {
         Reference::Official1 => PositionSpan::Latent,
         Reference::Official | Reference::Diffusers => PositionSpan::Frame,
     };
-    let images = config.request.images.iter();
-    let images = images.map(|image| Condition::image(image, image.crf(&config.conditioning), appended, span));
+    let images = config.placed_images();
+    let images = images.map(|placed| Condition::image(placed, placed.image.crf(&config.conditioning), span));
     let given = config.given_sound().into_iter().map(|given| Ok(Condition::sound(given)));
     let sound = given.chain(config.request.audio_latents.iter().map(Condition::audio_span));
     let frames = config.clip_frames().unwrap_or(1);

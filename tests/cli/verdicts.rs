@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use clap::ValueEnum;
+use ltx2::config::{Pipeline, PipelineSpec, Support, VideoUse};
 use ltx2::media::{Frames, write_png_frames};
 use ndarray::Array4;
 use serde_json::Value;
@@ -78,19 +80,19 @@ fn model_of(folder: &Path, base: &str, parts: &[(&str, &str)]) -> PathBuf {
     model
 }
 
-/// Returns the input arguments of a pipeline.
-fn inputs(pipeline: &str, frames: &str) -> Vec<String> {
+/// Returns the arguments of a pipeline's required inputs.
+fn inputs(spec: &PipelineSpec, frames: &str) -> Vec<String> {
     let (image, sound) = (format!("{FIXTURES}/images/frame.png"), format!("{FIXTURES}/sounds/given.flac"));
-    let words: &[&str] = match pipeline {
-        "image_to_video" | "keyframes" => &["--image", &image, "0", "1"],
-        "audio_to_video" => &["--audio", &sound],
-        "in_context" => &["--reference-video", frames],
-        "retake" => &["--video", frames, "--retake", "0", "0.3"],
-        "extend" => &["--video", frames, "--extend", "0.5"],
-        "video_to_audio" => &["--video", frames],
-        _ => &[],
-    };
-    words.iter().map(|word| (*word).to_string()).collect()
+    let needed: [(bool, &[&str]); 6] = [
+        (spec.images == Support::Required, &["--image", &image, "0", "1"]),
+        (spec.audio == Support::Required, &["--audio", &sound]),
+        (spec.reference_videos == Support::Required, &["--reference-video", frames]),
+        (spec.video.is_some(), &["--video", frames]),
+        (spec.video == Some(VideoUse::Span), &["--retake", "0", "0.3"]),
+        (spec.video == Some(VideoUse::Overlap), &["--extend", "0.5"]),
+    ];
+    let words = needed.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, words)| words);
+    words.map(|word| (*word).to_string()).collect()
 }
 
 /// Compares the pipeline lines of `check` with dry runs. Returns the number of ready pipelines, and of those rejected
@@ -101,9 +103,10 @@ fn compare_lines(model: &Path, frames: &str) -> [usize; 2] {
     assert_eq!(out.status.success(), said["text_to_video"]["ready"] == true, "{}: {said}", model.display());
     let mut counts = [0, 0];
     for (pipeline, line) in said["pipelines"].as_object().expect("pipelines") {
-        let file = model.join(if pipeline == "text_to_audio" { "out.wav" } else { "out.mp4" });
+        let kind = Pipeline::from_str(pipeline, false).expect("a pipeline");
+        let file = model.join(format!("out.{}", kind.extension()));
         let own = ["generate", "-m", utf8(model), "--pipeline", pipeline, "-p", "a ball", "-o", utf8(&file)];
-        let given = inputs(pipeline, frames);
+        let given = inputs(kind.spec(), frames);
         let given: Vec<&str> = given.iter().map(String::as_str).collect();
         let dry_run = || verdict(&[&own[..], &given, &["--dry-run"]].concat());
         let place = format!("{} {pipeline}", model.display());
@@ -114,7 +117,7 @@ fn compare_lines(model: &Path, frames: &str) -> [usize; 2] {
                 counts[0] += 1;
             }
             // The input video determines the size.
-            (Some(false), Some(_)) if ["retake", "extend", "video_to_audio"].contains(&&pipeline[..]) => counts[1] += 1,
+            (Some(false), Some(_)) if kind.takes_video() => counts[1] += 1,
             (Some(false), Some(error)) => {
                 assert_eq!(dry_run().1, format!("error: {error}"), "{place}");
                 counts[1] += 1;

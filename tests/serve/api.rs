@@ -274,6 +274,12 @@ fn models_loras_and_server_info_are_listed() {
     for key in ["pipelines", "shapes", "defaults", "limits", "loras", "size_aliases"] {
         assert!(!card[key].is_null(), "{key}: {card}");
     }
+    for name in card["pipelines"].as_array().expect("names") {
+        let inputs = &card["pipeline_inputs"][name.as_str().expect("a name")];
+        // A request with images runs `image_to_video`.
+        let images = if name == "text_to_video" { "optional" } else { "required" };
+        assert_eq!((&inputs["images"], &inputs["video"]), (&json!(images), &json!(null)), "{card}");
+    }
     assert_eq!(site.get(&format!("/v1/models/{name}")).json()["id"], json!(name));
     assert_eq!(site.get("/v1/models/other").error().1, "model_not_found");
     assert_eq!(site.get("/v1/list_loras").json(), json!({"loaded_adapters": [], "active": []}));

@@ -7,12 +7,14 @@ use serde_json::{Map, Value, json};
 
 use super::table::MAX_PROMPT;
 use super::{Fields, Shape};
-use crate::config::Pipeline;
+use crate::config::{Pipeline, Support, VideoUse};
 
 /// Pipelines, sizes, defaults and limits of a server. Clients and the web page build their input forms from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerCard {
     pub pipelines: Vec<Pipeline>,
+    /// Inputs of each pipeline, by its name.
+    pub pipeline_inputs: BTreeMap<&'static str, PipelineInputs>,
     /// Shapes that are compiled before the server is ready.
     pub shapes: Vec<Shape>,
     /// Default values of request fields, by field name.
@@ -21,6 +23,33 @@ pub struct ServerCard {
     /// Names of the available LoRAs.
     pub loras: Vec<String>,
     pub size_aliases: BTreeMap<String, String>,
+}
+
+/// Inputs that a pipeline accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PipelineInputs {
+    /// Whether a second pass at a larger size refines the first. Width and height must then be multiples of 64.
+    pub two_stages: bool,
+    pub images: Support,
+    pub audio: Support,
+    pub reference_videos: Support,
+    /// Use of the required input video. `None`: the pipeline rejects input videos.
+    pub video: Option<VideoUse>,
+}
+
+impl PipelineInputs {
+    fn of(pipeline: Pipeline) -> Self {
+        let spec = pipeline.spec();
+        // A request with images runs the variant that accepts them.
+        let has_variant = spec.images == Support::Rejected && spec.image_variant.is_some();
+        PipelineInputs {
+            two_stages: spec.has_two_stages(),
+            images: if has_variant { Support::Optional } else { spec.images },
+            audio: spec.audio,
+            reference_videos: spec.reference_videos,
+            video: spec.video,
+        }
+    }
 }
 
 /// Limits of a request.
@@ -45,9 +74,10 @@ pub struct RequestLimits {
 impl Fields {
     /// Returns the description of the server's model and limits.
     pub fn card(&self) -> ServerCard {
-        let (config, serve) = (&self.loaded.config, self.serve());
+        let (config, serve, pipelines) = (&self.loaded.config, self.serve(), self.pipelines());
         ServerCard {
-            pipelines: self.pipelines(),
+            pipeline_inputs: pipelines.iter().map(|one| (one.name(), PipelineInputs::of(*one))).collect(),
+            pipelines,
             shapes: self.warm_shapes().expect("validated at start"),
             defaults: self.defaults(),
             limits: RequestLimits {

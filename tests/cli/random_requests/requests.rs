@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use ltx2::config::Pipeline;
+use ltx2::config::{Pipeline, Support, VideoUse};
 use ltx2::media::{Frames, write_png_frames};
 use ndarray::Array4;
 
@@ -69,7 +69,7 @@ impl Request {
         let pipelines = Pipeline::value_variants();
         let pipeline = pipelines[seed as usize % pipelines.len()];
         // Half of the requests use LTX-2.0, whose programs other tests compile too; one pipeline needs LTX-2.5.
-        let others = if pipeline == Pipeline::Dfr { Generation::V2_5 } else { Generation::V2_0 };
+        let others = if pipeline.spec().has_rounds() { Generation::V2_5 } else { Generation::V2_0 };
         let generations = [others, others, Generation::V2_3, Generation::V2_5];
         let generation = generations[draws.below("generation", generations.len())];
         let layout = if draws.one_in("layout", 4) { Layout::Files } else { Layout::Folder };
@@ -129,11 +129,12 @@ impl Request {
 
     /// Adds sizes and inputs of the pipeline. Sizes are those of other tests, so that programs are compiled once.
     fn add_inputs(&mut self, draws: Draws, inputs: &Inputs) {
-        let takes_video = self.pipeline.takes_video();
+        let spec = self.pipeline.spec();
+        let takes_video = spec.video.is_some();
         // A single guidance branch where other tests use one, to reuse their compiled programs.
-        let alone = takes_video || self.pipeline == Pipeline::TextToAudio;
+        let alone = takes_video || !spec.generates_video;
         let distilled = matches!(self.pipeline, Pipeline::Distilled | Pipeline::IcLora | Pipeline::Dfr);
-        let streams = if self.pipeline == Pipeline::AudioToVideo { &["video"][..] } else { &["video", "audio"] };
+        let streams = if spec.audio == Support::Required { &["video"][..] } else { &["video", "audio"] };
         for stream in streams {
             let cfg = if alone || distilled { 1 } else { 3 };
             let scales = format!("guidance.{stream}={{cfg: {cfg}, stg: 0, modality: 1, rescale: 0}}");
@@ -152,11 +153,17 @@ impl Request {
             return;
         }
         let video = format!("request.video={}", inputs.frames.display());
-        match self.pipeline {
-            Pipeline::ImageToVideo | Pipeline::Keyframes => self.add_image(draws),
-            Pipeline::AudioToVideo => self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}")),
-            Pipeline::IcLora => self.add_reference(inputs),
-            Pipeline::Retake => {
+        if spec.images == Support::Required {
+            self.add_image(draws);
+        }
+        if spec.audio == Support::Required {
+            self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}"));
+        }
+        if spec.reference_videos == Support::Required {
+            self.add_reference(inputs);
+        }
+        match spec.video {
+            Some(VideoUse::Span) => {
                 self.set(&video);
                 let more = draws.pick("retake", &["", ", video: false", ", audio: false", ", kept: source"]);
                 self.set(&format!("request.retake={{from: 0, to: 0.3{more}}}"));
@@ -164,13 +171,13 @@ impl Request {
                     self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}"));
                 }
             }
-            Pipeline::Extend => {
+            Some(VideoUse::Overlap) => {
                 self.set(&video);
                 let at = draws.pick("extend", &["end", "start"]);
                 self.set(&format!("request.extend={{seconds: 0.3, at: {at}, overlap: 9}}"));
             }
-            Pipeline::VideoToAudio => self.set(&video),
-            _ => {}
+            Some(VideoUse::Whole) => self.set(&video),
+            None => {}
         }
     }
 
@@ -399,7 +406,7 @@ fn part_from_elsewhere(r: &mut Request, d: Draws, _: &Inputs) {
 }
 
 fn upsampling(r: &mut Request, d: Draws, _: &Inputs) {
-    if r.pipeline == Pipeline::Dfr && d.one_in("rounds", 2) {
+    if r.pipeline.spec().has_rounds() && d.one_in("rounds", 2) {
         r.set("dfr.temporal_rounds=1");
         return;
     }
