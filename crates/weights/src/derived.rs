@@ -100,9 +100,8 @@ pub(super) fn add_connector_keys(section: &mut Value, connectors: &Checkpoint) -
     Ok(())
 }
 
-/// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`LANGUAGE_MODEL`]. Values that do not follow
-/// from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3. `None`: the
-/// tensors are not those of Gemma 3.
+/// Derives the `config.json` of a Gemma 3 from its tensors, whose names begin with [`LANGUAGE_MODEL`]. Values that do
+/// not follow from tensor shapes are those of Gemma 3 12B, the text encoder of LTX-2.0 and LTX-2.3.
 ///
 /// # Errors
 /// Returns an error if a tensor is missing.
