@@ -12,13 +12,12 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use zip::ZipArchive;
 
-use self::index::WheelIndex;
+use self::index::{DownloadedWheel, WheelIndex};
 use self::settings::PluginSettings;
 use super::{print, tell};
 use crate::atomic_file::sync_folder;
 use crate::pjrt::discover::{self, Platform};
 use crate::runtime::platforms::{Wheel, spec};
-use crate::runtime::sha256_file;
 use crate::temporaries;
 
 /// Arguments of `ltx2 plugin`.
@@ -165,13 +164,12 @@ fn sync_all(folder: &Path) -> std::io::Result<()> {
 
 /// Downloads a wheel into a folder and verifies its checksum.
 fn download(index: &WheelIndex, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
-    let file = index.download(wheel, folder)?;
-    let sum = sha256_file(&file).with_context(|| format!("{}: cannot read", file.display()))?;
+    let DownloadedWheel { path, sha256: sum } = index.download(wheel, folder)?;
     if sum != wheel.sha256 {
         let (package, version, pinned) = (wheel.package, wheel.version, wheel.sha256);
         bail!("{package}=={version}: sha256 is {sum}, expected {pinned}: refusing to install an unknown file");
     }
-    Ok(file)
+    Ok(path)
 }
 
 /// Unpacks a wheel, keeping executable permissions (needed by the CUDA compiler), and deletes it.
@@ -270,7 +268,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "abc").unwrap();
         assert_eq!(
-            sha256_file(file.path()).unwrap(),
+            crate::runtime::sha256_file(file.path()).unwrap(),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
     }

@@ -4,6 +4,7 @@
 pub mod cudnn;
 pub mod drawn;
 pub mod harness;
+pub mod hub;
 pub mod layout_choice;
 pub mod official;
 pub mod passes;

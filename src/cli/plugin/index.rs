@@ -1,34 +1,38 @@
 //! Finds and downloads wheels from a package index, without Python.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use ltx2_download::http::{self, authority, join, without_credentials};
+use ltx2_download::{
+    Body, DownloadError, HeaderName, HttpClient, HttpSettings, PartialFile, Response, ResponseExt, header,
+};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
-use ureq::http::{Response, StatusCode, header};
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, Proxy, ResponseExt};
 
 use super::settings::PluginSettings;
 use crate::runtime::platforms::Wheel;
+use crate::runtime::sha256_file;
 
 /// `Accept` header for an index page: PEP 691 (JSON), otherwise PEP 503 (HTML).
 const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
 /// Maximum size of an index page; pages of packages with thousands of files have a few megabytes.
 const PAGE: u64 = 64 << 20;
-/// Consecutive attempts without progress after which a download fails.
-const TRIES: u32 = 5;
 
 /// Locations of wheels: folders and package indexes.
 pub(super) struct WheelIndex {
     settings: PluginSettings,
-    agent: Agent,
+    client: HttpClient,
+}
+
+/// A downloaded wheel.
+pub(super) struct DownloadedWheel {
+    pub(super) path: PathBuf,
+    pub(super) sha256: String,
 }
 
 /// File listed at a location.
@@ -58,34 +62,28 @@ impl WheelIndex {
     /// # Errors
     /// Returns an error if the certificates or the proxy are invalid.
     pub(super) fn new(settings: PluginSettings) -> Result<WheelIndex> {
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            .user_agent(concat!("ltx2/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(settings.timeout))
-            .timeout_recv_response(Some(settings.timeout))
-            .timeout_per_read(Some(settings.timeout))
-            .tls_config(tls(settings.cert.as_deref())?);
-        if let Some(proxy) = &settings.proxy {
-            let proxy = Proxy::new(proxy).map_err(|error| anyhow!("PIP_PROXY: {}: {error}", bare(proxy)))?;
-            config = config.proxy(Some(proxy));
-        }
-        Ok(WheelIndex { agent: config.build().into(), settings })
+        let client = HttpClient::new(&HttpSettings {
+            certificates: settings.cert.clone().map(|path| ("PIP_CERT", path)),
+            proxy: settings.proxy.clone().map(|proxy| ("PIP_PROXY", proxy)),
+            timeout: settings.timeout,
+        })?;
+        Ok(WheelIndex { client, settings })
     }
 
-    /// Downloads a wheel into a folder and returns its path. The caller verifies its checksum.
+    /// Downloads a wheel into a folder. The caller verifies its checksum.
     ///
     /// # Errors
     /// Returns an error if no location has the wheel (with the reason for each), or if the download fails.
-    pub(super) fn download(&self, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
+    pub(super) fn download(&self, wheel: &Wheel, folder: &Path) -> Result<DownloadedWheel> {
         let requirement = format!("{}=={}", wheel.package, wheel.version);
         let found = self.find(wheel).with_context(|| format!("{requirement}: cannot download the wheel"))?;
-        let target = folder.join(&found.name);
+        let path = folder.join(&found.name);
         let fetched = match file_path(&found.url) {
-            Some(path) => fs::copy(&path, &target).map(drop).with_context(|| format!("{path}: cannot copy")),
-            None => self.fetch(&found.url, &target),
+            Some(from) => copy(&from, &path),
+            None => self.fetch(&found.url, &path),
         };
-        fetched.with_context(|| format!("{requirement}: cannot download the wheel"))?;
-        Ok(target)
+        let sha256 = fetched.with_context(|| format!("{requirement}: cannot download the wheel"))?;
+        Ok(DownloadedWheel { path, sha256 })
     }
 
     /// Returns the first listed file that matches the wheel.
@@ -96,8 +94,8 @@ impl WheelIndex {
         for place in &places {
             match self.listed(place).map(|files| select(files, wheel)) {
                 Ok(Ok(found)) => return Ok(found),
-                Ok(Err(reason)) => reasons.push(format!("{}: {reason}", bare(place))),
-                Err(error) => reasons.push(format!("{}: {error:#}", bare(place))),
+                Ok(Err(reason)) => reasons.push(format!("{}: {reason}", without_credentials(place))),
+                Err(error) => reasons.push(format!("{}: {error:#}", without_credentials(place))),
             }
         }
         let reasons = if reasons.is_empty() { "PIP_NO_INDEX disables all indexes".into() } else { reasons.join("; ") };
@@ -117,7 +115,11 @@ impl WheelIndex {
             });
             return Ok(files.collect());
         }
-        let mut response = self.get(place, ACCEPT, 0)?;
+        let mut response = self.get(place, ACCEPT, &[]).map_err(|error| match error {
+            // The caller's message contains the URL.
+            DownloadError::Request { source, .. } => anyhow::Error::new(*source),
+            other => other.into(),
+        })?;
         if !response.status().is_success() {
             bail!("{}", response.status());
         }
@@ -129,16 +131,14 @@ impl WheelIndex {
         Ok(links.into_iter().filter_map(|(url, sha256)| listed(&join(&base, &url), sha256)).collect())
     }
 
-    /// Sends a GET request for a URL, starting at byte `from`.
-    fn get(&self, url: &str, accept: &str, from: u64) -> Result<Response<Body>> {
-        let mut request = self.agent.get(bare(url)).header(header::ACCEPT, accept);
+    /// Sends a GET request with the additional headers `more`.
+    fn get(&self, url: &str, accept: &str, more: &[(HeaderName, String)]) -> Result<Response<Body>, DownloadError> {
+        let mut headers = vec![(header::ACCEPT, accept.to_string())];
         if let Some(credentials) = self.credentials(url) {
-            request = request.header(header::AUTHORIZATION, format!("Basic {}", BASE64_STANDARD.encode(credentials)));
+            headers.push((header::AUTHORIZATION, format!("Basic {}", BASE64_STANDARD.encode(credentials))));
         }
-        if from > 0 {
-            request = request.header(header::RANGE, format!("bytes={from}-"));
-        }
-        Ok(request.call()?)
+        headers.extend_from_slice(more);
+        self.client.get(url, &headers)
     }
 
     /// Returns the credentials `NAME:PASSWORD` of a URL, or those of an index on the same host.
@@ -151,101 +151,18 @@ impl WheelIndex {
         })
     }
 
-    /// Downloads a file. If the connection breaks, resumes at the last received byte.
-    fn fetch(&self, url: &str, target: &Path) -> Result<()> {
-        let mut file = File::create(target).with_context(|| format!("{}: cannot write", target.display()))?;
-        let (mut have, mut failed) = (0, 0);
-        loop {
-            let before = have;
-            let reason = match self.get(url, "*/*", have) {
-                Ok(response) if response.status().is_success() => match receive(response, &mut file, &mut have) {
-                    Ok(()) => return Ok(()),
-                    Err(DownloadFailure::Write(error)) => {
-                        return Err(error).with_context(|| format!("{}: cannot write", target.display()));
-                    }
-                    Err(DownloadFailure::Read(error)) => error.into(),
-                },
-                Ok(response) => match response.status() {
-                    status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                        anyhow!("{status}")
-                    }
-                    status => bail!("{}: {status}", bare(url)),
-                },
-                Err(error) => error,
-            };
-            failed = if have > before { 1 } else { failed + 1 };
-            if failed == TRIES {
-                return Err(reason)
-                    .with_context(|| format!("{}: the download failed {TRIES} times after {have} bytes", bare(url)));
-            }
-            tracing::warn!("{}: {reason:#}; resuming after {have} bytes", bare(url));
-            std::thread::sleep(Duration::from_millis(500) * failed);
-        }
+    /// Downloads a file and returns its SHA-256.
+    fn fetch(&self, url: &str, target: &Path) -> Result<String> {
+        let mut file = PartialFile::create(target)?;
+        http::download(&without_credentials(url), &mut file, &|_| {}, &|headers| self.get(url, "*/*", headers))?;
+        Ok(file.finish()?)
     }
 }
 
-/// Error of a download: reading from the server or writing the file failed.
-enum DownloadFailure {
-    Read(io::Error),
-    Write(io::Error),
-}
-
-/// Writes the body of a response to a file and updates `have`, the number of bytes received. A partial response is
-/// appended after the first `have` bytes.
-fn receive(mut response: Response<Body>, file: &mut File, have: &mut u64) -> Result<(), DownloadFailure> {
-    if response.status() != StatusCode::PARTIAL_CONTENT {
-        // The server ignored the range and sends the complete file.
-        *have = 0;
-    }
-    file.set_len(*have).and_then(|()| file.seek(SeekFrom::Start(*have))).map_err(DownloadFailure::Write)?;
-    let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let end = length.map(|length: u64| *have + length);
-    let (mut body, mut buffer) = (response.body_mut().as_reader(), vec![0; 1 << 18]);
-    loop {
-        match body.read(&mut buffer).map_err(DownloadFailure::Read)? {
-            0 if end.is_some_and(|end| *have < end) => {
-                return Err(DownloadFailure::Read(io::ErrorKind::UnexpectedEof.into()));
-            }
-            0 => return Ok(()),
-            many => {
-                file.write_all(&buffer[..many]).map_err(DownloadFailure::Write)?;
-                *have += many as u64;
-            }
-        }
-    }
-}
-
-/// Creates the TLS configuration with the certificate authorities of a PEM file, or of the system (which
-/// `SSL_CERT_FILE` and `SSL_CERT_DIR` override).
-fn tls(cert: Option<&Path>) -> Result<TlsConfig> {
-    let certificates: Vec<Certificate<'static>> = match cert {
-        Some(path) => {
-            let text = fs::read(path).with_context(|| format!("PIP_CERT: {}: cannot read the file", path.display()))?;
-            let items = parse_pem(&text).collect::<Result<Vec<_>, _>>();
-            let items = items.with_context(|| format!("PIP_CERT: {}: not a PEM file", path.display()))?;
-            let certificates = items.into_iter().filter_map(|item| match item {
-                PemItem::Certificate(certificate) => Some(certificate),
-                _ => None,
-            });
-            let certificates: Vec<_> = certificates.collect();
-            if certificates.is_empty() {
-                bail!("PIP_CERT: {}: contains no certificate", path.display());
-            }
-            certificates
-        }
-        None => {
-            let loaded = rustls_native_certs::load_native_certs();
-            loaded.errors.iter().for_each(|error| tracing::warn!("cannot load a system certificate: {error}"));
-            if loaded.certs.is_empty() {
-                tracing::warn!("no certificate authorities found: install ca-certificates, or set SSL_CERT_FILE");
-            }
-            loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
-        }
-    };
-    Ok(TlsConfig::builder()
-        .root_certs(RootCerts::Specific(Arc::new(certificates)))
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .build())
+/// Copies a file and returns its SHA-256.
+fn copy(from: &str, target: &Path) -> Result<String> {
+    fs::copy(from, target).with_context(|| format!("{from}: cannot copy"))?;
+    sha256_file(target).with_context(|| format!("{}: cannot read", target.display()))
 }
 
 /// Returns the listed file that matches the wheel by name, and by checksum if listed; otherwise the reason why no file
@@ -309,47 +226,6 @@ fn html_links(text: &str) -> Vec<(String, Option<String>)> {
         Some((value[1..].split(quote).next()?.replace("&amp;", "&"), None))
     });
     targets.collect()
-}
-
-/// Resolves a link of a page to an absolute URL.
-fn join(base: &str, reference: &str) -> String {
-    let (scheme, rest) = base.split_once("://").unwrap_or(("https", base));
-    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    if reference.split(['?', '#', '/']).next().is_some_and(|start| start.ends_with(':')) {
-        return reference.into();
-    }
-    if let Some(other) = reference.strip_prefix("//") {
-        return format!("{scheme}://{other}");
-    }
-    if reference.starts_with('/') {
-        return format!("{scheme}://{host}{reference}");
-    }
-    let path = path.split(['?', '#']).next().unwrap_or("");
-    let mut segments: Vec<&str> = path.split('/').skip(1).collect();
-    segments.pop();
-    for part in reference.split('/') {
-        match part {
-            "." => {}
-            ".." => drop(segments.pop()),
-            part => segments.push(part),
-        }
-    }
-    format!("{scheme}://{host}/{}", segments.join("/"))
-}
-
-/// Returns the user information and host of a URL.
-fn authority(url: &str) -> (Option<&str>, &str) {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or("");
-    authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host))
-}
-
-/// Removes the credentials from a URL. Requests send them in a header, and messages must not show them.
-fn bare(url: &str) -> String {
-    match authority(url).0 {
-        Some(user) => url.replacen(&format!("{user}@"), "", 1),
-        None => url.into(),
-    }
 }
 
 /// Returns the path of a local location, given as a path or `file://` URL; `None` for other URLs.

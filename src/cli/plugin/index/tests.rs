@@ -1,6 +1,7 @@
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 use super::*;
 
@@ -42,7 +43,7 @@ fn name() -> String {
 
 fn downloaded(index: &WheelIndex, wheel: &Wheel) -> Result<String> {
     let folder = tempfile::tempdir().unwrap();
-    Ok(fs::read_to_string(index.download(wheel, folder.path())?).unwrap())
+    Ok(fs::read_to_string(index.download(wheel, folder.path())?.path).unwrap())
 }
 
 #[test]
@@ -66,22 +67,6 @@ fn wheel_matches_by_package_version_and_tags() {
     assert!(is_wheel(&format!("some_plugin-1.2.0-cp311-cp311-{PLATFORM}.whl"), &tagged));
     assert!(!is_wheel(&format!("some_plugin-1.2.0-cp312-cp312-{PLATFORM}.whl"), &tagged));
     assert!(!is_wheel(&format!("some_plugin-1.2.0-cp311-cp311t-{PLATFORM}.whl"), &tagged));
-}
-
-#[test]
-fn links_resolve_against_page_url() {
-    let base = "https://host:1/root/simple/some-plugin/?v=1";
-    for (reference, url) in [
-        ("https://other/a.whl", "https://other/a.whl"),
-        ("//other/a.whl", "https://other/a.whl"),
-        ("/files/a.whl#sha256=1", "https://host:1/files/a.whl#sha256=1"),
-        ("a.whl?from=https://x", "https://host:1/root/simple/some-plugin/a.whl?from=https://x"),
-        ("../../packages/./a.whl", "https://host:1/root/packages/a.whl"),
-        ("../../../../../a.whl", "https://host:1/a.whl"),
-    ] {
-        assert_eq!(join(base, reference), url, "{reference}");
-    }
-    assert_eq!(join("https://host", "a.whl"), "https://host/a.whl");
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! Errors of downloads. Every message is one line and contains no credentials.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ureq::http::StatusCode;
+
+/// An error of a download.
+#[derive(Debug, thiserror::Error)]
+pub enum DownloadError {
+    /// A setting of the HTTP client, such as a proxy or a certificate file, is invalid.
+    #[error("{0}")]
+    Settings(String),
+    /// A request failed before a response arrived.
+    #[error("{url}: {source}")]
+    Request {
+        /// The URL, without credentials.
+        url: String,
+        /// The error of the HTTP client.
+        source: Box<ureq::Error>,
+    },
+    /// The server answered with an error status.
+    #[error("{url}: {status}")]
+    Status {
+        /// The URL, without credentials.
+        url: String,
+        /// The status.
+        status: StatusCode,
+    },
+    /// Several attempts in a row received nothing.
+    #[error("{url}: the download failed {tries} times after {have} bytes: {reason}")]
+    Broken {
+        /// The URL, without credentials.
+        url: String,
+        /// Number of attempts without progress.
+        tries: u32,
+        /// Number of bytes received, including those of earlier attempts.
+        have: u64,
+        /// The error of the last attempt.
+        reason: String,
+    },
+    /// A local file operation failed.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// Verb of the failed operation, such as `write`.
+        action: &'static str,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A server's answer does not have the expected form.
+    #[error("{url}: {reason}")]
+    Answer {
+        /// The URL, without credentials.
+        url: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// The downloaded file has other contents than the repository states. The file was deleted.
+    #[error(
+        "{file}: the {kind} of the download is {got}, expected {want}; the file was deleted, so run the command again"
+    )]
+    Checksum {
+        /// Repository and path of the file.
+        file: String,
+        /// Name of the checksum, or `size`.
+        kind: &'static str,
+        /// Checksum of the downloaded bytes.
+        got: String,
+        /// Checksum that the repository states.
+        want: String,
+    },
+    /// The repository or one of its files requires access that the request lacks.
+    #[error("{repository}: access denied ({status}): {advice}")]
+    Denied {
+        /// `org/name`.
+        repository: String,
+        /// The status, 401 or 403.
+        status: StatusCode,
+        /// How to get access.
+        advice: String,
+    },
+    /// The hub has no such repository, revision or file.
+    #[error("{name}: {reason}")]
+    NotFound {
+        /// The repository, with revision or path.
+        name: String,
+        /// What does not exist, and what to do.
+        reason: String,
+    },
+    /// A file's checksum differs from that in the listing, because the repository changed after it was listed.
+    #[error("{file}: changed on the hub since it was listed")]
+    Changed {
+        /// Repository and path of the file.
+        file: String,
+    },
+}
+
+impl DownloadError {
+    /// Returns a closure for `map_err` that creates a [`DownloadError::File`].
+    pub fn file(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| DownloadError::File { path, action, source }
+    }
+
+    /// Returns whether another attempt may succeed: the connection failed, or the server is overloaded.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            DownloadError::Request { .. } => true,
+            DownloadError::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+            }
+            _ => false,
+        }
+    }
+}

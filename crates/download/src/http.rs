@@ -1,0 +1,289 @@
+//! The HTTP client, and downloads that retry and resume.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ureq::http::{HeaderName, Response, StatusCode, header};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body, Proxy};
+
+use crate::error::DownloadError;
+use crate::partial_file::{BLOCK, PartialFile};
+
+/// Consecutive attempts without progress after which a download fails.
+const TRIES: u32 = 5;
+
+/// How to connect to servers.
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    /// PEM file of certificate authorities, and the name of the setting for errors. `None`: those of `SSL_CERT_FILE`,
+    /// `SSL_CERT_DIR` or the system.
+    pub certificates: Option<(&'static str, PathBuf)>,
+    /// URL of a proxy, and the name of the setting for errors. `None`: from `HTTPS_PROXY` and related variables.
+    pub proxy: Option<(&'static str, String)>,
+    /// Timeout of connecting, of waiting for a response, and of each read.
+    pub timeout: Duration,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        HttpSettings { certificates: None, proxy: None, timeout: Duration::from_secs(60) }
+    }
+}
+
+/// An HTTP client.
+#[derive(Debug)]
+pub struct HttpClient {
+    agent: Agent,
+}
+
+impl HttpClient {
+    /// Creates a client; opens no connection.
+    ///
+    /// # Errors
+    /// Returns an error if the certificates or the proxy are invalid.
+    pub fn new(settings: &HttpSettings) -> Result<Self, DownloadError> {
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            .user_agent(concat!("ltx2/", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(settings.timeout))
+            .timeout_recv_response(Some(settings.timeout))
+            .timeout_per_read(Some(settings.timeout))
+            .tls_config(tls(settings)?);
+        if let Some((setting, proxy)) = &settings.proxy {
+            let parsed = Proxy::new(proxy);
+            let invalid =
+                |error| DownloadError::Settings(format!("{setting}: {}: {error}", without_credentials(proxy)));
+            config = config.proxy(Some(parsed.map_err(invalid)?));
+        }
+        Ok(HttpClient { agent: config.build().into() })
+    }
+
+    /// Sends a GET request, follows redirects, and returns the response of any status. The redirected requests do not
+    /// contain an `Authorization` header.
+    ///
+    /// # Errors
+    /// Returns an error if no response arrives.
+    pub fn get(&self, url: &str, headers: &[(HeaderName, String)]) -> Result<Response<Body>, DownloadError> {
+        self.send(url, headers, 10)
+    }
+
+    /// Like [`HttpClient::get`], but returns a redirect as it is.
+    ///
+    /// # Errors
+    /// Returns an error if no response arrives.
+    pub fn get_once(&self, url: &str, headers: &[(HeaderName, String)]) -> Result<Response<Body>, DownloadError> {
+        self.send(url, headers, 0)
+    }
+
+    fn send(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, String)],
+        redirects: u32,
+    ) -> Result<Response<Body>, DownloadError> {
+        let url = without_credentials(url);
+        let mut request = self.agent.get(&url).config().max_redirects(redirects).build();
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        request.call().map_err(|source| DownloadError::Request { url, source: Box::new(source) })
+    }
+}
+
+/// Downloads the rest of a file. `request` sends the request with the given headers, which ask for a range if a part of
+/// the file exists. If the connection breaks, resumes after the last received byte. `progress` is called with the
+/// number of bytes in the file. `url` appears in messages.
+///
+/// # Errors
+/// Returns an error if the file cannot be written, if the server refuses, or if several attempts in a row receive
+/// nothing.
+pub fn download(
+    url: &str,
+    file: &mut PartialFile,
+    progress: &dyn Fn(u64),
+    request: &dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>, DownloadError>,
+) -> Result<(), DownloadError> {
+    let (mut failed, mut entity_tag) = (0, None);
+    loop {
+        let before = file.have();
+        let mut headers = Vec::new();
+        if before > 0 {
+            headers.push((header::RANGE, format!("bytes={before}-")));
+            headers.extend(entity_tag.clone().map(|tag| (header::IF_RANGE, tag)));
+        }
+        let reason = match request(&headers) {
+            Ok(response) if response.status() == StatusCode::RANGE_NOT_SATISFIABLE && before > 0 => {
+                tracing::warn!("{url}: cannot resume after {before} bytes; starting over");
+                file.restart()?;
+                continue;
+            }
+            Ok(response) if !response.status().is_success() => {
+                let error = DownloadError::Status { url: url.into(), status: response.status() };
+                if !error.is_temporary() {
+                    return Err(error);
+                }
+                error.to_string()
+            }
+            Ok(response) => {
+                entity_tag = strong_entity_tag(&response);
+                if before > 0 && first_byte(&response) != Some(before) {
+                    // The server ignores ranges, or the file has changed.
+                    tracing::warn!("{url}: the server sends the complete file; starting over");
+                    file.restart()?;
+                    if response.status() == StatusCode::PARTIAL_CONTENT {
+                        continue;
+                    }
+                }
+                match receive(response, file, progress)? {
+                    None => return Ok(()),
+                    Some(reason) => reason,
+                }
+            }
+            Err(error) if error.is_temporary() => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        let have = file.have();
+        failed = if have > before { 1 } else { failed + 1 };
+        if failed == TRIES {
+            return Err(DownloadError::Broken { url: url.into(), tries: TRIES, have, reason });
+        }
+        tracing::warn!("{reason}; resuming after {have} bytes");
+        std::thread::sleep(Duration::from_millis(500) * failed);
+    }
+}
+
+/// Returns the entity tag of a response, unless it is weak: a weak tag cannot guard a range request.
+fn strong_entity_tag(response: &Response<Body>) -> Option<String> {
+    let tag = response.headers().get(header::ETAG)?.to_str().ok()?;
+    (!tag.starts_with("W/")).then(|| tag.to_string())
+}
+
+/// Returns the position in the file of the first byte of a partial response. `None`: the response is complete, or has no
+/// `Content-Range`.
+fn first_byte(response: &Response<Body>) -> Option<u64> {
+    let range = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+/// Appends the body of a response to a file. Returns the reason if the connection breaks.
+fn receive(
+    mut response: Response<Body>,
+    file: &mut PartialFile,
+    progress: &dyn Fn(u64),
+) -> Result<Option<String>, DownloadError> {
+    let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let end = length.map(|length: u64| file.have() + length);
+    let (mut body, mut block) = (response.body_mut().as_reader(), vec![0; BLOCK]);
+    loop {
+        match body.read(&mut block) {
+            Ok(0) if end.is_some_and(|end| file.have() < end) => return Ok(Some("the connection was closed".into())),
+            Ok(0) => return Ok(None),
+            Ok(many) => {
+                file.append(&block[..many])?;
+                progress(file.have());
+            }
+            Err(error) => return Ok(Some(error.to_string())),
+        }
+    }
+}
+
+/// Creates the TLS configuration.
+fn tls(settings: &HttpSettings) -> Result<TlsConfig, DownloadError> {
+    let certificates = match &settings.certificates {
+        Some((setting, path)) => read_certificates(setting, path)?,
+        None => {
+            let loaded = rustls_native_certs::load_native_certs();
+            loaded.errors.iter().for_each(|error| tracing::warn!("cannot load a system certificate: {error}"));
+            if loaded.certs.is_empty() {
+                tracing::warn!("no certificate authorities found: install ca-certificates, or set SSL_CERT_FILE");
+            }
+            loaded.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
+        }
+    };
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::Specific(Arc::new(certificates)))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build())
+}
+
+/// Reads the certificates of a PEM file.
+fn read_certificates(setting: &str, path: &Path) -> Result<Vec<Certificate<'static>>, DownloadError> {
+    let invalid = |reason: String| DownloadError::Settings(format!("{setting}: {}: {reason}", path.display()));
+    let text = std::fs::read(path).map_err(|error| invalid(format!("cannot read the file: {error}")))?;
+    let items = parse_pem(&text).collect::<Result<Vec<_>, _>>();
+    let items = items.map_err(|error| invalid(format!("not a PEM file: {error}")))?;
+    let certificates = items.into_iter().filter_map(|item| match item {
+        PemItem::Certificate(certificate) => Some(certificate),
+        _ => None,
+    });
+    let certificates: Vec<_> = certificates.collect();
+    match certificates.is_empty() {
+        true => Err(invalid("contains no certificate".into())),
+        false => Ok(certificates),
+    }
+}
+
+/// Splits the authority of a URL into the user information and the host with its port.
+pub fn authority(url: &str) -> (Option<&str>, &str) {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or("");
+    authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host))
+}
+
+/// Removes the credentials from a URL. Requests send them in a header, and messages must not show them.
+pub fn without_credentials(url: &str) -> String {
+    match authority(url).0 {
+        Some(user) => url.replacen(&format!("{user}@"), "", 1),
+        None => url.into(),
+    }
+}
+
+/// Resolves a reference, such as a link in a page or the target of a redirect, to an absolute URL.
+pub fn join(base: &str, reference: &str) -> String {
+    let (scheme, rest) = base.split_once("://").unwrap_or(("https", base));
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    if reference.split(['?', '#', '/']).next().is_some_and(|start| start.ends_with(':')) {
+        return reference.into();
+    }
+    if let Some(other) = reference.strip_prefix("//") {
+        return format!("{scheme}://{other}");
+    }
+    if reference.starts_with('/') {
+        return format!("{scheme}://{host}{reference}");
+    }
+    let path = path.split(['?', '#']).next().unwrap_or("");
+    let mut segments: Vec<&str> = path.split('/').skip(1).collect();
+    segments.pop();
+    for part in reference.split('/') {
+        match part {
+            "." => {}
+            ".." => drop(segments.pop()),
+            part => segments.push(part),
+        }
+    }
+    format!("{scheme}://{host}/{}", segments.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_resolve_against_base_url() {
+        let base = "https://host:1/root/simple/some-plugin/?v=1";
+        for (reference, url) in [
+            ("https://other/a.whl", "https://other/a.whl"),
+            ("//other/a.whl", "https://other/a.whl"),
+            ("/files/a.whl#sha256=1", "https://host:1/files/a.whl#sha256=1"),
+            ("a.whl?from=https://x", "https://host:1/root/simple/some-plugin/a.whl?from=https://x"),
+            ("../../packages/./a.whl", "https://host:1/root/packages/a.whl"),
+            ("../../../../../a.whl", "https://host:1/a.whl"),
+        ] {
+            assert_eq!(join(base, reference), url, "{reference}");
+        }
+        assert_eq!(join("https://host", "a.whl"), "https://host/a.whl");
+    }
+}
