@@ -79,7 +79,7 @@ def _beside(folder, *words):
 
 def find(model, diffusers=None, text_encoder=None, upsampler=None, lora=None):
     if not model.exists():
-        raise Refused(f"{model}: no such file or folder; give the folder that `hf download` made, or a .safetensors file")
+        raise Refused(f"{model}: no such file or folder; give the folder that `ltx2 pull --dir` made, or a .safetensors file")
     for path in filter(None, [diffusers, text_encoder, upsampler, lora]):
         if not path.exists():
             raise Refused(f"{path}: no such file or folder")

@@ -8,7 +8,7 @@ const SIGNATURES: [(&[u8], &str); 10] = [
     (b"GGUF", "a GGUF file, which holds weights only; it can be the transformer or the text encoder"),
     (
         b"version https://git-lfs",
-        "a git-LFS pointer instead of the file itself; run `git lfs pull` in its repository, or download it with `hf download`",
+        "a git-LFS pointer instead of the file itself; run `git lfs pull` in its repository, or download it with `ltx2 pull`",
     ),
     (b"PK\x03\x04", PICKLED),
     (b"\x80\x02", PICKLED),

@@ -22,12 +22,14 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// No model, component or LoRA was found for a path or a name in the Hugging Face cache.
-    #[error("model `{name}` not found: {reason}")]
+    #[error("model `{name}` not found: {reason}{}", download_advice(command.as_deref()))]
     NotFound {
         /// The path, `org/name` or `org/name/file` that was requested.
         name: String,
-        /// Searched locations, and advice on what to do.
+        /// Searched locations, and advice for a name that cannot be downloaded.
         reason: String,
+        /// Command that downloads it. `None`: the name is that of a local path.
+        command: Option<String>,
     },
     /// A folder contains no weights that can be loaded.
     #[error("{}: no weights: {reason}", path.display())]
@@ -359,6 +361,10 @@ impl WeightsError {
     }
 }
 
+fn download_advice(command: Option<&str>) -> String {
+    command.map_or(String::new(), |command| format!("; pass a path, or download it with `{command}`"))
+}
+
 fn how_to_specify(component: Component) -> String {
     component.override_key().map_or(String::new(), |key| format!(" as `model.{key}` or --{}", key.replace('_', "-")))
 }
@@ -387,7 +393,10 @@ fn override_hint(component: Component) -> String {
     match component.override_key() {
         Some(key) => {
             let what = match component {
-                Component::TextEncoder => "the folder or file of Gemma-3-12B, or to LTX-2.5's own text encoder",
+                Component::TextEncoder => {
+                    "the folder or file of Gemma-3-12B (`ltx2 pull google/gemma-3-12b-it-qat-q4_0-unquantized`), or to \
+                     LTX-2.5's own text encoder"
+                }
                 Component::Connectors => "their file, such as ltx-2-19b-embeddings_connector_dev_bf16.safetensors",
                 _ => "its file or folder",
             };

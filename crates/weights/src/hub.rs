@@ -1,10 +1,11 @@
-//! Read-only access to the local Hugging Face cache; nothing is downloaded.
+//! Read-only access to the local Hugging Face cache.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::WeightsError;
+use super::published::pull_command;
 use ltx2_base::text_file;
 
 /// File name extensions of models and LoRAs.
@@ -25,7 +26,7 @@ impl HubCache {
 
     /// Returns the cache that Hugging Face tools use: `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`,
     /// `XDG_CACHE_HOME/huggingface/hub`, or `~/.cache/huggingface/hub`.
-    pub(crate) fn from_env() -> Self {
+    pub fn from_env() -> Self {
         Self::from_vars(|key| std::env::var_os(key))
     }
 
@@ -44,6 +45,11 @@ impl HubCache {
             let home = folder("HOME").unwrap_or_default();
             HubCache { root: home.join(".cache/huggingface/hub"), origin: "the default, HF_HOME is not set" }
         }
+    }
+
+    /// Returns the folder of the cache.
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Returns whether a string has the form `org/name` or `org/name/path`.
@@ -65,14 +71,18 @@ impl HubCache {
         let mut parts = name.splitn(3, '/');
         let (org, repo) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let folder = self.root.join(format!("models--{org}--{repo}"));
-        let fail = |reason: String| WeightsError::NotFound { name: name.into(), reason };
+        let fail = |reason: String, command| WeightsError::NotFound { name: name.into(), reason, command };
+        let pull = || Some(pull_command(name, &[]));
         if !folder.is_dir() {
-            let advice = advice(org, repo, parts.next());
-            return Err(fail(format!(
-                "there is no such folder, and no {} in the Hugging Face cache ({}); {advice}",
+            let absent = format!(
+                "there is no such folder, and no {} in the Hugging Face cache ({})",
                 folder.display(),
                 self.origin
-            )));
+            );
+            return Err(match advice(org, repo) {
+                Some(advice) => fail(format!("{absent}; {advice}"), None),
+                None => fail(absent, pull()),
+            });
         }
         let snapshots = folder.join("snapshots");
         let main = folder.join("refs/main");
@@ -80,39 +90,29 @@ impl HubCache {
             Ok(revision) => snapshots.join(revision.trim()),
             // A download of a specific revision creates no `main`; a single snapshot is unambiguous.
             Err(_) => only_folder(&snapshots).ok_or_else(|| {
-                fail(format!(
-                    "{} is missing and {} does not contain exactly one snapshot; download the model again, or pass the \
-                     path of a snapshot",
-                    main.display(),
-                    snapshots.display()
-                ))
+                let (main, snapshots) = (main.display(), snapshots.display());
+                fail(format!("{main} is missing and {snapshots} does not contain exactly one snapshot"), pull())
             })?,
         };
         let path = parts.next().map_or(snapshot.clone(), |rest| snapshot.join(rest));
         // Files in a snapshot are links into `blobs`; a link without its blob is an unfinished download.
         match path.exists() {
             true => Ok(path),
-            false => Err(fail(format!(
-                "the cache contains the repository, but not {}; download the repository again",
-                path.display()
-            ))),
+            false => Err(fail(format!("the cache contains the repository, but not {}", path.display()), pull())),
         }
     }
 }
 
-/// Returns advice for a model that is neither a local path nor in the cache.
-fn advice(org: &str, repo: &str, file: Option<&str>) -> String {
+/// Returns advice for a name that is probably a local path. `None`: it may be the name of a repository.
+fn advice(org: &str, repo: &str) -> Option<String> {
     match org {
         // The `nano…` presets refer to the toy models by these paths.
-        "assets" => format!(
+        "assets" => Some(format!(
             "this is the toy model of this repository; change to the folder that contains {org}/{repo}, or pass the path \
              of the model"
-        ),
-        _ if Path::new(org).is_dir() => format!("the folder {org} contains no {repo}; correct the path"),
-        _ => {
-            let file = file.map(|file| format!(" {file}")).unwrap_or_default();
-            format!("download the model with `hf download {org}/{repo}{file}`, or pass a path")
-        }
+        )),
+        _ if Path::new(org).is_dir() => Some(format!("the folder {org} contains no {repo}; correct the path")),
+        _ => None,
     }
 }
 

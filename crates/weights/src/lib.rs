@@ -25,6 +25,7 @@ mod official_vae;
 mod packed;
 mod pairing;
 mod place;
+pub mod published;
 mod quantization;
 pub mod quantize;
 mod reference_scales;

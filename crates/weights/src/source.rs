@@ -14,6 +14,7 @@ use super::hub::HubCache;
 use super::packed::TokenizerFiles;
 use super::pairing::{GEMMA_SOURCE, Transformer};
 use super::place::{ModelLocation, SingleFile, check_version, is_diffusers, place};
+use super::published::GEMMA_3;
 use super::quantize::QuantizedForm;
 use super::split::{Choice, SplitFolder};
 use super::version::{KEYFRAMES, USE_KEYFRAMES, Version};
@@ -88,7 +89,8 @@ pub struct ModelSource {
 impl ModelSource {
     /// Finds a model: a diffusers folder, a folder of single files, one of Lightricks' files, or `org/name` (or
     /// `org/name/file`) in the local Hugging Face cache. The components that a transformer's file lacks come from the
-    /// folder of single files that contains it.
+    /// folder of single files that contains it; the text encoder of LTX-2.0 and LTX-2.3 also from the cache
+    /// ([`GEMMA_3`]).
     ///
     /// # Errors
     /// Returns an error if the model or an override does not exist, if there are several transformers or none of the
@@ -127,6 +129,7 @@ impl ModelSource {
         if let Some(split) = split {
             source.add_parts(&split, overrides)?;
         }
+        source.add_cached_gemma_3(hub)?;
         source.refuse_newer()?;
         source.check_text_encoder()?;
         Ok(source)
@@ -180,6 +183,21 @@ impl ModelSource {
                 },
                 Choice::Several(files) => drop(self.ambiguous.insert(component, files)),
             }
+        }
+        Ok(())
+    }
+
+    /// Adds Gemma 3 from the Hugging Face cache if a single file of LTX-2.0 or LTX-2.3 has no text encoder.
+    fn add_cached_gemma_3(&mut self, hub: &HubCache) -> Result<(), WeightsError> {
+        let is_single = matches!(self.main, ModelLocation::Single(_));
+        let is_absent = is_single && !self.has(Component::TextEncoder);
+        let needs_gemma_3 = || matches!(self.version(), Ok(Version::V2_0 | Version::V2_3));
+        if is_absent
+            && self.ambiguity(Component::TextEncoder).is_none()
+            && needs_gemma_3()
+            && let Ok(folder) = hub.resolve(GEMMA_3)
+        {
+            self.parts.insert(Component::TextEncoder, place(&folder, Some(Component::TextEncoder))?);
         }
         Ok(())
     }
@@ -636,5 +654,5 @@ fn locate(name: &str, hub: &HubCache) -> Result<PathBuf, WeightsError> {
     let reason = "no such file or folder; a model is a diffusers folder, a folder of single files, a .safetensors or \
                   .gguf file, or org/name"
         .into();
-    Err(WeightsError::NotFound { name: name.into(), reason })
+    Err(WeightsError::NotFound { name: name.into(), reason, command: None })
 }

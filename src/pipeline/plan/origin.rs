@@ -11,8 +11,9 @@ use sha2::{Digest, Sha256};
 use crate::config::{Config, WeightSource};
 use crate::models::presets::Preset;
 use crate::pipeline::error::{PipelineError, Result};
+use crate::weights::published::pull_command;
 use crate::weights::quantize::QuantizedForm;
-use crate::weights::{Component, ModelSource, WeightsError};
+use crate::weights::{Component, ModelSource, Version, WeightsError};
 
 /// Source of a model's configurations.
 #[derive(Clone)]
@@ -120,9 +121,19 @@ pub(crate) fn sources(config: &Config) -> Result<(Origin, Weights)> {
     }
 }
 
-/// Opens the model files of a configuration.
+/// Opens the model files of a configuration. If the model must be downloaded, the error names the command for the
+/// pipeline's preset.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
-    Ok(Arc::new(ModelSource::open(&config.model.path, &config.model.overrides())?))
+    let opened = ModelSource::open(&config.model.path, &config.model.overrides()).map_err(|error| match error {
+        WeightsError::NotFound { name, looked, command: Some(_) } => {
+            let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
+            let presets = versions.map(|version| config.pipeline.preset(version));
+            let command = Some(pull_command(&name, &presets));
+            WeightsError::NotFound { name, looked, command }
+        }
+        other => other,
+    });
+    Ok(Arc::new(opened?))
 }
 
 /// Source of a model's parameters.

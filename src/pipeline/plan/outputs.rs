@@ -350,8 +350,8 @@ pub(crate) fn check_file_room(key: &'static str, path: &Path, bytes: u64) -> Res
 impl RequiredSpace {
     fn check(&self) -> Result<()> {
         // Skip the check if the file system does not report its free space.
-        let Ok(about) = rustix::fs::statvfs(&self.existing) else { return Ok(()) };
-        let free = about.f_bavail as f64 * about.f_frsize as f64;
+        let Some(free) = free_bytes(&self.existing) else { return Ok(()) };
+        let free = free as f64;
         let (keys, mib) = (self.keys.join(", "), |bytes: f64| bytes / f64::from(1 << 20));
         let has = format!("{keys}: {} has {:.2} MiB free", self.folder.display(), mib(free));
         if free < self.least {
@@ -363,6 +363,16 @@ impl RequiredSpace {
         }
         Ok(())
     }
+}
+
+/// Returns the free space of the file system that will contain a folder, in bytes. `None`: it is not reported.
+pub(crate) fn free_space(folder: &Path) -> Option<u64> {
+    free_bytes(&device(folder)?.1)
+}
+
+fn free_bytes(existing: &Path) -> Option<u64> {
+    let about = rustix::fs::statvfs(existing).ok()?;
+    Some(about.f_bavail.saturating_mul(about.f_frsize))
 }
 
 /// Returns the device number of the file system that contains a folder, and the folder or its nearest ancestor that

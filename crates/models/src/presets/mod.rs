@@ -36,9 +36,11 @@ impl Preset {
         PRESETS.into_iter().map(|(n, _)| n)
     }
 
-    /// Returns a preset by its own name or by the published name of its model.
+    /// Returns a preset by its own name, or by the published name of its model or of a file in the model's repository.
     pub fn named(name: &str) -> Option<Self> {
-        let name = PUBLISHED.iter().find(|(published, _)| *published == name).map_or(name, |(_, preset)| preset);
+        let is_of =
+            |published: &str| name.strip_prefix(published).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let name = PUBLISHED.iter().find(|(published, _)| is_of(published)).map_or(name, |(_, preset)| preset);
         let (name, text) = PRESETS.into_iter().find(|(n, _)| *n == name)?;
         let Ok(Value::Object(configs)) = serde_json::from_str(text) else { return None };
         Some(Preset { name, configs })
@@ -72,6 +74,7 @@ mod tests {
         }
         assert_eq!(Preset::named("Lightricks/LTX-2").map(|p| p.name), Some("ltx2"));
         assert_eq!(Preset::named("Lightricks/LTX-2.3").map(|p| p.name), Some("ltx2_3"));
+        assert_eq!(Preset::named("Lightricks/LTX-2.3/ltx-2.3-22b-dev.safetensors").map(|p| p.name), Some("ltx2_3"));
         assert_eq!(Preset::named("Lightricks/LTX-2.5-Diffusers").map(|p| p.name), Some("ltx2_5"));
     }
 }

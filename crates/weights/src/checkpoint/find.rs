@@ -129,7 +129,7 @@ pub(super) fn find_weights(folder: &Path, variant: Option<&str>) -> Result<Weigh
     } else if let Some(name) = names.iter().find(|name| is_flashpack(Path::new(name))) {
         format!("{name} holds {FLASHPACK}")
     } else {
-        "no safetensors or GGUF file in this folder; download the model's files with `hf download`".into()
+        "no safetensors or GGUF file in this folder; download the model's files with `ltx2 pull`".into()
     };
     Err(WeightsError::NoWeights { path: folder.to_path_buf(), reason })
 }

@@ -42,20 +42,20 @@ fn diffusers_folder_provides_components() {
 #[test]
 fn missing_model_error_lists_searched_paths() {
     fails(open(Path::new("./no-such-folder")), &["./no-such-folder", "no such file or folder"]);
-    fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "hf download Org/Name`"]);
-    fails(open(Path::new("Org/Name/a.safetensors")), &["hf download Org/Name a.safetensors`"]);
+    fails(open(Path::new("Org/Name")), &["Org/Name", "/nonexistent/hub/models--Org--Name", "`ltx2 pull Org/Name`"]);
+    fails(open(Path::new("Org/Name/a.safetensors")), &["`ltx2 pull Org/Name/a.safetensors`"]);
     // `folder/file`, which cannot be the name of a repository.
     let absent = open(Path::new("absent/a.safetensors")).expect_err("no such file").to_string();
-    assert!(absent.contains("no such file or folder") && !absent.contains("hf download"), "{absent}");
+    assert!(absent.contains("no such file or folder") && !absent.contains("ltx2 pull"), "{absent}");
     let absent = LoraFile::open("absent/a.safetensors").expect_err("no such file").to_string();
-    assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("hf download"), "{absent}");
+    assert!(absent.starts_with("absent/a.safetensors: cannot open: ") && !absent.contains("ltx2 pull"), "{absent}");
     // These are paths, although they have the form of a repository name.
     for (path, advice) in [
         ("assets/no-such", "the toy model of this repository; change to the folder that contains assets/no-such"),
         ("src/no-such", "the folder src contains no no-such; correct the path"),
     ] {
         let error = open(Path::new(path)).map(drop).expect_err("absent").to_string();
-        assert!(error.contains(advice) && !error.contains("hf download"), "{error}");
+        assert!(error.contains(advice) && !error.contains("ltx2 pull"), "{error}");
     }
 }
 
@@ -81,7 +81,7 @@ fn hub_cache_links_are_resolved() {
     assert_eq!(source.path(), snapshot);
     assert_eq!(source.checkpoint(Component::Transformer).expect("linked").names().count(), 1);
     fails(open("Org/Other"), &["models--Org--Other", "from HF_HOME"]);
-    fails(open("Org/Name/ltx.safetensors"), &["ltx.safetensors", "download the repository again"]);
+    fails(open("Org/Name/ltx.safetensors"), &["but not ", "ltx.safetensors", "`ltx2 pull Org/Name/ltx.safetensors`"]);
     fs::remove_file(repo.join("blobs/1234")).expect("remove");
     source.checkpoint(Component::Transformer).expect("opened before");
     fails(

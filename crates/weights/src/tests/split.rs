@@ -196,6 +196,38 @@ fn ltx_2_3(root: &Path) {
     put(gemma.join("tokenizer.json"), "{}");
 }
 
+/// A single file of LTX-2.3 uses the text encoder in the cache, unless it has another one or belongs to LTX-2.5.
+#[test]
+fn single_file_uses_gemma_3_of_the_cache() {
+    let dir = TempDir::new().expect("dir");
+    let hub = HubCache::at(dir.path());
+    let put_in_cache = |repository: &str, file: &str, text: String| {
+        let folder = dir.path().join(format!("models--{}", repository.replace('/', "--")));
+        put(folder.join("refs/main"), "c0");
+        put(folder.join("snapshots/c0").join(file), text)
+    };
+    let (tensors, config) = transformer(Version::V2_3, "BF16");
+    let name = "ltx-2.3-22b-dev.safetensors";
+    write(put_in_cache("Lightricks/LTX-2.3", name, String::new()), &tensors, config);
+    let model = format!("Lightricks/LTX-2.3/{name}");
+    let open = |overrides: &Overrides| ModelSource::open_in(&model, overrides, &hub).expect("opens");
+    assert!(!open(&Overrides::default()).has(Component::TextEncoder));
+    let text = json!({"model_type": "gemma3"}).to_string();
+    let gemma = put_in_cache(published::GEMMA_3, "config.json", text.clone());
+    put_in_cache(published::GEMMA_3, "tokenizer.json", "{}".into());
+    let source = open(&Overrides::default());
+    assert_eq!(source.folder(Component::TextEncoder).expect("there"), gemma.parent().expect("a folder"));
+    assert!(source.has(Component::Tokenizer));
+    let own = put(dir.path().join("own/config.json"), text);
+    let own = own.parent().expect("a folder");
+    let overrides = Overrides { text_encoder: own.to_str().map(String::from), ..Overrides::default() };
+    assert_eq!(open(&overrides).folder(Component::TextEncoder).expect("there"), own);
+    let newest = ltx2_5::split(&dir.path().join("2.5"));
+    fs::remove_dir_all(dir.path().join("2.5/text_encoders")).expect("removed");
+    let newest = ModelSource::open_in(newest.to_str().expect("UTF-8"), &Overrides::default(), &hub).expect("opens");
+    assert!(!newest.has(Component::TextEncoder));
+}
+
 fn variant(words: &str) -> Overrides {
     Overrides { variant: Some(words.into()), ..Overrides::default() }
 }
