@@ -37,6 +37,7 @@ mod plan;
 mod plugin;
 mod profile;
 mod progress;
+mod pull;
 mod run;
 mod schema;
 mod serve;
@@ -50,7 +51,8 @@ mod why;
 #[command(after_help = "Examples:
   ltx2 plugin install cpu
   ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
-  ltx2 generate -c ltx2_3 -m LTX-2.3 -p \"a lighthouse over a quiet sea at dawn\"
+  ltx2 pull ltx2_3
+  ltx2 generate -c ltx2_3 -p \"a lighthouse over a quiet sea at dawn\"
 
 stdout carries results only; LTX2_LOG (e.g. debug, ltx2_runtime=trace) overrides -v and -q.")]
 pub struct Cli {
@@ -94,6 +96,8 @@ pub(crate) enum Command {
     Convert(convert::ConvertArgs),
     /// List the components of a model and what is missing; reads only file headers
     Check(check::CheckArgs),
+    /// Download models from the Hugging Face hub
+    Pull(pull::PullArgs),
     /// Show plugins, versions and devices, and report what is missing
     Doctor(doctor::DoctorArgs),
     /// Install PJRT plugins
@@ -125,6 +129,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
             | Command::Check(_)
             | Command::Doctor(_)
             | Command::Plugin(_)
+            | Command::Pull(_)
     ) {
         signals::end_command();
     }
@@ -144,6 +149,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Schema(args) => schema::run(args),
         Command::Completions(args) => completions::run(args),
     }

@@ -49,12 +49,12 @@ fn byte_bar(what: &'static str, total: u64, terminal: bool) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(what)
 }
 
-/// Returns a function that shows the progress of `total` bytes: a bar on a terminal, otherwise a line per tenth. The
+/// Returns a function that shows the progress of `total` bytes: a bar on a terminal, otherwise a line with the rate per tenth. The
 /// function takes the number of bytes of each finished part.
 pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sync {
     let is_quiet = !tracing::enabled!(tracing::Level::INFO);
     let terminal = !is_quiet && std::io::stderr().is_terminal();
-    let (bar, done) = (byte_bar(what, total, terminal), AtomicU64::new(0));
+    let (bar, done, started) = (byte_bar(what, total, terminal), AtomicU64::new(0), Instant::now());
     let tenths = move |bytes: u64| bytes * 10 / total.max(1);
     move |bytes| {
         let before = done.fetch_add(bytes, Ordering::Relaxed);
@@ -63,7 +63,8 @@ pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sy
             bar.finish_and_clear();
         }
         if !is_quiet && !terminal && tenths(before + bytes) > tenths(before) {
-            tell(format_args!("{what} {}0 %", tenths(before + bytes)));
+            let rate = (before + bytes) as f64 / 1e6 / started.elapsed().as_secs_f64().max(1e-3);
+            tell(format_args!("{what} {}0 %, {rate:.1} MB/s", tenths(before + bytes)));
         }
     }
 }

@@ -40,6 +40,7 @@ mod packages;
 mod plugins;
 mod pods;
 mod profile;
+mod pull;
 mod random_requests;
 mod references;
 mod resume;

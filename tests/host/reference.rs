@@ -13,6 +13,7 @@ use ltx2::cli::Cli;
 use ltx2::config::{Pipeline, Support, VideoUse, experiment_schema, json_schema};
 use ltx2::tune::{diagnosis_schema, report_schema};
 use ltx2::weights::Version;
+use ltx2::weights::published::{self, MODELS};
 
 const GENERATED: &str = "Generated from the code by `make reference`; do not edit.";
 
@@ -140,6 +141,32 @@ fn pipelines() -> String {
     page
 }
 
+/// Returns the files that `ltx2 pull` downloads for each preset.
+fn downloads() -> String {
+    let mut page = format!(
+        "# Downloads\n\n{GENERATED}\n\n`ltx2 pull PRESET` downloads these files. Names come from public listings and Lightricks' code, sizes \
+         (decimal GB) from third-party records; `ltx2 pull PRESET --dry-run` shows the hub's own sizes.\n\n\
+         | repository | licence |\n|---|---|\n"
+    );
+    for repository in published::repositories() {
+        let licence = published::licence(repository).unwrap();
+        writeln!(page, "| [{repository}](https://huggingface.co/{repository}) | {licence} |").unwrap();
+    }
+    for model in &MODELS {
+        let presets = model.presets.iter().map(|preset| format!("`{preset}`")).collect::<Vec<_>>().join(", ");
+        writeln!(page, "\n## {presets}\n\n| repository | file | contents | GB |\n|---|---|---|---|").unwrap();
+        for file in model.files {
+            let path = if file.path.is_empty() { "all".to_string() } else { format!("`{}`", file.path) };
+            let size = file.megabytes.map_or(String::new(), |size| format!("{:.2}", f64::from(size) / 1e3));
+            writeln!(page, "| {} | {path} | {} | {size} |", file.repository, file.purpose).unwrap();
+        }
+        if let Some((lora, value)) = model.loras {
+            writeln!(page, "\nSet the LoRA: `--set 'model.loras={}'`.", value.replace("{}", lora)).unwrap();
+        }
+    }
+    page
+}
+
 fn report(command: &str, schema: &'static Value) -> String {
     let mut page = format!(
         "# The report of `ltx2 {command} --json`\n\n{GENERATED}\n\n`ltx2 schema --of {command}` prints its JSON Schema. Figures are \
@@ -191,6 +218,7 @@ fn generated_reference_pages_are_up_to_date() {
         ("cli.md", command_line()),
         ("yaml.md", yaml()),
         ("pipelines.md", pipelines()),
+        ("downloads.md", downloads()),
         ("run.schema.json", schema(json_schema())),
         ("experiment.schema.json", schema(&experiment_schema())),
         ("compile.md", report("compile", report_schema())),

@@ -275,6 +275,16 @@ pub fn header_2_5() -> Value {
     json!({"transformer": transformer, "scheduler": {"_class_name": "RectifiedFlowScheduler", "sampler": "LinearQuadratic"}})
 }
 
+/// Returns the header of a single-file LTX-2.5 model, with the tiny model's connectors.
+pub fn header_2_5_whole() -> Value {
+    let mut all = header_2_5();
+    let own = json!({
+        "connector_num_layers": 1, "connector_attention_head_dim": 10, "audio_connector_attention_head_dim": 6,
+    });
+    all["transformer"].as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
+    all
+}
+
 /// Returns tiny_a's tensors under Lightricks' names, with an unused statistic.
 pub fn combined() -> BTreeMap<String, TensorData> {
     combined_of(TINY)

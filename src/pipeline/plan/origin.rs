@@ -125,11 +125,11 @@ pub(crate) fn sources(config: &Config) -> Result<(Origin, Weights)> {
 /// pipeline's preset.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
     let opened = ModelSource::open(&config.model.path, &config.model.overrides()).map_err(|error| match error {
-        WeightsError::NotFound { name, looked, command: Some(_) } => {
+        WeightsError::NotFound { name, reason, command: Some(_) } => {
             let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
             let presets = versions.map(|version| config.pipeline.preset(version));
             let command = Some(pull_command(&name, &presets));
-            WeightsError::NotFound { name, looked, command }
+            WeightsError::NotFound { name, reason, command }
         }
         other => other,
     });

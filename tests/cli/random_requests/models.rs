@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::draws::Draws;
 use crate::support::drawn::{with_diffusion_decoder, write_upsampler};
-use crate::support::single_file::{self, IN_FILE, TINY, TINY_2_3, header, header_2_3, header_2_5};
+use crate::support::single_file::{self, IN_FILE, TINY, TINY_2_3, header, header_2_3, header_2_5_whole};
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
 
@@ -129,16 +129,6 @@ fn set_key(file: &Path, key: &str, value: Value) {
     let mut json: Value = serde_json::from_slice(&fs::read(file).expect("bytes")).expect("JSON");
     json[key] = value;
     fs::write(file, json.to_string()).expect("written");
-}
-
-/// Returns the header of a single-file LTX-2.5 model, with the tiny model's connectors.
-fn header_2_5_whole() -> Value {
-    let mut all = header_2_5();
-    let own = json!({
-        "connector_num_layers": 1, "connector_attention_head_dim": 10, "audio_connector_attention_head_dim": 6,
-    });
-    all["transformer"].as_object_mut().expect("an object").extend(own.as_object().expect("an object").clone());
-    all
 }
 
 impl Models {

@@ -1,0 +1,329 @@
+//! `ltx2 pull`: downloads models from the Hugging Face hub.
+
+mod select;
+
+use std::cell::Cell;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use ltx2_download::hub::{Hub, HubFile, HubSettings, Listing};
+use ltx2_download::{CachedRepository, DownloadError};
+
+use self::select::{Selected, Wanted, check_parts};
+use super::progress::byte_progress;
+use super::{UsageError, print, tell};
+use crate::interrupts;
+use crate::pipeline::plan::outputs::{check_file_room, free_space};
+use crate::weights::HubCache;
+use crate::weights::published::{self, PublishedModel};
+
+/// Revision that is downloaded by default.
+const MAIN: &str = "main";
+/// Maximum number of listings, if the repository changes during the download.
+const LISTINGS: usize = 3;
+
+/// Arguments of `ltx2 pull`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  ltx2 pull ltx2_5_distilled --dry-run
+  ltx2 pull ltx2_5_distilled --files int8
+  ltx2 pull Lightricks/LTX-2.5 --files temporal-upscaler,duration-head
+
+Presets and -m org/name find the downloaded files. Run an interrupted command again to resume. Reads the variables of \
+Hugging Face tools (HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE), HTTPS_PROXY, NO_PROXY \
+and SSL_CERT_FILE.")]
+pub(crate) struct PullArgs {
+    /// Preset, such as ltx2_5_distilled; or repository (org/name), or a path in it (org/name/path)
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Of a repository, downloads only files with one of these parts in their path; of a preset, selects variants of its
+    /// files, such as int8
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    files: Vec<String>,
+    /// Branch, tag or commit of the model's repository
+    #[arg(long, default_value = MAIN)]
+    revision: String,
+    /// Folder to download to, instead of the Hugging Face cache
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Lists the files and their sizes, and downloads nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The selected files of a repository and where they are written.
+struct Pull {
+    listing: Listing,
+    revision: String,
+    target: Target,
+    files: Vec<PlannedFile>,
+}
+
+/// A selected file and its state before the download.
+struct PlannedFile {
+    selected: Selected,
+    is_complete: bool,
+    /// Number of bytes to download.
+    missing: u64,
+}
+
+enum Target {
+    Cache(CachedRepository),
+    Folder(PathBuf),
+}
+
+pub(crate) fn run(args: &PullArgs) -> anyhow::Result<()> {
+    let settings = HubSettings::from_env().map_err(|error| UsageError(error.to_string()))?;
+    let wanted = Wanted::parse(&args.name)?;
+    wanted.check(&args.files)?;
+    if let Some(variable) = settings.offline() {
+        return Err(UsageError(format!("{variable} is set, so nothing can be downloaded; unset it")).into());
+    }
+    interrupts::doing("before the download; nothing was written");
+    let hub = Hub::new(settings)?;
+    let mut listings = 1;
+    loop {
+        let done = pull(&hub, wanted, args);
+        let is_changed = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(DownloadError::Changed { .. }));
+        match done {
+            Err(error) if is_changed(&error) && listings < LISTINGS => tell(format_args!("{error}; starting over")),
+            done => return done,
+        }
+        listings += 1;
+    }
+}
+
+fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
+    let cache = HubCache::from_env();
+    let mut pulls = Vec::new();
+    for (index, repository) in wanted.repositories().into_iter().enumerate() {
+        let revision = if index == 0 { &*args.revision } else { MAIN };
+        let listing = hub.list(repository, revision).map_err(with_similar_repositories)?;
+        let selected = wanted.select(&listing, &args.files)?;
+        let target = match &args.dir {
+            None => Target::Cache(CachedRepository::new(cache.root(), repository)),
+            // A second repository of a preset is the text encoder.
+            Some(folder) if index > 0 => Target::Folder(folder.join("text_encoder")),
+            Some(folder) => Target::Folder(folder.clone()),
+        };
+        let files = selected.into_iter().map(|selected| target.plan(selected)).collect::<Result<_, _>>()?;
+        pulls.push(Pull { listing, revision: revision.into(), target, files });
+    }
+    if let Wanted::Preset(_) = wanted {
+        check_parts(&args.name, &args.files, pulls.iter().flat_map(|pull| &pull.files).map(|file| &file.selected))?;
+    }
+    let folder = args.dir.as_deref().unwrap_or(cache.root());
+    let (text, missing) = describe(hub, &pulls, folder);
+    if args.dry_run {
+        return print(&text);
+    }
+    tell(text.trim_end());
+    let key = if args.dir.is_some() { "--dir" } else { "HF_HUB_CACHE" };
+    check_file_room(key, &folder.join("file"), missing)?;
+    let progress = byte_progress("download", missing);
+    for pull in &pulls {
+        pull.run(hub, &progress)?;
+    }
+    let path = pulls.first().map(|pull| pull.folder()).unwrap_or_default();
+    tell(format_args!("next: {}", next_command(wanted, args, &pulls)));
+    print(&format!("{}\n", path.display()))
+}
+
+/// Adds the names of similar known repositories to the error of an unknown one.
+fn with_similar_repositories(error: DownloadError) -> DownloadError {
+    match error {
+        DownloadError::NotFound { name, reason } => {
+            let is_similar = |own: &&str| strsim::jaro_winkler(own, &name) > 0.85;
+            let similar: Vec<&str> = published::repositories().filter(is_similar).collect();
+            let reason = match similar.is_empty() {
+                true => reason,
+                false => format!("{reason}; similar names: {}", similar.join(", ")),
+            };
+            DownloadError::NotFound { name, reason }
+        }
+        other => other,
+    }
+}
+
+/// Describes repositories, files, sizes and free space. Also returns the number of bytes to download.
+fn describe(hub: &Hub, pulls: &[Pull], folder: &Path) -> (String, u64) {
+    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
+    let (mut text, mut count, mut total, mut missing) = (String::new(), 0, 0, 0);
+    for pull in pulls {
+        let Listing { repository, commit, is_gated, licence, .. } = &pull.listing;
+        let licence = published::licence(repository).map(String::from).or(licence.clone());
+        let licence = licence.unwrap_or_else(|| "licence not stated".into());
+        let gated = if *is_gated { ", gated" } else { "" };
+        let page = hub.page(repository);
+        text += &format!("{repository} at {} ({:.12}): {licence}{gated}, {page}\n", pull.revision, commit);
+        for PlannedFile { selected: Selected { file, purpose }, is_complete, missing: rest } in &pull.files {
+            let state = match *rest {
+                _ if *is_complete => "  (complete)".into(),
+                rest if rest < file.size => format!("  ({} missing)", gigabytes(rest)),
+                _ => String::new(),
+            };
+            let purpose = if purpose.is_empty() { String::new() } else { format!("  {purpose}") };
+            text += &format!("{:>12}  {}{purpose}{state}\n", gigabytes(file.size), file.path);
+            (count, total, missing) = (count + 1, total + file.size, missing + rest);
+        }
+    }
+    let free = free_space(folder).map_or(String::new(), |free| format!(", {} free", gigabytes(free)));
+    text += &format!(
+        "{count} files, {}; {} to download to {}{free}\n",
+        gigabytes(total),
+        gigabytes(missing),
+        folder.display()
+    );
+    (text, missing)
+}
+
+impl Target {
+    fn plan(&self, selected: Selected) -> Result<PlannedFile, DownloadError> {
+        let file = &selected.file;
+        let (is_complete, partial) = match self {
+            Target::Cache(cached) => (cached.has(file), cached.partial(file)),
+            Target::Folder(folder) => (is_complete(folder, file)?, partial_in(folder, file)),
+        };
+        let have = partial.metadata().map_or(0, |about| about.len());
+        let missing = if is_complete { 0 } else { file.size - have.min(file.size) };
+        Ok(PlannedFile { selected, is_complete, missing })
+    }
+}
+
+impl Pull {
+    /// Returns the folder that contains the files.
+    fn folder(&self) -> PathBuf {
+        match &self.target {
+            Target::Cache(cached) => cached.snapshot(&self.listing.commit),
+            Target::Folder(folder) => folder.clone(),
+        }
+    }
+
+    /// Downloads the files that are not complete. `progress` takes the number of bytes of each received part.
+    fn run(&self, hub: &Hub, progress: &dyn Fn(u64)) -> anyhow::Result<()> {
+        if let Target::Cache(cached) = &self.target
+            && self.revision == MAIN
+        {
+            for path in cached.delete_outdated_partials(&self.listing.files)? {
+                tell(format_args!(
+                    "{}: deleted the partial download of a file that has changed on the hub; starting over",
+                    path.display()
+                ));
+            }
+        }
+        for PlannedFile { selected: Selected { file, .. }, is_complete, missing } in &self.files {
+            if !is_complete {
+                interrupts::doing(format!(
+                    "during the download of {}; run the same command again to resume",
+                    file.path
+                ));
+            }
+            let counted = Cell::new(file.size - *missing);
+            let count = |have: u64| {
+                if have > counted.get() {
+                    progress(have - counted.get());
+                    counted.set(have);
+                }
+            };
+            match &self.target {
+                Target::Cache(cached) => self.fetch_to_cache(hub, cached, file, &count)?,
+                Target::Folder(_) if *is_complete => {}
+                Target::Folder(folder) => self.fetch_to_folder(hub, folder, file, &count)?,
+            }
+        }
+        if let Target::Cache(cached) = &self.target {
+            // Files of earlier pulls that did not change stay in the current snapshot.
+            for file in self.listing.files.iter().filter(|file| cached.has(file)) {
+                cached.link(&self.listing.commit, file)?;
+            }
+            cached.record(&self.revision, &self.listing.commit)?;
+        }
+        Ok(())
+    }
+
+    fn fetch_to_cache(
+        &self,
+        hub: &Hub,
+        cached: &CachedRepository,
+        file: &HubFile,
+        progress: &dyn Fn(u64),
+    ) -> Result<(), DownloadError> {
+        let wait = |path: &Path| tell(format_args!("waiting for another download (lock file {})", path.display()));
+        let _lock = cached.lock(file, wait)?;
+        if !cached.has(file) {
+            hub.download(&self.listing, file, &cached.partial(file), progress)?;
+            cached.complete(file)?;
+        }
+        // Another process may have downloaded the file.
+        progress(file.size);
+        cached.link(&self.listing.commit, file)
+    }
+
+    fn fetch_to_folder(
+        &self,
+        hub: &Hub,
+        folder: &Path,
+        file: &HubFile,
+        progress: &dyn Fn(u64),
+    ) -> Result<(), DownloadError> {
+        let (path, partial) = (folder.join(&file.path), partial_in(folder, file));
+        let parent = path.parent().unwrap_or(folder);
+        fs::create_dir_all(parent).map_err(DownloadError::file(parent, "create the folder"))?;
+        hub.download(&self.listing, file, &partial, progress)?;
+        fs::rename(&partial, &path).map_err(DownloadError::file(&path, "write"))
+    }
+}
+
+fn partial_in(folder: &Path, file: &HubFile) -> PathBuf {
+    folder.join(format!("{}.incomplete", file.path))
+}
+
+/// Returns whether a folder contains the file with the listed contents.
+fn is_complete(folder: &Path, file: &HubFile) -> Result<bool, DownloadError> {
+    let path = folder.join(&file.path);
+    match path.metadata() {
+        Ok(about) if about.len() == file.size => Ok(file.checksum.of_file(&path)? == file.checksum.digits()),
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(DownloadError::file(&path, "read")(error)),
+    }
+}
+
+/// Returns the command that uses what was downloaded.
+fn next_command(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> String {
+    let is_default = args.dir.is_none() && args.revision == MAIN;
+    let folder = pulls.first().map(Pull::folder).unwrap_or_default();
+    let model = match wanted {
+        Wanted::Repository(name, _) if is_default => return format!("ltx2 check {name}"),
+        Wanted::Repository(..) => return format!("ltx2 check {}", folder.display()),
+        Wanted::Preset(model) => model,
+    };
+    // The place of a file or, with the empty path, of the repository.
+    let place = |path: &str| match is_default {
+        true => format!("{}/{path}", published::repository_of(model.model)),
+        false => folder.join(path).display().to_string(),
+    };
+    let place = |path: &str| place(path).trim_end_matches('/').to_string();
+    let mut command = format!("ltx2 generate -c {}", args.name);
+    if !is_default || !args.files.is_empty() {
+        command += &format!(" -m {}", place(&transformer(model, pulls)));
+    }
+    if !args.files.is_empty() {
+        command += &format!(" --variant {}", args.files.join(","));
+    }
+    if let Some((lora, value)) = model.loras {
+        let path = lora.strip_prefix(published::repository_of(lora)).unwrap_or(lora).trim_start_matches('/');
+        command += &format!(" --set 'model.loras={}'", value.replace("{}", &place(path)));
+    }
+    command + " -p \"a lighthouse over a quiet sea at dawn\""
+}
+
+/// Returns the path in the repository of the transformer's file; empty if the repository has diffusers folders.
+fn transformer(model: &PublishedModel, pulls: &[Pull]) -> String {
+    let first = pulls.first().and_then(|pull| pull.files.first());
+    match first.filter(|_| model.model != published::repository_of(model.model)) {
+        Some(planned) => planned.selected.file.path.clone(),
+        None => String::new(),
+    }
+}
