@@ -6,8 +6,7 @@
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     ltx2::pjrt::quiet_plugins();
 //!     // A preset or a YAML file, with overrides of keys from docs/reference/yaml.md.
-//!     let keys = ["model.path=assets/nano", "request.prompt=a red circle bounces on blue, low beeps"];
-//!     let config = Config::load("nano", keys)?;
+//!     let config = Config::load("nano", ["request.prompt=a red circle bounces on blue, low beeps"])?;
 //!     let mut session = Session::open(&config)?;
 //!     for request in session.requests()? {
 //!         session.generate(&request)?.write_mp4("out.mp4")?;

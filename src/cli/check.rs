@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs};
 use super::compile::{chip_of, target};
 use super::{UsageError, one_line, print};
-use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference, load};
+use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference, load, open_model};
 use crate::models::ComponentConfigError;
 use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
@@ -255,7 +255,7 @@ impl<'a> ModelSurvey<'a> {
 }
 
 fn opened(args: &CheckArgs) -> anyhow::Result<Arc<ModelSource>> {
-    let source = ModelSource::open(&args.model, &args.components.model().overrides())?;
+    let source = open_model(&args.model, &args.components.model().overrides())?;
     source.refuse_unread()?;
     Ok(Arc::new(source))
 }

@@ -13,6 +13,7 @@ use super::presets::{defaults, preset_layers};
 use super::reference_video;
 use super::schema::{Config, Mesh, Model};
 use super::sidecar::Sidecar;
+use super::toy_model::open_model;
 use super::tree::Tree;
 use super::validate::{accepts_text, in_file, validate};
 use super::yaml::{self, YamlData, YamlNode};
@@ -20,7 +21,7 @@ use super::{check, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::text_file;
-use crate::weights::{ModelSource, Overrides, Version};
+use crate::weights::{Overrides, Version};
 
 /// Configuration with the origin of every value.
 #[derive(Clone, Debug)]
@@ -208,7 +209,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 /// configuration of the model, otherwise guessed from the model's name.
 fn version(model: &Model) -> Version {
     let (model, variant) = (&*model.path, model.variant.clone());
-    let found = ModelSource::open(model, &Overrides { variant, ..Overrides::default() });
+    let found = open_model(model, &Overrides { variant, ..Overrides::default() });
     let found = found.and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
         let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));

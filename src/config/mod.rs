@@ -28,6 +28,7 @@ mod request_layer;
 mod schema;
 mod sidecar;
 mod source;
+mod toy_model;
 mod tree;
 mod validate;
 mod yaml;
@@ -57,6 +58,7 @@ pub(crate) use request_layer::RequestLayer;
 pub use schema::*;
 pub use sidecar::Sidecar;
 pub(crate) use source::training_length_warning;
+pub(crate) use toy_model::open_model;
 pub(crate) use validate::accepts_text;
 pub use validate::{experiment_schema, json_schema};
 

@@ -133,8 +133,14 @@ fn cache_folder(setting: &str, variable: impl Fn(&str) -> Option<PathBuf>) -> Op
     }
     match given(CACHE_VARIABLE) {
         Some(path) => folder(path),
-        None => Some(given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?.join("ltx2")),
+        None => user_cache(variable),
     }
+}
+
+/// Returns the user's cache folder for this program: `$XDG_CACHE_HOME/ltx2` or `~/.cache/ltx2`.
+pub(super) fn user_cache(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let given = |name: &str| variable(name).filter(|v| !v.as_os_str().is_empty());
+    Some(given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")))?.join("ltx2"))
 }
 
 fn each(node: &mut YamlNode, key: &str, f: impl Fn(&mut YamlNode)) {

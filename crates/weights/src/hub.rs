@@ -105,15 +105,7 @@ impl HubCache {
 
 /// Returns advice for a name that is probably a local path. `None`: it may be the name of a repository.
 fn advice(org: &str, repo: &str) -> Option<String> {
-    match org {
-        // The `nano…` presets refer to the toy models by these paths.
-        "assets" => Some(format!(
-            "this is the toy model of this repository; change to the folder that contains {org}/{repo}, or pass the path \
-             of the model"
-        )),
-        _ if Path::new(org).is_dir() => Some(format!("the folder {org} contains no {repo}; correct the path")),
-        _ => None,
-    }
+    Path::new(org).is_dir().then(|| format!("the folder {org} contains no {repo}; correct the path"))
 }
 
 fn only_folder(path: &Path) -> Option<PathBuf> {

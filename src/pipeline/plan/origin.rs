@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, WeightSource};
+use crate::config::{Config, WeightSource, open_model};
 use crate::models::presets::Preset;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::weights::published::pull_command;
@@ -124,7 +124,7 @@ pub(crate) fn sources(config: &Config) -> Result<(Origin, Weights)> {
 /// Opens the model files of a configuration. If the model must be downloaded, the error names the command for the
 /// pipeline's preset.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
-    let opened = ModelSource::open(&config.model.path, &config.model.overrides()).map_err(|error| match error {
+    let opened = open_model(&config.model.path, &config.model.overrides()).map_err(|error| match error {
         WeightsError::NotFound { name, reason, command: Some(_) } => {
             let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
             let presets = versions.map(|version| config.pipeline.preset(version));
