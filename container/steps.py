@@ -148,16 +148,15 @@ class Folder:
             # What docker would be sent: the files of the repository, without what .dockerignore names.
             listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
             for name in filter(None, listed.decode().split("\0")):
-                if (REPOSITORY / name).is_file():
+                if os.path.lexists(REPOSITORY / name):
                     (self.path(target) / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(REPOSITORY / name, self.path(target) / name)
+                    shutil.copy2(REPOSITORY / name, self.path(target) / name, follow_symlinks=False)
             return
         origin = self.built / origin.lstrip("/")
         if self.binary and origin.name == "ltx2":
             origin = Path(self.binary)
-        copied = shutil.copytree if origin.is_dir() else shutil.copy2
         self.path(target).parent.mkdir(parents=True, exist_ok=True)
-        copied(origin, self.path(target))
+        shutil.copy2(origin, self.path(target))
 
 
 class Debian(Folder):
@@ -216,7 +215,7 @@ class Started:
         words = [mine(word) for word in json.loads(entry)]
         # Loopback alone: this machine is no container.
         words = [word.replace("0.0.0.0", "127.0.0.1") for word in words]
-        words += ["-c", "nano", "-m", folder.inner("/opt/ltx2/assets/nano"), "--warm", "64x64x9", "--set", "sampler.steps=2"]
+        words += ["-c", "nano", "--warm", "64x64x9", "--set", "sampler.steps=2"]
         own = dict(pair.split("=", 1) for pair in folder.said["ENV"])
         command, environment = folder.command(words)
         print(f"started: {shlex.join(command)}", flush=True)
