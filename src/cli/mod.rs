@@ -117,6 +117,7 @@ pub fn try_plugins() {
 /// Runs the subcommand of the command line.
 pub fn run(cli: &Cli) -> anyhow::Result<()> {
     timeline::begin();
+    plugin::install_if_missing()?;
     signals::end_at_once();
     // The other commands install signal handlers later: they set libtpu's environment variables first, before any
     // thread starts.

@@ -7,6 +7,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -14,9 +15,10 @@ use zip::ZipArchive;
 
 use self::index::{DownloadedWheel, WheelIndex};
 use self::settings::PluginSettings;
-use super::{print, tell};
+use super::{UsageError, one_line, print, tell};
 use crate::atomic_file::sync_folder;
 use crate::pjrt::discover::{self, Platform};
+use crate::runtime::platform;
 use crate::runtime::platforms::{Wheel, spec};
 use crate::temporaries;
 
@@ -44,6 +46,9 @@ pub(crate) struct Install {
     /// Folder to install plugins in [default: ./plugins in a checkout, else ~/.local/share/ltx2/plugins]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// URL of the only package index to use [default: pip's or uv's settings, else https://pypi.org/simple]
+    #[arg(long, value_name = "URL")]
+    pub(crate) index: Option<String>,
 }
 
 fn platforms() -> impl TypedValueParser<Value = Platform> {
@@ -60,21 +65,54 @@ pub(crate) fn run(args: &PluginArgs) -> Result<()> {
         Some(folder) => folder.clone(),
         None => default_folder()?,
     };
-    print(&format!("{}\n", install_plugin(install.platform, &folder)?.display()))
+    let file = install_plugin(install.platform, &folder, install.index.as_deref())?;
+    print(&format!("{}\n", file.display()))
 }
 
 /// Returns `./plugins` in a checkout of this project, otherwise the user's data folder.
 fn default_folder() -> Result<PathBuf> {
-    let folders = discover::plugin_folders();
-    let here = Path::new("plugins");
-    if here.is_dir() || Path::new("Cargo.toml").is_file() {
-        return Ok(here.to_owned());
+    if Path::new("crates/pjrt/Cargo.toml").is_file() {
+        return Ok("plugins".into());
     }
-    folders.last().cloned().context("no folder for plugins: pass --dir DIR or set HOME")
+    discover::data_folder().context("no folder for plugins: pass --dir DIR or set HOME")
 }
 
-/// Installs a platform's plugin below `folder` unless its pinned version is installed. Returns the plugin file.
-pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
+/// Environment variable that, if `off`, disables the installation of a missing CPU plugin.
+const DOWNLOAD_VARIABLE: &str = "LTX2_PLUGIN_DOWNLOAD";
+
+/// Makes commands that open a device install a missing CPU plugin, unless `LTX2_PLUGIN_DOWNLOAD` is `off`.
+///
+/// # Errors
+/// Returns an error if the variable is neither `on` nor `off`.
+pub(super) fn install_if_missing() -> Result<()> {
+    match std::env::var(DOWNLOAD_VARIABLE).as_deref() {
+        Err(std::env::VarError::NotPresent) | Ok("" | "on") => platform::install_missing_with(install_missing),
+        Ok("off") => {}
+        other => {
+            let value = other.map_or("not UTF-8".into(), |value| format!("'{value}'"));
+            return Err(UsageError(format!("{DOWNLOAD_VARIABLE} is {value}; set it to on or off")).into());
+        }
+    }
+    Ok(())
+}
+
+fn install_missing(kind: Platform) -> Result<(), String> {
+    let install = || -> Result<PathBuf> {
+        let folder = default_folder()?;
+        tell(format_args!(
+            "no {} plugin found; downloading the pinned one ({}) to {} ({DOWNLOAD_VARIABLE}=off disables this)",
+            kind.name(),
+            spec(kind).description,
+            folder.display()
+        ));
+        install_plugin(kind, &folder, None)
+    };
+    install().map(drop).map_err(|error| one_line(&error))
+}
+
+/// Installs a platform's plugin below `folder` unless its pinned version is installed. Returns the plugin file. `index`:
+/// the only package index to use; `None`: pip's settings.
+fn install_plugin(kind: Platform, folder: &Path, index: Option<&str>) -> Result<PathBuf> {
     let target = folder.join(kind.name());
     let wheels = spec(kind).wheels;
     let stamp: String = wheels.iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
@@ -96,10 +134,15 @@ pub(crate) fn install_plugin(kind: Platform, folder: &Path) -> Result<PathBuf> {
         temporaries::note(work.path());
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
-        let index = WheelIndex::new(PluginSettings::read()?)?;
+        let index = WheelIndex::new(PluginSettings::read(index)?)?;
         for (n, wheel) in wheels.iter().enumerate() {
-            tell(format_args!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version));
-            unpack(&download(&index, wheel, work.path())?, &fresh)?;
+            let label = format!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version);
+            tell(&label);
+            let started = Instant::now();
+            let file = download(&index, wheel, work.path())?;
+            let (bytes, seconds) = (fs::metadata(&file)?.len() as f64, started.elapsed().as_secs_f64());
+            tell(format_args!("{label}: downloaded {:.0} MB in {seconds:.1} s, SHA-256 correct", bytes / 1e6));
+            unpack(&file, &fresh)?;
         }
         fs::write(fresh.join(STAMP), &stamp)?;
         // The stamp marks the plugin as complete, so the files must be on disk first, in case the machine crashes.
@@ -217,7 +260,7 @@ mod tests {
         let wheel = spec(Platform::Cpu).wheels[0];
         let stamp = format!("{}=={} sha256:{}\n", wheel.package, wheel.version, wheel.sha256);
         fs::write(target.join(STAMP), stamp).unwrap();
-        assert_eq!(install_plugin(Platform::Cpu, folder.path()).unwrap(), file);
+        assert_eq!(install_plugin(Platform::Cpu, folder.path(), None).unwrap(), file);
         assert_eq!(fs::read_to_string(&file).unwrap(), "x");
     }
 

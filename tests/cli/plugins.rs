@@ -182,6 +182,19 @@ fn failed_download_lists_each_location_with_reason() {
     assert_eq!(left(dir.path()), [""; 0]);
 }
 
+/// `--index` replaces pip's settings: here, a folder of wheels and no index.
+#[needs(nothing)]
+fn index_flag_replaces_configured_locations() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
+    let mut run = install_command(dir.path());
+    run.args(["--index", &format!("http://{closed}/simple")]).env("NO_PROXY", "*");
+    let said = error(&run.output().expect("runs"));
+    assert!(said.contains(&format!("http://{closed}/simple/lammps-jax-pjrt-cpu/: ")), "{said}");
+    assert!(!said.contains("/wheels") && !said.contains("PIP_NO_INDEX disables"), "{said}");
+    assert_eq!(left(dir.path()), [""; 0]);
+}
+
 #[needs(nothing)]
 fn library_that_is_not_a_plugin_is_reported() {
     let Some(library) = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]

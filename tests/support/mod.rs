@@ -111,11 +111,11 @@ pub fn modules() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("modules")
 }
 
-/// Returns a command of the `ltx2` binary that uses the tests' folders instead of the user's, and finds no other program
-/// unless the test requires ffmpeg.
+/// Returns a command of the `ltx2` binary that uses the tests' folders instead of the user's, downloads nothing, and
+/// finds no other program unless the test requires ffmpeg.
 pub fn ltx2() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ltx2"));
-    command.env("LTX2_COMPILE_CACHE", programs());
+    command.env("LTX2_COMPILE_CACHE", programs()).env("LTX2_PLUGIN_DOWNLOAD", "off");
     command.env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
     if hides_ffmpeg() {
         command.env("PATH", "");

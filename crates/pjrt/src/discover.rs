@@ -223,7 +223,7 @@ pub fn find(platform: Platform, explicit: Option<&Path>) -> PluginSearch {
             return search;
         }
         Some(path) => search.searched.push(format!("{PLUGIN_VARIABLE}={} (not {})", path.display(), platform.name())),
-        None => search.searched.push(format!("{PLUGIN_VARIABLE} (not set)")),
+        None => {}
     }
     for folder in plugin_folders() {
         search.look(&folder.join(platform.name()), "plugin folder");
@@ -253,17 +253,19 @@ pub fn plugin_folders() -> Vec<PathBuf> {
     unique(folders)
 }
 
-/// Returns `$XDG_DATA_HOME/ltx2/plugins`, or `~/.local/share/ltx2/plugins` if the variable is not set.
-fn data_folder() -> Option<PathBuf> {
+/// Returns the user's plugin folder: `$XDG_DATA_HOME/ltx2/plugins`, or `~/.local/share/ltx2/plugins` if the variable is
+/// not set. `None`: `HOME` is not set either.
+pub fn data_folder() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = set("XDG_DATA_HOME").or_else(|| Some(set("HOME")?.join(".local/share")))?;
     Some(data.join("ltx2/plugins"))
 }
 
-/// Returns the existing site-packages folders of the active virtual environment, the user, the `python3` on PATH, and
-/// the system.
+/// Returns the existing site-packages folders of the active virtual environment, the environment that contains this
+/// executable, the user, the `python3` on PATH, and the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> = env::var_os("VIRTUAL_ENV").into_iter().map(PathBuf::from).collect();
+    prefixes.extend(env::current_exe().ok().and_then(|file| Some(file.parent()?.parent()?.to_owned())));
     prefixes.extend(env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     for folder in env::split_paths(&env::var_os("PATH").unwrap_or_default()) {
         let python = folder.join("python3");
@@ -365,8 +367,8 @@ mod tests {
         assert!(search.found.is_empty());
         assert_eq!(
             search.not_found().to_string(),
-            "no cpu plugin found in /no/such/cpu.so; run `ltx2 plugin install cpu`, \
-             or set LTX2_PJRT_PLUGIN to a plugin file"
+            "no cpu plugin found: run `ltx2 plugin install cpu`, or set LTX2_PJRT_PLUGIN to a plugin file; \
+             searched /no/such/cpu.so"
         );
     }
 }

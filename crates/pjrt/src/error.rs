@@ -101,7 +101,7 @@ pub enum PjrtError {
     },
     /// No plugin file was found.
     #[error(
-        "no {platform} plugin found in {}; run `ltx2 plugin install {platform}`, or set LTX2_PJRT_PLUGIN to a plugin file",
+        "no {platform} plugin found: run `ltx2 plugin install {platform}`, or set LTX2_PJRT_PLUGIN to a plugin file; searched {}",
         places(searched)
     )]
     NotFound {
@@ -217,8 +217,9 @@ mod tests {
     fn not_found_error_lists_two_places_and_counts_the_rest() {
         let searched = |count: usize| (0..count).map(|n| format!("/folder/{n}")).collect();
         let said = |count| PjrtError::NotFound { platform: "cuda", searched: searched(count) }.to_string();
-        assert!(said(30).starts_with("no cuda plugin found in /folder/0, /folder/1 and 28 other places; run `ltx2"));
-        assert!(said(3).contains("/folder/1 and 1 other place;") && said(1).contains("found in /folder/0;"));
+        let advice = "no cuda plugin found: run `ltx2 plugin install cuda`, or set LTX2_PJRT_PLUGIN to a plugin file";
+        assert_eq!(said(30), format!("{advice}; searched /folder/0, /folder/1 and 28 other places"));
+        assert!(said(3).ends_with("/folder/1 and 1 other place") && said(1).ends_with("; searched /folder/0"));
         assert!(said(30).len() < 200);
     }
 }

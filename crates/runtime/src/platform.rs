@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 pub use super::platforms::{PlatformOptions, cuda_devices};
 use super::platforms::{alternatives, spec, spec_by_name};
@@ -73,9 +74,41 @@ pub enum PlatformError {
         alternatives(Platform::ALL.into_iter().rev().filter(|each| !spec(*each).has_one_process).map(Platform::name))
     )]
     OneProcess(Platform),
+    /// A plugin was not found, and installing it failed.
+    #[error("no {} plugin found, and installing it failed: {reason}", platform.name())]
+    Install {
+        /// Platform of the plugin.
+        platform: Platform,
+        /// What failed and what to do.
+        reason: String,
+    },
     /// `auto` found no platform that works; contains the reason for each platform.
-    #[error("no usable platform: {0}; run `ltx2 plugin install cpu` for a plugin that runs on any machine")]
+    #[error("no usable platform; run `ltx2 plugin install cpu` for a plugin that runs on any machine: {0}")]
     None(String),
+}
+
+/// Installs the plugin of a platform where [`discover::find`] finds it, or returns what failed and what to do.
+pub type Installer = fn(Platform) -> Result<(), String>;
+
+static INSTALLER: OnceLock<Installer> = OnceLock::new();
+
+/// Makes [`open_with`] install a missing CPU plugin. Without a call, a missing plugin is an error. Calls after the first
+/// one have no effect.
+pub fn install_missing_with(installer: Installer) {
+    // An error means that the program already set an installer.
+    let _ = INSTALLER.set(installer);
+}
+
+/// Finds plugins of a platform. If the CPU has none and `LTX2_PJRT_PLUGIN` is not set, installs one with the program's
+/// [`Installer`].
+fn find_or_install(platform: Platform) -> Result<PluginSearch, PlatformError> {
+    let search = discover::find(platform, None);
+    if !search.found.is_empty() || !spec(platform).is_host || named_plugin().is_some() {
+        return Ok(search);
+    }
+    let Some(install) = INSTALLER.get() else { return Ok(search) };
+    install(platform).map_err(|reason| PlatformError::Install { platform, reason })?;
+    Ok(discover::find(platform, None))
 }
 
 /// Returns a description of a platform's hardware on this machine, without loading a plugin. The error message contains
@@ -112,7 +145,7 @@ pub fn open_with(choice: &Choice, options: &PlatformOptions) -> Result<(Plugin, 
     }
     match choice {
         Choice::File(path) => Ok(start_file(path, known, options)?),
-        Choice::Named(platform) => Ok(start(*platform, &discover::find(*platform, None), options)?),
+        Choice::Named(platform) => Ok(start(*platform, &find_or_install(*platform)?, options)?),
         Choice::Auto => auto(options),
     }
 }
@@ -177,7 +210,7 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
         tracing::info!("platform {}: selected by {PLUGIN_VARIABLE}", path.display());
         return Ok(opened);
     }
-    let mut passed = Vec::new();
+    let (mut passed, mut unusable) = (Vec::new(), Vec::new());
     for platform in Platform::ALL {
         if spec(platform).has_one_process && options.node.is_some() {
             passed.push(format!("{}: the platform supports only one process", platform.name()));
@@ -190,16 +223,23 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
                 continue;
             }
         };
-        match start(platform, &discover::find(platform, None), options) {
+        // On a machine with an accelerator, a missing CPU plugin is not installed, so that the accelerator's error is
+        // not followed by a slow run.
+        let search = match unusable.is_empty() {
+            true => find_or_install(platform)?,
+            false => discover::find(platform, None),
+        };
+        match start(platform, &search, options) {
             Ok(opened) => {
+                // Warn separately, because the hardware is present but unusable.
+                unusable.iter().for_each(|line| tracing::warn!("skipping platform {line}"));
                 let reasons =
                     if passed.is_empty() { String::new() } else { format!("; skipped {}", passed.join("; skipped ")) };
                 tracing::info!("platform {}: {hardware}{reasons}", platform.name());
                 return Ok(opened);
             }
             Err(error) => {
-                // Warn separately, because the hardware is present but unusable.
-                tracing::warn!("skipping platform {}: {hardware}, but {error}", platform.name());
+                unusable.push(format!("{}: {hardware}, but {error}", platform.name()));
                 passed.push(format!("{}: {error}", platform.name()));
             }
         }

@@ -100,7 +100,7 @@ impl WheelIndex {
         }
         let reasons = if reasons.is_empty() { "PIP_NO_INDEX disables all indexes".into() } else { reasons.join("; ") };
         bail!(
-            "{reasons}; set PIP_INDEX_URL for a mirror, PIP_FIND_LINKS for a folder of wheels, HTTPS_PROXY for a proxy, or PIP_CERT for certificates"
+            "{reasons}; pass --index URL or set PIP_INDEX_URL for a mirror, PIP_FIND_LINKS for a folder of wheels, HTTPS_PROXY for a proxy, or PIP_CERT for certificates"
         )
     }
 

@@ -1,4 +1,4 @@
-//! Package index settings, read from pip's `PIP_*` variables and `pip.conf`, so that a mirror is configured only once.
+//! Package index settings, read from pip's and uv's variables and `pip.conf`, so that a mirror is configured only once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct PluginSettings {
     /// Folders and pages that list wheels (`find-links`); searched before the indexes.
     pub(super) links: Vec<String>,
-    /// URLs of simple indexes (`index-url`, then `extra-index-url`); empty with `no-index`.
+    /// URLs of simple indexes: `--index`, else `index-url` or uv's default index, then `extra-index-url`. Empty with
+    /// `no-index` and without `--index`.
     pub(super) indexes: Vec<String>,
     /// PEM file of certificate authorities (`cert`). `None`: those of `SSL_CERT_FILE`, `SSL_CERT_DIR` or the system.
     pub(super) cert: Option<PathBuf>,
@@ -27,11 +28,12 @@ pub(super) struct PluginSettings {
 }
 
 impl PluginSettings {
-    /// Reads pip's environment variables and configuration files.
+    /// Reads pip's and uv's environment variables and pip's configuration files. `index` (`--index`) replaces all
+    /// locations in them.
     ///
     /// # Errors
     /// Returns an error if an existing configuration file cannot be read, or if the timeout is not a number of seconds.
-    pub(super) fn read() -> Result<PluginSettings> {
+    pub(super) fn read(index: Option<&str>) -> Result<PluginSettings> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let mut values = HashMap::new();
         for file in files(variable) {
@@ -41,7 +43,11 @@ impl PluginSettings {
                 Err(error) => return Err(error).with_context(|| format!("{}: cannot read", file.display())),
             }
         }
-        PluginSettings::from(&values, variable)
+        let settings = PluginSettings::from(&values, variable)?;
+        Ok(match index {
+            Some(url) => PluginSettings { links: Vec::new(), indexes: vec![url.to_owned()], ..settings },
+            None => settings,
+        })
     }
 
     /// Creates settings from file options, which environment variables override.
@@ -54,7 +60,10 @@ impl PluginSettings {
             option(key).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
         };
         let is_on = |key: &str| option(key).is_some_and(|value| matches!(&*value, "1" | "true" | "yes" | "on"));
-        let mut indexes = vec![option("index-url").unwrap_or_else(|| PYPI.into()).trim().to_owned()];
+        // pip's variable precedes uv's variables, which precede pip's files. uv allows `NAME=URL`.
+        let of_uv = || ["UV_DEFAULT_INDEX", "UV_INDEX_URL"].into_iter().find_map(&variable).map(unnamed);
+        let index = variable("PIP_INDEX_URL").or_else(of_uv).or_else(|| option("index-url"));
+        let mut indexes = vec![index.unwrap_or_else(|| PYPI.into()).trim().to_owned()];
         indexes.extend(list("extra-index-url"));
         if is_on("no-index") {
             indexes.clear();
@@ -75,6 +84,14 @@ impl PluginSettings {
             proxy: option("proxy"),
             timeout,
         })
+    }
+}
+
+/// Removes the name from an index in uv's form `NAME=URL`.
+fn unnamed(index: String) -> String {
+    match index.split_once('=') {
+        Some((name, url)) if !name.contains([':', '/']) => url.to_owned(),
+        _ => index,
     }
 }
 
@@ -151,6 +168,10 @@ mod tests {
             settings(&[site, user], &variables).unwrap().indexes,
             ["https://v/simple", "https://c", "https://d"]
         );
+        let uv = [("UV_INDEX_URL", "https://old/simple"), ("UV_DEFAULT_INDEX", "mirror=https://uv/simple?a=b")];
+        assert_eq!(settings(&[user], &uv).unwrap().indexes[0], "https://uv/simple?a=b");
+        assert_eq!(settings(&[user], &uv[..1]).unwrap().indexes[0], "https://old/simple");
+        assert_eq!(settings(&[], &[variables[0], uv[1]]).unwrap().indexes, ["https://v/simple"]);
         let offline = settings(&[user], &[("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", "/a file:///b")]).unwrap();
         assert_eq!((offline.indexes, offline.links), (vec![], vec!["/a".to_string(), "file:///b".into()]));
     }

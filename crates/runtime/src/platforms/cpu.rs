@@ -15,7 +15,7 @@ const WHEELS: &[Wheel] = &[wheel(
 
 pub(super) fn spec() -> PlatformSpec {
     PlatformSpec {
-        description: "CPU of the host",
+        description: "CPU of the host (63 MB, 202 MB unpacked)",
         wheels: WHEELS,
         hardware: || Ok("always available".into()),
         is_host: true,
