@@ -1,4 +1,4 @@
-# Needs Linux x86-64, Rust 1.89+, python3 with pip and venv, make and a C compiler. Downloads everything else.
+# Needs Linux x86-64, Rust 1.89+, make and a C compiler; tests, `make dist` and tools also need python3 with pip and venv.
 LTX2 := target/release/ltx2
 DEBUG := target/debug/ltx2
 
@@ -6,8 +6,10 @@ DEBUG := target/debug/ltx2
 
 # A video with sound by the toy model in assets/nano: make demo PROMPT="a red circle bounces on blue, low beeps".
 PROMPT ?= a red circle bounces on blue, low beeps
+unexport PROMPT
+demo: export DEMO_PROMPT = $(value PROMPT)
 demo: plugin-cpu
-	$(LTX2) generate -c configs/nano.yml --prompt "$(PROMPT)" -o out/demo.mp4 --force
+	$(LTX2) generate -c configs/nano.yml --prompt "$$DEMO_PROMPT" -o out/demo.mp4 --force
 
 # Writes docs/images/nano.png, the README's image.
 nano-sheet: plugin-cpu
