@@ -9,6 +9,10 @@ fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
     ltx2::pjrt::report_file_limits();
     cli::try_plugins();
+    if std::env::args_os().len() == 1 {
+        cli::tell(cli::first_steps().trim_end());
+        return ExitCode::from(2);
+    }
     // Exits the process with code 0 after --help or --version, and with code 2 after a usage error.
     let cli = Cli::parse();
     cli::log::start(cli.verbose, cli.quiet);

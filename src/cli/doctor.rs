@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::{print, tell};
+use super::{next, print, tell};
 use crate::pjrt::discover::{self, Kind, PLUGIN_VARIABLE, Platform, PluginFile};
 use crate::pjrt::{AttributeValue, Client, Device, PjrtError, Plugin};
 use crate::runtime::platform::{self, Choice};
@@ -30,6 +30,8 @@ struct DoctorReport {
     version: &'static str,
     platforms: Vec<PlatformReport>,
     ffmpeg: Option<PathBuf>,
+    /// Command to run next.
+    next: String,
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -77,15 +79,19 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     foreign.dedup_by(|one, other| one.path() == other.path());
     platforms.extend(foreign);
     platforms.extend(discover::find_unsupported().iter().map(|(name, file)| unsupported(name, file.into())));
-    let report = DoctorReport { version: env!("CARGO_PKG_VERSION"), platforms, ffmpeg: in_path("ffmpeg") };
+    let works = platforms.iter().any(|platform| platform.works);
+    let report = DoctorReport {
+        version: env!("CARGO_PKG_VERSION"),
+        platforms,
+        ffmpeg: in_path("ffmpeg"),
+        next: next::first(works),
+    };
     match args.json {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
         false => print(&text(&report))?,
     }
-    if !report.platforms.iter().any(|platform| platform.works) {
-        bail!(
-            "no platform works (see the list above); `ltx2 plugin install cpu` installs a plugin that runs on any machine"
-        );
+    if !works {
+        bail!("no platform works (see the list above)");
     }
     Ok(())
 }
@@ -285,6 +291,7 @@ fn text(report: &DoctorReport) -> String {
         Some(path) => lines.push(format!("\nffmpeg: {}", path.display())),
         None => lines.push("\nffmpeg: not on PATH; MP4 files are written with the built-in encoder".into()),
     }
+    lines.push(format!("\nnext: {}", report.next));
     lines.join("\n") + "\n"
 }
 

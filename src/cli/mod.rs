@@ -32,6 +32,7 @@ mod generate;
 mod init;
 pub mod log;
 mod model_args;
+mod next;
 mod numbers;
 mod plan;
 mod plugin;
@@ -45,14 +46,16 @@ mod signals;
 mod warm;
 mod why;
 
+pub use next::first_steps;
+
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
 #[derive(Parser, Debug)]
-#[command(name = "ltx2", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(name = "ltx2", version, max_term_width = 110, subcommand_required = true)]
 #[command(after_help = "Examples:
-  ltx2 plugin install cpu
   ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"
   ltx2 pull ltx2_3
   ltx2 generate -c ltx2_3 -p \"a lighthouse over a quiet sea at dawn\"
+  ltx2 plugin install cuda
 
 stdout carries results only; LTX2_LOG (e.g. debug, ltx2_runtime=trace) overrides -v and -q.")]
 pub struct Cli {

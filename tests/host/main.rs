@@ -10,6 +10,7 @@ mod support;
 mod config;
 mod constants;
 mod experiments;
+mod first_run;
 mod flags;
 mod history;
 mod key_tables;

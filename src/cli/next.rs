@@ -1,0 +1,69 @@
+//! Commands to run next: the last line of `ltx2 doctor`, and the output of `ltx2` without arguments.
+
+use clap::CommandFactory;
+
+use super::Cli;
+use crate::config::{Config, open_model};
+use crate::pjrt::discover::{self, Platform};
+use crate::runtime::platform::hardware;
+use crate::weights::Overrides;
+
+/// Presets of published models, newest first.
+const PRESETS: [&str; 3] = ["ltx2_5", "ltx2_3", "ltx2"];
+
+/// A command and its purpose.
+struct NextCommand {
+    command: String,
+    purpose: String,
+}
+
+/// Returns the name by which this program was started, such as `ltx2` or `target/release/ltx2`.
+fn program() -> String {
+    std::env::args().next().filter(|name| !name.is_empty()).unwrap_or_else(|| "ltx2".into())
+}
+
+/// Returns commands that work on this machine in the working directory, the most useful one first.
+fn commands() -> Vec<NextCommand> {
+    let mut found = Vec::new();
+    let mut add = |arguments: &str, purpose: String| {
+        found.push(NextCommand { command: format!("{} {arguments}", program()), purpose });
+    };
+    let best = Platform::ALL.into_iter().find(|platform| hardware(*platform).is_ok());
+    if let Some(platform) = best.filter(|platform| discover::find(*platform, None).found.is_empty()) {
+        add(
+            &format!("plugin install {}", platform.name()),
+            format!("the {} plugin, which is missing", platform.name()),
+        );
+    }
+    let installed = PRESETS.into_iter().find_map(|preset| {
+        let path = Config::load::<String>(preset, []).ok()?.model.path;
+        open_model(&path, &Overrides::default()).ok().map(|_| (preset, path))
+    });
+    if let Some((preset, path)) = installed {
+        add(
+            &format!("generate -c {preset} -p \"a lighthouse over a quiet sea at dawn\""),
+            format!("a video by {path}"),
+        );
+    }
+    add("generate -c nano -p \"a red circle bounces on blue, low beeps\"", "a video by the toy model".into());
+    add("doctor", "plugins and devices, and what is missing".into());
+    add("--help", "all commands".into());
+    found
+}
+
+/// Returns the command to run next. `works`: whether a platform works; if none does, a plugin has to be installed.
+pub(super) fn first(works: bool) -> String {
+    match works {
+        true => commands().remove(0).command,
+        false => format!("{} plugin install cpu", program()),
+    }
+}
+
+/// Returns the output of `ltx2` without arguments: a description, and three commands that work here.
+pub fn first_steps() -> String {
+    let about = Cli::command().get_about().map(ToString::to_string).unwrap_or_default();
+    let commands: Vec<NextCommand> = commands().into_iter().take(3).collect();
+    let width = commands.iter().map(|next| next.command.len()).max().unwrap_or_default();
+    let lines = commands.iter().map(|next| format!("  {:<width$}  {}\n", next.command, next.purpose));
+    format!("{about}\n\nTry:\n{}", lines.collect::<String>())
+}
