@@ -198,6 +198,24 @@ serve-load: plugin-cpu
 container:
 	container/build.sh $(or $(ACCELERATOR),cpu) $(IMAGE)
 
+# Packages in target/dist: a wheel, a tarball with the wheel's binary, and SHA256SUMS. Zig links for the glibc that pyproject.toml
+# states. The tools come from PyPI.
+DIST := target/dist
+TREE = $(DIST)/ltx2-$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)-x86_64-linux
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+dist:
+	$(call VENV,target/dist-tools,maturin==1.16.0 ziglang==0.15.2)
+	rm -rf $(DIST) && mkdir -p $(TREE)/completions
+	PATH="$(CURDIR)/target/dist-tools/bin:$$PATH" maturin build --release --zig --out $(DIST)
+	python3 -m zipfile -e $(DIST)/*.whl $(DIST)/wheel && install $(DIST)/wheel/*.data/scripts/ltx2 $(TREE)
+	cp LICENSE README.md $(TREE)
+	for file in bash/ltx2.bash fish/ltx2.fish zsh/_ltx2; do \
+		$(TREE)/ltx2 completions $${file%/*} > $(TREE)/completions/$${file#*/} || exit 1; done
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u+rwX,go=rX --mtime=@$$SOURCE_DATE_EPOCH \
+		-C $(DIST) -c $(notdir $(TREE)) | gzip -9n > $(TREE).tar.gz
+	rm -r $(DIST)/wheel $(TREE)
+	cd $(DIST) && sha256sum ltx2-* > SHA256SUMS
+
 # Regenerates tests/fixtures from the pinned releases, and with OFFICIAL=FOLDER from the checkout: scripts/oracle/README.md.
 fixtures:
 	scripts/oracle/venv.sh .venv
