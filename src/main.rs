@@ -9,6 +9,7 @@ fn main() -> ExitCode {
     ltx2::pjrt::quiet_plugins();
     ltx2::pjrt::report_file_limits();
     cli::try_plugins();
+    cli::complete();
     if std::env::args_os().len() == 1 {
         cli::tell(cli::first_steps().trim_end());
         return ExitCode::from(2);

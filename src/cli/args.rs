@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use clap_complete::ArgValueCompleter;
 use serde_json::{Value, json};
 
 use super::UsageError;
+use super::completions::{complete_layout, complete_preset};
 pub(super) use super::model_args::{ComponentArgs, ModelArgs, files};
 use super::numbers::{finite, num_frames, whole};
 use crate::config::{CliOverrides, Dtype, ExtendAt, LoadedConfig, Reference, RetakeSource};
@@ -50,7 +52,7 @@ impl RunArgs {
         given.flag("num-videos", "request.num_videos", r.num_videos);
         given.flag("negative-prompt", "request.negative_prompt", &r.negative_prompt);
         given.flag("negative-prompt-file", "request.negative_prompt_file", &r.negative_prompt_file);
-        given.flag("image", "request.images", images(&r.image, r.num_frames.as_ref())?);
+        given.flag("image", "request.images", images(&r.image.0, r.num_frames.as_ref())?);
         given.flag("video", "request.video", &r.video);
         if let [from, to] = r.retake[..] {
             given.flag("retake", "request.retake", json!({"from": from, "to": to}));
@@ -119,9 +121,9 @@ pub(crate) fn timed_job(loaded: &LoadedConfig) -> anyhow::Result<Job> {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Configuration")]
 pub(crate) struct ConfigArgs {
-    /// YAML file, JSON sidecar of an earlier video, or the name of a shipped configuration (ltx2, nano …); repeatable,
-    /// later files override earlier ones
-    #[arg(short, long, value_name = "FILE")]
+    /// YAML file, JSON sidecar of an earlier video, or the name of a preset (`ltx2 presets` lists all); repeatable, later
+    /// files override earlier ones
+    #[arg(short, long, value_name = "FILE", add = ArgValueCompleter::new(complete_preset))]
     pub(crate) config: Vec<String>,
     /// Sets a YAML key, e.g. `guidance.video.stg=1`; repeatable (`ltx2 schema` lists all keys)
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -179,9 +181,8 @@ pub(crate) struct RequestArgs {
     /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
     pub(crate) negative_prompt_file: Option<String>,
-    /// Conditioning image: file, frame index (-1 is the last of --num-frames), strength from 0 to 1; repeatable
-    #[arg(long, num_args = 3, value_names = ["PATH", "FRAME", "STRENGTH"], allow_negative_numbers = true)]
-    pub(crate) image: Vec<String>,
+    #[command(flatten)]
+    pub(crate) image: ImageArgs,
     /// Input video: a file, or a folder of PNG frames
     #[arg(long, value_name = "PATH")]
     pub(crate) video: Option<String>,
@@ -245,7 +246,7 @@ pub(crate) struct RequestArgs {
     /// Number of denoising steps, 1 to 256
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) steps: Option<u64>,
-    /// Random seed
+    /// Random seed [default: the preset's, 10]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) seed: Option<u64>,
     /// Maximum number of text tokens; longer prompts are truncated
@@ -296,8 +297,9 @@ pub(crate) struct PlacementArgs {
     /// Data type of weights and activations; f32 also computes all matmuls in full f32 precision
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<Dtype>,
-    /// Layout, which maps logical tensor axes to mesh axes: a YAML file or the name of a shipped layout
-    #[arg(long, value_name = "FILE")]
+    /// Layout, which maps logical tensor axes to mesh axes: a YAML file or the name of a shipped layout (`ltx2 layouts`
+    /// lists all)
+    #[arg(long, value_name = "FILE", add = ArgValueCompleter::new(complete_layout))]
     pub(crate) layout: Option<String>,
     /// Devices per mesh axis, e.g. cfg=2,context=4; -1 uses all remaining devices
     #[arg(long, value_name = "AXIS=N,…")]
@@ -405,11 +407,45 @@ impl OutputArgs {
     }
 }
 
-/// Parses the triples of `--image`. Negative frame indices count from the end, which requires a known number of frames.
-fn images(values: &[String], num_frames: Option<&Value>) -> Result<Value, UsageError> {
-    let one = |image: &[String]| {
+/// Values of each `--image`: a path, and optionally a frame index and a strength.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ImageArgs(Vec<Vec<String>>);
+
+// Derived arguments cannot tell which values belong to the same `--image`.
+impl clap::Args for ImageArgs {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let image = clap::Arg::new("image").long("image").action(clap::ArgAction::Append).num_args(1..=3);
+        let image = image.value_names(["PATH", "FRAME", "STRENGTH"]).allow_negative_numbers(true).help(
+            "Conditioning image: file, frame index (-1 is the last of --num-frames) [default: 0], strength from 0 to 1 \
+             [default: 1]; repeatable; implies --pipeline image_to_video unless another pipeline is selected",
+        );
+        command.arg(image.value_hint(clap::ValueHint::FilePath))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for ImageArgs {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let given = matches.get_occurrences::<String>("image").into_iter().flatten();
+        Ok(ImageArgs(given.map(|values| values.cloned().collect()).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Parses the values of each `--image`. Negative frame indices count from the end, which requires a known number of
+/// frames.
+fn images(values: &[Vec<String>], num_frames: Option<&Value>) -> Result<Value, UsageError> {
+    let one = |image: &Vec<String>| {
         let fail = |why: &str| Err(UsageError(format!("--image {}: {why}", image.join(" "))));
-        let (Ok(frame), Ok(strength)) = (image[1].parse::<i64>(), image[2].parse::<f64>()) else {
+        let value = |at: usize, default| image.get(at).map_or(default, String::as_str);
+        let (Ok(frame), Ok(strength)) = (value(1, "0").parse::<i64>(), value(2, "1").parse::<f64>()) else {
             return fail("expected a path, a frame number and a strength from 0 to 1, e.g. --image first.png 0 1.0");
         };
         let from_end = |count: i64| count.checked_add(frame).filter(|frame| *frame >= 0);
@@ -428,7 +464,7 @@ fn images(values: &[String], num_frames: Option<&Value>) -> Result<Value, UsageE
         };
         Ok(json!({"path": image[0], "frame": frame, "strength": strength}))
     };
-    values.chunks_exact(3).map(one).collect()
+    values.iter().map(one).collect()
 }
 
 #[cfg(test)]
@@ -442,16 +478,32 @@ mod tests {
             files(&text(&["a.safetensors", "b=c.safetensors=0.5"])),
             json!([{"path": "a.safetensors"}, {"path": "b=c.safetensors", "strength": 0.5}])
         );
-        let got = images(&text(&["i.png", "8", "0.5", "j.png", "0", "1"]), None).unwrap();
-        assert_eq!(got[1], json!({"path": "j.png", "frame": 0, "strength": 1.0}));
-        let message = images(&text(&["i.png", "x", "1"]), None).unwrap_err().to_string();
+    }
+
+    #[test]
+    fn image_frame_and_strength_are_optional() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            image: ImageArgs,
+        }
+        let parse = |words: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from([&["x"], words].concat()).unwrap();
+            images(&line.image.0, Some(&json!(9)))
+        };
+        let got = parse(&["--image", "a.png", "--image", "b.png", "8", "0.5", "--image", "c.png", "-1"]).unwrap();
+        let image = |path: &str, frame, strength| json!({"path": path, "frame": frame, "strength": strength});
+        assert_eq!(got, json!([image("a.png", 0, 1.0), image("b.png", 8, 0.5), image("c.png", 8, 1.0)]));
+        assert_eq!(parse(&[]).unwrap(), json!([]));
+        let message = parse(&["--image", "i.png", "x", "1"]).unwrap_err().to_string();
         assert!(message.starts_with("--image i.png x 1: expected a path, a frame number"), "{message}");
     }
+
     #[test]
     fn negative_image_frames_count_from_the_end() {
         let frame = |frame: &str, count: Option<Value>| {
             let image = ["i.png", frame, "1"].map(String::from);
-            images(&image, count.as_ref()).map(|all| all[0]["frame"].clone())
+            images(&[image.into()], count.as_ref()).map(|all| all[0]["frame"].clone())
         };
         assert_eq!(frame("-1", Some(json!(121))).unwrap(), 120);
         assert_eq!(frame("-121", Some(json!(121))).unwrap(), 0);

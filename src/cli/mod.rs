@@ -42,10 +42,12 @@ mod pull;
 mod run;
 mod schema;
 mod serve;
+mod shipped;
 mod signals;
 mod warm;
 mod why;
 
+pub use completions::complete;
 pub use next::first_steps;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
@@ -105,6 +107,10 @@ pub(crate) enum Command {
     Doctor(doctor::DoctorArgs),
     /// Install PJRT plugins
     Plugin(plugin::PluginArgs),
+    /// List the presets of -c, or print one
+    Presets(shipped::PresetsArgs),
+    /// List the shipped layouts of --layout, or print one
+    Layouts(shipped::LayoutsArgs),
     /// Print the JSON Schema of the YAML files
     Schema(schema::SchemaArgs),
     /// Print shell completions
@@ -154,6 +160,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin::run(args),
         Command::Pull(args) => pull::run(args),
+        Command::Presets(args) => shipped::presets(args),
+        Command::Layouts(args) => shipped::layouts(args),
         Command::Schema(args) => schema::run(args),
         Command::Completions(args) => completions::run(args),
     }

@@ -1,6 +1,7 @@
 //! Layout files and device meshes.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Once;
 
@@ -213,6 +214,9 @@ pub fn read_layout_source(name: &str) -> Result<LayoutSource, ConfigError> {
     let (label, text) = match (text_file::read(Path::new(name)), presets::shipped_layout(name)) {
         (Ok(text), _) => (name.to_string(), text),
         (Err(_), Some((shipped, text))) => (format!("shardings/{shipped}.yml"), text.to_string()),
+        (Err(source), None) if source.kind() == ErrorKind::NotFound => {
+            return Err(presets::not_shipped(&presets::LAYOUTS, "layouts", name));
+        }
         (Err(source), None) => return Err(ConfigError::unreadable(Path::new(name), source)),
     };
     let node = yaml::parse(&text, &label)?;

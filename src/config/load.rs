@@ -1,5 +1,6 @@
 //! Loads files and flags into one configuration. Precedence, highest first: flag, `--set`, YAML, preset, default.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -44,6 +45,9 @@ pub struct LoadedConfig {
     /// (key, flag) of flags that set an empty section. An empty section has no values and therefore no origin in the
     /// tree.
     pub(super) sections: Vec<(&'static str, &'static str)>,
+    /// Shipped configuration, other than those of TPU slices, that the files are or extend. `None`: there is none, or
+    /// this is a server request.
+    model_config: Option<&'static str>,
 }
 
 /// Duration of the video, which determines the number of frames.
@@ -74,6 +78,11 @@ impl LoadedConfig {
         self.preset
     }
 
+    /// Returns the name of the shipped configuration that the user chose; by default, that of the base preset.
+    pub fn config_name(&self) -> &'static str {
+        self.model_config.unwrap_or(self.preset)
+    }
+
     /// Returns whether models of this generation can have a second video decoder.
     pub(crate) fn has_two_decoders(&self) -> bool {
         self.version == Version::V2_5
@@ -90,10 +99,11 @@ impl LoadedConfig {
 /// # Errors
 /// Returns an error if a file cannot be read, a key is unknown, or a value is invalid.
 pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
-    let (mut layers, mut sidecar) = (Vec::new(), None);
+    let mut found = ReadFiles::default();
     for file in given.files.iter().rev() {
-        read_chain(Path::new(file), None, &mut Vec::new(), &mut layers, &mut sidecar)?;
+        read_chain(file, Path::new(file), None, &mut Vec::new(), &mut found)?;
     }
+    let ReadFiles { mut layers, sidecar, model_config } = found;
     layers.reverse();
     let mut layer = Tree::Map(Vec::new());
     for pair in &given.set {
@@ -119,6 +129,9 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     layers.push(layer);
     let duration = given.seconds.map(|seconds| RequestedDuration { seconds, origin: ValueOrigin::Flag("seconds") });
     let loaded = combine(layers, duration, None)?;
+    if let Some(warning) = model_config.and_then(|name| generation_warning(name, &loaded)) {
+        tracing::warn!("{warning}");
+    }
     if given.allow_changed_inputs && sidecar.is_none() {
         let why = "--allow-changed-inputs: no sidecar is loaded; pass one (-c OUT.json), or remove the flag";
         return Err(ConfigError::argument(why));
@@ -126,7 +139,7 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     let allows_changes = given.allow_changed_inputs;
     let sidecar = sidecar.map(|sidecar| Sidecar { allows_changes, ..sidecar.within(&loaded.tree) });
     let sections = given.flags.iter().filter(|flag| flag.value == json!({})).map(|flag| (flag.path, flag.name));
-    Ok(LoadedConfig { sidecar, sections: sections.collect(), ..loaded })
+    Ok(LoadedConfig { sidecar, sections: sections.collect(), model_config, ..loaded })
 }
 
 /// Merges `layers` (lowest precedence first) over the preset that they select. `known` is the model generation; `None`:
@@ -143,7 +156,7 @@ pub(super) fn combine(
     }
     let mut typed = check::typed(&merged)?;
     if let Some(top) = layers.last_mut()
-        && references::select_reference_pipeline(&merged, &typed, top)
+        && references::select_pipeline(&merged, &typed, top)
     {
         merge_layer(&mut merged, top.clone())?;
         typed = check::typed(&merged)?;
@@ -198,6 +211,7 @@ pub(super) fn combine(
         has_sigmas,
         sidecar: None,
         sections: Vec::new(),
+        model_config: None,
     })
 }
 
@@ -213,10 +227,7 @@ fn version(model: &Model) -> Version {
     let found = found.and_then(|source| source.version());
     found.unwrap_or_else(|reason| {
         let carried = Preset::named(model).and_then(|p| Version::of_transformer(p.config("transformer")?));
-        let named = [("2.5", "2_5", Version::V2_5), ("2.3", "2_3", Version::V2_3)];
-        let named = named.iter().find(|(dot, line, _)| model.contains(dot) || model.contains(line));
-        let named = named.map_or(Version::V2_0, |(.., version)| *version);
-        let version = carried.unwrap_or(named);
+        let version = carried.unwrap_or_else(|| version_of_name(model));
         tracing::debug!(
             "assuming model generation {version} from the model's name, because its files cannot be read: {reason}"
         );
@@ -224,16 +235,47 @@ fn version(model: &Model) -> Version {
     })
 }
 
-/// Appends a file, then the files it extends, to `out`. Sets `found` to the first sidecar among these files, unless it
-/// is already set.
+/// Guesses the generation of a model from the name of the model or of a preset.
+fn version_of_name(name: &str) -> Version {
+    let named = [("2.5", "2_5", Version::V2_5), ("2.3", "2_3", Version::V2_3)];
+    let named = named.iter().find(|(dot, line, _)| name.contains(dot) || name.contains(line));
+    named.map_or(Version::V2_0, |(.., version)| *version)
+}
+
+/// Returns a warning if the shipped configuration `name` is for another generation of LTX-2 than the model.
+fn generation_warning(name: &str, loaded: &LoadedConfig) -> Option<String> {
+    let (wanted, found) = (version_of_name(name), loaded.version);
+    if !name.starts_with("ltx2") || wanted == found {
+        return None;
+    }
+    let (path, preset) = (&loaded.config.model.path, loaded.config.pipeline.preset(found));
+    Some(format!("the preset {name} is for {wanted}, but the model {path} is {found}; use -c {preset}"))
+}
+
+/// Contents of the files of a command line.
+#[derive(Default)]
+struct ReadFiles {
+    /// Each file, followed by the files that it extends.
+    layers: Vec<Tree>,
+    /// First sidecar among the files.
+    sidecar: Option<Sidecar>,
+    /// First shipped configuration among the files, other than those of TPU slices.
+    model_config: Option<&'static str>,
+}
+
+/// Reads a file, then the files that it extends, and appends them to `found`. `written`: the path as the user wrote it.
 fn read_chain(
+    written: &str,
     path: &Path,
     named_by: Option<String>,
     seen: &mut Vec<PathBuf>,
-    out: &mut Vec<Tree>,
-    found: &mut Option<Sidecar>,
+    found: &mut ReadFiles,
 ) -> Result<(), ConfigError> {
-    let (label, text, folder) = open(path)?;
+    let place = |error: ConfigError| match &named_by {
+        Some(place) if error.origin.is_none() => error.at(ValueOrigin::Argument(format!("{place}: extends"))),
+        _ => error,
+    };
+    let (label, text, folder) = open(written, path).map_err(place)?;
     let identity = path.canonicalize().unwrap_or_else(|_| PathBuf::from(&label));
     if seen.contains(&identity) {
         let chain: Vec<String> = seen.iter().chain([&identity]).map(|p| file_name(p)).collect();
@@ -243,7 +285,8 @@ fn read_chain(
     seen.push(identity);
 
     let root = yaml::parse(&text, &label)?;
-    *found = found.take().or_else(|| Sidecar::from_node(&root, &label));
+    found.sidecar = found.sidecar.take().or_else(|| Sidecar::from_node(&root, &label));
+    found.model_config = found.model_config.or_else(|| presets::model_config(&label, &text));
     let (mut node, is_sidecar) = sidecar::unwrap(root);
     validate(&node, &in_file(&label))?;
     reference_video::expand(&mut node, |line| ValueOrigin::File { file: label.clone(), line })?;
@@ -262,15 +305,15 @@ fn read_chain(
     }
     layer.remove("extends");
     expand_reference(&mut layer);
-    out.push(layer);
+    found.layers.push(layer);
     match parent {
         None => Ok(()),
         Some((parent, line)) => {
             let sibling = PathBuf::from(paths::join(&folder, &parent));
             // A name that is not a file next to this one refers to a shipped configuration.
             let shipped = !sibling.exists() && presets::shipped_config(&parent).is_some();
-            let target = if shipped { PathBuf::from(parent) } else { sibling };
-            read_chain(&target, Some(format!("{label}:{line}")), seen, out, found)
+            let target = if shipped { PathBuf::from(&parent) } else { sibling };
+            read_chain(&parent, &target, Some(format!("{label}:{line}")), seen, found)
         }
     }
 }
@@ -280,16 +323,19 @@ fn file_name(path: &Path) -> String {
 }
 
 /// Returns the label, text and folder of a file. If the file cannot be read, `path` is looked up as the name of a
-/// shipped configuration.
-fn open(path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
-    match read(path) {
+/// shipped configuration. `written`: the path as the user wrote it.
+fn open(written: &str, path: &Path) -> Result<(String, String, PathBuf), ConfigError> {
+    match text_file::read(path) {
         Ok(text) => {
             let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
             Ok((path.display().to_string(), text, folder))
         }
-        Err(error) => match path.to_str().and_then(presets::shipped_config) {
+        Err(source) => match path.to_str().and_then(presets::shipped_config) {
             Some((name, text)) => Ok((format!("configs/{name}.yml"), text.into(), PathBuf::from("configs"))),
-            None => Err(error),
+            None if source.kind() == ErrorKind::NotFound => {
+                Err(presets::not_shipped(&presets::CONFIGS, "presets", written))
+            }
+            None => Err(ConfigError::unreadable(path, source)),
         },
     }
 }

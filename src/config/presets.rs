@@ -95,11 +95,14 @@ pub fn shipped_layouts() -> impl Iterator<Item = &'static str> {
     LAYOUTS.into_iter().filter(|(_, text)| !text.starts_with("# History")).map(|(name, _)| name)
 }
 
+/// Minimum Jaro-Winkler similarity of names that an error suggests.
+const SIMILAR: f64 = 0.8;
+
+/// Shipped files, as pairs of name and text.
+pub(crate) type Shipped = &'static [(&'static str, &'static str)];
+
 /// Returns a shipped file by name, with or without `.yml`.
-pub(crate) fn find(
-    shipped: &'static [(&'static str, &'static str)],
-    name: &str,
-) -> Option<(&'static str, &'static str)> {
+pub(crate) fn find(shipped: Shipped, name: &str) -> Option<(&'static str, &'static str)> {
     let name = name.strip_suffix(".yml").unwrap_or(name);
     shipped.iter().find(|(n, _)| *n == name).copied()
 }
@@ -107,6 +110,47 @@ pub(crate) fn find(
 /// Returns a shipped configuration by its name or its path in the repository.
 pub(crate) fn shipped_config(name: &str) -> Option<(&'static str, &'static str)> {
     find(&CONFIGS, name.strip_prefix("configs/").unwrap_or(name))
+}
+
+/// Returns the names that are similar to `name`, the most similar first, at most three. Compares the last components of
+/// paths, without `.yml`.
+fn similar_names(shipped: Shipped, name: &str) -> Vec<&'static str> {
+    let last = |name: &str| {
+        let name = name.strip_suffix(".yml").unwrap_or(name);
+        name.rsplit('/').next().unwrap_or(name).to_string()
+    };
+    let wanted = last(name);
+    let scored = shipped.iter().map(|(own, _)| (strsim::jaro_winkler(&last(own), &wanted), *own));
+    let mut similar: Vec<_> = scored.filter(|(score, _)| *score >= SIMILAR).collect();
+    similar.sort_by(|a, b| b.0.total_cmp(&a.0));
+    similar.into_iter().take(3).map(|(_, name)| name).collect()
+}
+
+/// Returns the error for a name that is neither a file nor shipped, with similar shipped names. `command` lists all
+/// shipped names.
+pub(crate) fn not_shipped(shipped: Shipped, command: &str, name: &str) -> ConfigError {
+    let similar = similar_names(shipped, name).iter().map(|name| format!("'{name}'")).collect::<Vec<_>>();
+    let hint = match similar.split_last() {
+        None => String::new(),
+        Some((only, [])) => format!("did you mean {only}? "),
+        Some((last, others)) => format!("did you mean {} or {last}? ", others.join(", ")),
+    };
+    let what = command.trim_end_matches('s');
+    ConfigError::argument(format!("{name}: no such file or {what}; {hint}`ltx2 {command}` lists every {what}"))
+}
+
+/// Returns the first sentence of the comment at the start of a shipped file.
+pub(crate) fn summary(text: &str) -> String {
+    let comment = text.lines().map_while(|line| line.strip_prefix("# ")).collect::<Vec<_>>().join(" ");
+    comment.split_once(". ").map_or(comment.trim_end_matches('.'), |(first, _)| first).to_string()
+}
+
+/// Returns the shipped configuration that a configuration file is an unmodified copy of, if any. TPU configurations do
+/// not count, because they are for any model.
+pub(super) fn model_config(label: &str, text: &str) -> Option<&'static str> {
+    let name = label.rsplit_once("configs/").map_or(label, |(_, name)| name);
+    let (name, own) = shipped_config(name)?;
+    (own == text && !name.starts_with("tpu/")).then_some(name)
 }
 
 /// Returns whether a layout is shipped, given its name or its path in the repository.
@@ -167,4 +211,30 @@ fn parse_preset(name: &'static str) -> Result<Vec<Tree>, ConfigError> {
     own.remove("extends");
     layers.push(own);
     Ok(layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_names_suggest_similar_ones() {
+        let said = |shipped, command, name: &str| not_shipped(shipped, command, name).to_string();
+        let error = said(&CONFIGS, "presets", "ltx3");
+        assert!(error.starts_with("ltx3: no such file or preset; did you mean 'ltx2'"), "{error}");
+        assert!(error.ends_with("? `ltx2 presets` lists every preset"), "{error}");
+        assert!(said(&CONFIGS, "presets", "v6e-9").contains("'tpu/v6e-8'"));
+        assert!(said(&CONFIGS, "presets", "configs/ltx2_hp.yml").contains("did you mean 'ltx2_hq'"));
+        assert!(said(&LAYOUTS, "layouts", "ulyses").contains("did you mean 'ulysses'"));
+        let none = "foo: no such file or layout; `ltx2 layouts` lists every layout";
+        assert_eq!(said(&LAYOUTS, "layouts", "foo"), none);
+    }
+
+    #[test]
+    fn every_shipped_file_has_a_summary() {
+        for (name, text) in CONFIGS.iter().chain(&LAYOUTS) {
+            let summary = summary(text);
+            assert!((20..200).contains(&summary.len()), "{name}: {summary}");
+        }
+    }
 }

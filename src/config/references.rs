@@ -8,6 +8,7 @@ use super::check::typed;
 use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::{Pipeline, Support};
+use super::presets::is_shipped;
 use super::schema::{Config, ReferenceVideo};
 use super::sidecar;
 use super::tree::Tree;
@@ -17,12 +18,21 @@ use crate::weights::ReferenceScales;
 const VIDEOS: &str = "request.reference_videos";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
-/// Selects the pipeline `in_context` if there are reference videos and no pipeline is set. Returns whether the pipeline
-/// changed.
-pub(super) fn select_reference_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
-    let selects = !config.request.reference_videos.is_empty() && merged.origin("pipeline") == ValueOrigin::Default;
-    if selects {
+/// Selects a pipeline that the inputs imply, in the top layer `line`, and returns whether the pipeline changed.
+/// Reference videos select `in_context` if no pipeline is set. Images select `image_to_video` instead of
+/// `text_to_video`, unless the user chose `text_to_video` in the same layer as the images or above it.
+pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
+    let origin = merged.origin("pipeline");
+    if !config.request.reference_videos.is_empty() && origin == ValueOrigin::Default {
         line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(VIDEOS));
+        return true;
+    }
+    let is_chosen = origin != ValueOrigin::Default && !is_shipped(&origin);
+    let is_above = line.get("request.images").is_some() && line.get("pipeline").is_none();
+    let selects =
+        config.pipeline == Pipeline::TextToVideo && !config.request.images.is_empty() && (is_above || !is_chosen);
+    if selects {
+        line.set("pipeline", Pipeline::ImageToVideo.name().into(), &merged.origin("request.images"));
     }
     selects
 }

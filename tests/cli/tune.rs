@@ -246,7 +246,9 @@ fn invalid_experiment_file_gives_one_error_line() {
         let said = fail(&text);
         assert!(said.ends_with(&format!("{message}\n")) && said.lines().count() == 1, "{said}");
     }
-    assert!(fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano_2_0\n").contains("cannot read nowhere"));
+    assert!(
+        fail("layouts: [nowhere]\ntargets: ['cpu:2']\nconfig: nano_2_0\n").contains("nowhere: no such file or layout")
+    );
 }
 
 /// Runs `why` on a small model: it lists the rules with reasons, and its first suggestion removes the known flaw of the

@@ -52,6 +52,7 @@ fn yaml_errors_have_file_line_and_key() {
         ("frames.yml", "request:\n  num_frames: 120\n"),
         ("a.yml", "extends: b.yml\n"),
         ("b.yml", "extends: a.yml\n"),
+        ("parent.yml", "extends: ltx2_hp\n"),
     ]);
     for (file, message) in [
         ("typo.yml", "typo.yml:3: unknown key 'request.heigth'; did you mean 'height'?"),
@@ -63,13 +64,84 @@ fn yaml_errors_have_file_line_and_key() {
             "request.num_frames = 120 (frames.yml:2): must be one more than a multiple of 8; the nearest are 113 and 121",
         ),
         ("a.yml", "b.yml:1: circular 'extends': a.yml -> b.yml -> a.yml"),
-        ("gone.yml", "cannot read gone.yml: No such file or directory (os error 2)"),
+        ("gone.yml", "gone.yml: no such file or preset; `ltx2 presets` lists every preset"),
+        (
+            "parent.yml",
+            "parent.yml:1: extends: ltx2_hp: no such file or preset; did you mean 'ltx2_hq', 'ltx2' or 'ltx2_3_hq'? `ltx2 presets` lists every preset",
+        ),
     ] {
         assert_error(dir.path(), &["generate", "-c", file, "--print-config"], 2, message);
     }
     let run = ltx2_in(dir.path(), &["generate", "-c", "broken.yml"]);
     assert!(run.err.starts_with("error: broken.yml:2: ") && run.err.lines().count() == 1, "{}", run.err);
     assert_eq!(run.code, 2);
+}
+
+/// The lists have a line per shipped file, and `NAME` prints the file.
+#[needs(nothing)]
+fn presets_and_layouts_are_listed() {
+    let dir = folder(&[]);
+    for (command, name, folder, count) in
+        [("presets", "tpu/v6e-8", "configs", 37), ("layouts", "ulysses", "shardings", 22)]
+    {
+        let list = ltx2_in(dir.path(), &[command]);
+        assert_eq!((list.code, list.out.lines().count()), (0, count), "{}", list.out);
+        let line = list.out.lines().find(|line| line.split_whitespace().next() == Some(name)).expect("a line");
+        let json = ltx2_in(dir.path(), &[command, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json.out).expect("JSON");
+        let entry = json.as_array().expect("a list").iter().find(|entry| entry["name"] == name).expect("an entry");
+        assert!(line.ends_with(entry["summary"].as_str().expect("a text")), "{line}");
+        let text = std::fs::read_to_string(format!("{folder}/{name}.yml")).expect("the shipped file");
+        assert_eq!(ltx2_in(dir.path(), &[command, name]).out, text);
+        let said = ltx2_in(dir.path(), &[command, "nothing"]);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{}", said.err);
+    }
+    let unknown = ["generate", "-c", "nano", "-p", "x", "--layout", "ulyses", "--dry-run"];
+    let said = ltx2_in(dir.path(), &unknown);
+    assert!(said.err.contains("ulyses: no such file or layout; did you mean 'ulysses'"), "{}", said.err);
+}
+
+/// The shells' scripts call the program, which completes `-c` and `--layout` with shipped names and with files.
+#[needs(nothing)]
+fn completions_offer_presets_layouts_and_files() {
+    let dir = folder(&[("ltx2_own.yml", "")]);
+    let complete = |flag: &str, word: &str| {
+        let words = ["--", "ltx2", "generate", flag, word];
+        let mut run = Command::new(env!("CARGO_BIN_EXE_ltx2"));
+        run.args(words).current_dir(dir.path()).env("LTX2_COMPLETE", "bash");
+        run.env("_CLAP_COMPLETE_INDEX", "3").env("_CLAP_IFS", "\n");
+        let done = run.output().expect("the binary runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).expect("UTF-8")
+    };
+    let presets = complete("-c", "ltx2_");
+    for name in ["ltx2_hq", "ltx2_3_distilled", "ltx2_own.yml"] {
+        assert!(presets.lines().any(|line| line == name), "{name}: {presets}");
+    }
+    assert_eq!(complete("--layout", "fsdp-u").trim(), "fsdp-ulysses");
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = ltx2_in(dir.path(), &["completions", shell]);
+        assert!(script.code == 0 && script.out.contains("LTX2_COMPLETE"), "{shell}: {}", script.out);
+    }
+}
+
+/// Without further options, an image starts the video.
+#[needs(nothing)]
+fn image_alone_selects_image_to_video() {
+    let dir = folder(&[("own.yml", "extends: nano\npipeline: text_to_video\n")]);
+    let pipeline = |args: &[&str]| {
+        let run = ltx2_in(dir.path(), &[&["generate", "-p", "x", "--print-config"], args].concat());
+        let line = run.out.lines().find(|line| line.starts_with("pipeline: ")).map(String::from);
+        line.unwrap_or(run.err)
+    };
+    for own in ["nano", "own.yml"] {
+        let found = pipeline(&["-c", own, "--image", "a.png"]);
+        assert!(found.starts_with("pipeline: image_to_video  # flag --image"), "{own}: {found}");
+    }
+    assert!(pipeline(&["-c", "nano_two_stage", "--image", "a.png"]).starts_with("pipeline: two_stage "));
+    assert!(pipeline(&["-c", "nano"]).starts_with("pipeline: text_to_video "));
+    let chosen = pipeline(&["-c", "nano", "--pipeline", "text_to_video", "--image", "a.png"]);
+    assert!(chosen.contains("images need --pipeline image_to_video"), "{chosen}");
 }
 
 #[needs(nothing)]
