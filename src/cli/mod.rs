@@ -27,6 +27,7 @@ mod compile_table;
 mod completions;
 mod convert;
 mod doctor;
+mod encode;
 mod experiment;
 mod generate;
 mod init;
@@ -97,6 +98,8 @@ pub(crate) enum Command {
     Compare(compare::CompareArgs),
     /// Write a random model in the diffusers layout
     Init(init::InitArgs),
+    /// Encode frames and audio that a failed run kept, or those of a dump
+    Encode(encode::EncodeArgs),
     /// Convert a model file to bf16, fp8, int8 or int8-convrot
     Convert(convert::ConvertArgs),
     /// List the components of a model and what is missing; reads only file headers
@@ -135,6 +138,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Run(_)
             | Command::Compare(_)
             | Command::Init(_)
+            | Command::Encode(_)
             | Command::Convert(_)
             | Command::Check(_)
             | Command::Doctor(_)
@@ -155,6 +159,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),
+        Command::Encode(args) => encode::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Check(args) => check::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -90,7 +90,7 @@ pub enum PipelineError {
     #[error("{0}")]
     NoRoom(String),
     /// The run failed after denoising, and its results were saved in a file.
-    #[error("{source}; {what} are kept in {}", kept.display())]
+    #[error("{source}; {what} are kept in {}{}", kept.display(), encode_hint(what, kept))]
     ResultsSaved {
         source: Box<PipelineError>,
         /// Contents of the file, as a plural for the message: "the latents".
@@ -100,6 +100,14 @@ pub enum PipelineError {
     /// The user stopped the run. The values are the number of finished steps and the total number of steps.
     #[error("interrupted after {0} of {1} steps; no video was written")]
     Interrupted(usize, usize),
+}
+
+/// Returns how to write the video of kept results; empty if they do not contain decoded audio or frames and audio.
+fn encode_hint(what: &str, kept: &std::path::Path) -> String {
+    match what.contains("audio samples") {
+        true => format!("; to write the video, run ltx2 encode {} -o FILE", kept.display()),
+        false => String::new(),
+    }
 }
 
 impl PipelineError {

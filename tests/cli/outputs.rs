@@ -318,6 +318,10 @@ pub(crate) fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor
     (path, tensors)
 }
 
+fn bytes(path: &Path) -> Vec<u8> {
+    fs::read(path).expect("an MP4")
+}
+
 /// Each step after the last denoising step fails in turn.
 #[needs(cpu)]
 fn failure_after_denoising_keeps_computed_results() {
@@ -349,7 +353,27 @@ fn failure_after_denoising_keeps_computed_results() {
         assert_eq!(sidecar.is_some(), what == all, "{moment}");
         sidecar.iter().for_each(|sidecar| assert_eq!(json(sidecar)["sha256"], sha256, "{moment}"));
         left.iter().for_each(|name| fs::remove_file(folder.path(name)).expect("removed"));
+        let kept_file = path.to_str().expect("UTF-8");
+        let mut encode = folder.ltx2(&["encode", kept_file, "-o", "again.mp4"]);
+        match what == all {
+            true => {
+                assert!(
+                    error.ends_with(&format!("; to write the video, run ltx2 encode {kept_file} -o FILE")),
+                    "{error}"
+                );
+                succeed(&mut encode);
+                assert_eq!(bytes(&folder.path("again.mp4")), bytes(&folder.path("whole.mp4")), "{moment}");
+                fs::remove_file(folder.path("again.mp4")).expect("removed");
+            }
+            false if what == "the latents are" => {
+                let refused = self::error(1, &mut encode);
+                assert!(refused.contains("neither frames nor audio samples, only latents."), "{refused}");
+            }
+            false => {}
+        }
     }
+    succeed(&mut folder.ltx2(&["encode", "whole.safetensors", "-o", "dumped.mp4"]));
+    assert_eq!(bytes(&folder.path("dumped.mp4")), bytes(&folder.path("whole.mp4")));
     assert_eq!(fs::read_dir(folder.path("tmp")).expect("kept").count(), 5 + 2);
 }
 

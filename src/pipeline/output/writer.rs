@@ -225,7 +225,12 @@ impl UnwrittenVideo {
     /// extended with the path of the saved file. If `audio` is `None`, saves the samples as they were decoded.
     fn kept(&self, error: PipelineError, audio: Option<&Audio>) -> PipelineError {
         let Some(place) = self.fallback else { return error };
-        partial_results::keep_tensors(error, place, self.results(), &self.path, KEPT, &self.tensors(audio))
+        partial_results::keep(error, place, self.results(), &self.path, KEPT, |kept| self.write_tensors(kept, audio))
+    }
+
+    /// Writes frames, samples and latents to a file that `ltx2 encode` reads.
+    fn write_tensors(&self, path: &Path, audio: Option<&Audio>) -> Result<()> {
+        super::tensors::write_with(path, &self.tensors(audio), Some(self.generated.rates()), true)
     }
 
     /// Describes the saved results, as a plural for messages.
@@ -246,7 +251,7 @@ impl UnwrittenVideo {
     /// Saves frames, samples and latents in a file next to the video, and logs the path of that file. Called when the
     /// video will not be written again.
     pub(crate) fn save_next_to_video(&self) {
-        let write = |kept: &Path| super::tensors::write(kept, &self.tensors(None));
+        let write = |kept: &Path| self.write_tensors(kept, None);
         match partial_results::store(FallbackLocation::NextToVideo, &self.path, KEPT, write) {
             Ok(kept) => tracing::error!("{}: {} are kept in {}", self.path.display(), self.results(), kept.display()),
             Err(error) => {
@@ -274,7 +279,12 @@ impl UnwrittenVideo {
         if let Some(dump) = &videos.dump {
             let file = dump_path(dump, &self.job, several);
             let replace = self.replaceable.has(&file);
-            failures.add(super::tensors::write_with(&file, &self.generated.dump, None, replace));
+            failures.add(super::tensors::write_with(
+                &file,
+                &self.generated.dump,
+                Some(self.generated.rates()),
+                replace,
+            ));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Generates a video with audio from a prompt and conditions: encodes the prompt, denoises, optionally upsamples and
 //! denoises again, and decodes.
 
+use std::collections::HashMap;
 use std::iter::empty;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -32,6 +33,10 @@ use crate::pipeline::runner::Runner;
 use crate::request::{OutputComposition, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
+
+/// Metadata keys of files with frames and samples.
+pub(crate) const FRAME_RATE: &str = "frame_rate";
+pub(crate) const SAMPLE_RATE: &str = "sample_rate";
 
 /// A generated video. To write it to a file, use [`write_mp4`](Generated::write_mp4). `frames.data()` returns the bytes
 /// of the frames, `frames.sha256()` their hash, and [`sound`](Generated::sound) the audio for the writers of [`media`].
@@ -67,6 +72,12 @@ pub struct Generated {
 }
 
 impl Generated {
+    /// Returns the frame rate and the sample rate, as metadata of a file with the frames and samples.
+    pub(crate) fn rates(&self) -> HashMap<String, String> {
+        let rates = [(FRAME_RATE, self.frame_rate.to_string()), (SAMPLE_RATE, self.sample_rate.to_string())];
+        rates.map(|(key, value)| (key.to_string(), value)).into()
+    }
+
     /// Returns the audio samples with their sample rate.
     ///
     /// # Errors
