@@ -4,11 +4,12 @@ use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::videos::Job;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 use super::tell;
 use crate::interrupts;
@@ -17,6 +18,8 @@ use crate::pipeline::generate::{FinishedVideo, Observer, OnLoad};
 /// Shows a progress bar on a terminal, otherwise a line per tenth of the steps. Stops the run on an interrupt.
 pub(crate) struct ProgressDisplay {
     bar: Option<ProgressBar>,
+    /// Spinner of a phase without steps.
+    spinner: Option<ProgressBar>,
     terminal: bool,
     quiet: bool,
     videos: usize,
@@ -27,7 +30,37 @@ impl ProgressDisplay {
     pub(crate) fn new(quiet: bool) -> Self {
         interrupts::doing("before the first step; no video was written");
         let terminal = std::io::stderr().is_terminal();
-        ProgressDisplay { bar: None, terminal, quiet, videos: 1, tenths: 0 }
+        ProgressDisplay { bar: None, spinner: None, terminal, quiet, videos: 1, tenths: 0 }
+    }
+
+    /// Shows what a phase without steps does: a spinner with the elapsed time on a terminal, otherwise a line.
+    fn show(&mut self, what: String) {
+        self.spinner = None;
+        if self.quiet {
+            return;
+        }
+        if !self.terminal {
+            return tell(what);
+        }
+        let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}");
+        let spinner = ProgressBar::new_spinner().with_message(what).with_finish(ProgressFinish::AndClear);
+        spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        spinner.enable_steady_tick(TICK);
+        self.spinner = Some(spinner);
+    }
+}
+
+/// Interval at which a spinner moves.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Describes a phase without steps. `None`: the phase is too short to be shown, or has steps.
+fn described(phase: Phase) -> Option<&'static str> {
+    match phase {
+        Phase::TextEncoder => Some("encoding the prompt"),
+        Phase::Upsampler => Some("upsampling"),
+        Phase::VideoDecoder => Some("decoding the video"),
+        Phase::AudioDecoder => Some("decoding the audio"),
+        Phase::Connectors | Phase::Denoise | Phase::Refine | Phase::Round => None,
     }
 }
 
@@ -90,10 +123,17 @@ impl Observer for ProgressDisplay {
             }
             return ControlFlow::Break(());
         }
-        if self.quiet || !steps {
+        let video = which(jobs, self.videos);
+        if !steps {
+            if let Some(what) = described(phase).filter(|_| done == 0) {
+                self.show(format!("{video}{what}"));
+            }
             return ControlFlow::Continue(());
         }
-        let video = which(jobs, self.videos);
+        self.spinner = None;
+        if self.quiet {
+            return ControlFlow::Continue(());
+        }
         if self.terminal {
             let bar = self.bar.get_or_insert_with(|| {
                 let bar = ProgressBar::new(total as u64);
@@ -139,7 +179,13 @@ impl Observer for ProgressDisplay {
         }))
     }
 
+    fn writing(&mut self, paths: &[PathBuf]) {
+        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        self.show(format!("writing {}", paths.join(", ")));
+    }
+
     fn finished(&mut self, video: &FinishedVideo, table: &str) {
+        self.spinner = None;
         if !self.quiet {
             tell(format_args!("{}\n{table}", video.path.display()));
         }

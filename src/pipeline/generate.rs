@@ -51,6 +51,8 @@ pub trait Observer {
     /// Called while a batch of videos is generated, when `done` of `total` steps of `phase` are finished. `Break` stops
     /// the run.
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
+    /// Called before the files of generated videos are written, with the path of each video.
+    fn writing(&mut self, _paths: &[PathBuf]) {}
     /// Called when a video has been written. `table`: text that lists the time of each phase.
     fn finished(&mut self, video: &FinishedVideo, table: &str);
     /// Returns a callback for the progress of loading, which is called on other threads. `None`: this progress is not
@@ -143,6 +145,7 @@ pub fn generate(
             let took = started.elapsed();
             let before = failed.map_or(Ok(()), Err).and(results.add(writer.wait(), observer));
             if let (Ok(made), true) = (&mut made, first) {
+                observer.writing(paths);
                 let pending = pending_videos(&runner, &together, std::mem::take(made), took, &replaceable);
                 writer.start(pending, run.checkpoint.take());
             }
@@ -328,6 +331,7 @@ fn chained(
     let model = sidecar_model(config, runner);
     let sidecar = |job: &Job| sidecar(config, job, &model, &plan.inputs, runner, versions);
     interrupts::doing("while files were written");
+    observer.writing(paths);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);
     interrupts::doing("after the files were written");
     finish_steps(run.checkpoint.as_ref(), &outcomes);

@@ -73,6 +73,7 @@ pub(crate) fn run_tasks(
             let send = send.clone();
             scope.spawn(move || {
                 while let Some(task) = next() {
+                    tracing::info!("started {}", task.label);
                     let ended = run(binary, &task.command, variable, limit);
                     if send.send((task, ended)).is_err() {
                         break;

@@ -114,6 +114,9 @@ fn signal_stops_run_in_every_phase_before_last_step() {
         let cache = (!cache.is_empty()).then_some(("LTX2_COMPILE_CACHE", cache));
         let variables: Vec<_> = [("LTX2_FAILPOINT", point)].into_iter().chain(cache).collect();
         let mut run = Run::start(out.path(), &["--steps", "1"], &variables);
+        if point == "compile text_encoder" {
+            run.says("compiling text encoder");
+        }
         run.says(&format!("at {point}"));
         let error = interrupted(run, signal, point);
         assert!(error.starts_with("error: interrupted "), "{point}: {error}");
@@ -178,8 +181,12 @@ fn signal_stops_compiling_commands_and_their_children() {
         }
         let mut run = Run::spawn(run);
         let child = match command[0] {
-            "why" | "experiment" => Some(run.compiling_child()),
+            "why" | "experiment" => {
+                run.says("started ");
+                Some(run.compiling_child())
+            }
             _ => {
+                run.says("compiling ");
                 run.says(&format!("at {point}"));
                 None
             }
@@ -210,6 +217,10 @@ fn signal_after_last_step_saves_checkpoint() {
     for (signal, point) in [("-INT", "decode video"), ("-TERM", "decode audio"), ("-TERM", "encode out.mp4")] {
         let out = tempfile::tempdir().expect("a folder");
         let mut run = Run::start(out.path(), &["--steps", "2"], &[("LTX2_FAILPOINT", point)]);
+        let phases = ["encoding the prompt", "decoding the video", "decoding the audio", "writing "];
+        let count =
+            ["decode video", "decode audio", "encode out.mp4"].iter().position(|own| *own == point).expect("one");
+        phases.iter().take(count + 2).for_each(|phase| run.says(phase));
         run.says(&format!("at {point}"));
         let error = interrupted(run, signal, point);
         let steps = out.path().join("out.mp4.steps.safetensors");

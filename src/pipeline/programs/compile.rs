@@ -423,6 +423,8 @@ impl CompileJob<'_> {
     }
 
     fn compiled(&self, network: &Network, save: Option<&Path>) -> Result<(StoredModule, Compiled)> {
+        let target = &self.machine.target;
+        tracing::info!("compiling {} for {target}", self.options.kind.name().replace('_', " "));
         let started = Instant::now();
         let fail = |e: PjrtError| PipelineError::from(RuntimeError::from(e));
         let compiled = self.machine.compile(&network.program, &self.engine_options(save))?;

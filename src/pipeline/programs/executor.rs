@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::background_load::{BackgroundLoad, LoadProgress, OnLoad};
@@ -411,7 +412,11 @@ impl Executor {
     /// Compiles a network, or returns its program if it is already compiled.
     pub(crate) fn compile(&mut self, name: &str, network: &Network) -> Result<Rc<CompiledProgram>> {
         let made = self.made.len();
+        let is_new = !self.programs.contains_key(&network.program.hash());
+        let progress = is_new.then(|| CompileProgress::new(&self.engine, &[(name, network)]));
+        let began = progress.as_ref().and_then(|progress| progress.begin(name, network));
         let compiled = self.compile_program(name, &network.program)?;
+        progress.iter().for_each(|progress| progress.end(name, began));
         if self.made.len() > made {
             network.notes.iter().for_each(|note| tracing::warn!("{note}"));
         }
@@ -449,8 +454,12 @@ impl Executor {
         };
         let missing: Vec<_> = networks.filter(|(_, network)| is_new(network)).collect();
         let (start, engine) = (Instant::now(), &self.engine);
+        let progress = CompileProgress::new(engine, &missing);
         let compiled = threads::in_order(&missing, threads::cores().div_ceil(2), |(name, network)| {
-            engine.compile(name, &network.program)
+            let began = progress.begin(name, network);
+            let compiled = engine.compile(name, &network.program);
+            progress.end(name, began.filter(|_| compiled.is_ok()));
+            compiled
         });
         self.compile_time += start.elapsed();
         let mut result = Ok(());
@@ -557,6 +566,37 @@ impl Executor {
             }
         }
         Ok(inputs)
+    }
+}
+
+/// Logs the compilation of each program that the compile cache does not have.
+struct CompileProgress {
+    /// Hashes of these programs.
+    uncached: HashSet<String>,
+    begun: AtomicUsize,
+}
+
+impl CompileProgress {
+    fn new(engine: &Engine, networks: &[(&str, &Network)]) -> Self {
+        let uncached = networks.iter().filter(|(name, network)| !engine.is_cached(name, &network.program));
+        CompileProgress { uncached: uncached.map(|(_, network)| network.program.hash()).collect(), begun: 0.into() }
+    }
+
+    /// Returns when the compilation began; `None` if the program is cached.
+    fn begin(&self, name: &str, network: &Network) -> Option<Instant> {
+        if !self.uncached.contains(&network.program.hash()) {
+            return None;
+        }
+        let at = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let of = if self.uncached.len() > 1 { format!(", {at} of {}", self.uncached.len()) } else { String::new() };
+        tracing::info!("compiling {}{of}", name.replace('_', " "));
+        Some(Instant::now())
+    }
+
+    fn end(&self, name: &str, began: Option<Instant>) {
+        if let Some(began) = began {
+            tracing::info!("compiled {} in {:.1} s", name.replace('_', " "), began.elapsed().as_secs_f64());
+        }
     }
 }
 
