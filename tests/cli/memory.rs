@@ -40,6 +40,25 @@ fn planned(log: &str, row: &str) -> f64 {
     line.split_whitespace().next().and_then(|v| v.parse().ok()).expect("a figure")
 }
 
+/// On a CPU, the memory of the host is the limit. What cannot fit is refused before anything is compiled.
+#[needs(cpu)]
+fn too_large_run_on_cpu_is_refused_before_compilation() {
+    let size = ["--width", "16384", "--height", "16384", "--num-frames", "8001"];
+    for (size, more, usable) in [
+        (&size[..], &["--platform", "cpu"][..], " GiB per device are usable"),
+        (&[], &["--platform", "cpu", "--set", "runtime.memory_limit=0.00001"], "0.00 GiB per device are usable"),
+    ] {
+        let mut bench = support::ltx2();
+        bench.args(["bench", "-c", support::tiny(), "--weights", "random"]).args(size).args(more);
+        let ran = bench.output().expect("the binary runs");
+        let said = stderr(&ran);
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        let error = said.lines().last().unwrap_or_default();
+        assert!(error.contains(" needs at least ") && error.contains(usable), "{said}");
+        assert!(!said.contains("compiling"), "{said}");
+    }
+}
+
 #[needs(cpu)]
 fn residency_mode_changes_memory_use_but_not_the_video() {
     let dir = tempfile::tempdir().expect("a folder");

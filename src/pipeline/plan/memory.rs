@@ -119,17 +119,28 @@ fn usable_device_bytes(engine: &Engine, loaded: Footprint) -> Option<usize> {
     own.map(|bytes| (bytes as f64 * (1.0 - SPARE)) as usize)
 }
 
-/// Returns the bytes of host memory that parameters may take for each device of a run with `devices` devices. `None`:
-/// unknown.
-fn free_host(engine: &Engine, loaded: Footprint, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
-    // The processes of a host share its memory.
+/// Returns the free host memory in bytes, divided by the processes on this host. `None`: unknown.
+fn free_for_process(group: Option<&Arc<Group>>) -> Option<usize> {
     let processes = group.map_or(1, |group| {
         let hosts = group.hosts();
         hosts.iter().filter(|host| hosts.get(group.id()) == Some(*host)).count()
     });
-    let free = usize::try_from(host::free_memory()?).unwrap_or(usize::MAX) / processes.max(1);
+    Some(usize::try_from(host::free_memory()?).unwrap_or(usize::MAX) / processes.max(1))
+}
+
+/// Returns the bytes of host memory that parameters may take for each device of a run with `devices` devices. `None`:
+/// unknown.
+fn free_host(engine: &Engine, loaded: Footprint, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
+    let free = free_for_process(group)?;
     let spare = HOST_SPARE.max((free as f64 * HOST_SPARE_FRACTION) as usize);
     Some(free.saturating_sub(spare) / engine.local_devices(devices).max(1) + loaded.host)
+}
+
+/// Returns the usable bytes of each CPU device of a run with `devices` devices, which share the host's memory. `None`:
+/// unknown.
+fn free_on_cpu(engine: &Engine, loaded: Footprint, devices: usize, group: Option<&Arc<Group>>) -> Option<usize> {
+    let each = free_for_process(group)? / engine.local_devices(devices).max(1);
+    Some((each as f64 * (1.0 - SPARE)) as usize + loaded.device)
 }
 
 /// Returns `runtime.memory_limit` in bytes.
@@ -153,9 +164,13 @@ impl Limits {
         build: &Build,
         group: Option<&Arc<Group>>,
     ) -> Result<Self> {
-        let host = free_host(engine, loaded, build.layout.mesh.devices(), group);
+        let devices = build.layout.mesh.devices();
+        let host = free_host(engine, loaded, devices, group);
         let configured = configured_limit(config);
-        let device = configured.or_else(|| usable_device_bytes(engine, loaded));
+        let device = configured.or_else(|| match engine.spec().is_host {
+            true => free_on_cpu(engine, loaded, devices, group),
+            false => usable_device_bytes(engine, loaded),
+        });
         let Some(group) = group else {
             // Without a group, the limits of the other processes are unknown.
             let here = |limit: Option<usize>| limit.filter(|_| !engine.has_peers());
@@ -205,7 +220,9 @@ impl BuiltRun {
                 && (all.host == 0 || within(all.host, self.memory.limits.host))
         };
         let has_room = fits(PRELOAD_FRACTION) || fits(PRELOAD_FRACTION_CACHED) && are_cached();
-        let has_room = has_room && self.memory.config.runtime.residency != Residency::InTurn;
+        // On a CPU, loading would compete with the compiler for the cores.
+        let has_room =
+            has_room && !executor.engine().spec().is_host && self.memory.config.runtime.residency != Residency::InTurn;
         executor.load_ahead(self.networks.iter().map(|(_, network)| network.clone()), has_room);
     }
 
@@ -518,7 +535,7 @@ pub(crate) fn plan(
             (None, Some(least)) => {
                 return Err(PipelineError::TooLarge(least.memory.shortage(executor, &least.build)));
             }
-            (None, None) => {}
+            (None, None) => return Err(PipelineError::TooLarge(built.memory.shortage(executor, &built.build))),
         }
     }
     // Programs compiled before this request; others may use them.
@@ -649,13 +666,16 @@ impl MemoryPlan {
 
     /// Describes how many bytes a program needs and how many are usable.
     pub(super) fn describe(&self, need: &Need, bytes: usize) -> String {
-        let work = need.work.map_or("unknown".to_string(), |work| format!("{:.2} GiB", gib(work)));
+        let (least, work) = match need.work {
+            Some(work) => ("", format!("{:.2} GiB", gib(work))),
+            None => ("at least ", format!("at least {:.2} GiB", gib(need.io))),
+        };
         let have = match self.limits.device {
             Some(bytes) => format!("{:.2} GiB per device are usable", gib(bytes)),
             None => "free memory is unknown".into(),
         };
         format!(
-            "{} needs {:.2} GiB per device ({work} without its parameters); {have}",
+            "{} needs {least}{:.2} GiB per device ({work} without its parameters); {have}",
             need.program.name(),
             gib(bytes)
         )
