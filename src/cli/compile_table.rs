@@ -27,6 +27,52 @@ fn moved(count: f64, [bytes, wire, overlapped]: [f64; 3]) -> String {
     )
 }
 
+/// Formats floating-point operations and bytes of memory traffic.
+fn work(flops: f64, bytes: f64) -> String {
+    format!("{:.3} TFLOP, {:.2} GB of memory traffic", flops / 1e12, bytes / 1e9)
+}
+
+/// Formats the memory that the program needs. `is_part`: only some blocks were compiled; arguments and results are
+/// then those of all blocks.
+fn memory_text(f: &CompileReport, is_part: bool) -> String {
+    let m = &f.memory;
+    let host = match m.host_arguments {
+        0 => String::new(),
+        bytes => format!("; {} of arguments in host memory", gib(bytes)),
+    };
+    let of = m.capacity.map_or(String::new(), |c| format!(" of {}", gib(c)));
+    let (temporaries, code) = (gib(m.temporaries), gib(m.generated_code));
+    if is_part {
+        let (total, own) = (gib(f.device_bytes() + m.generated_code), gib(f.needed.bytes));
+        return format!(
+            "{total}{of} per device: arguments and results {own}, temporaries {temporaries} ({} blocks compiled), code \
+             {code}{host}",
+            f.layers
+        );
+    }
+    format!(
+        "{}{of} per device: arguments {}, temporaries {temporaries}, results {} ({} in argument buffers), code {code}{host}",
+        gib(m.total),
+        gib(m.arguments),
+        gib(m.outputs),
+        gib(m.aliased)
+    )
+}
+
+/// Formats the operations and collectives of a step with all blocks.
+fn step_text(f: &CompileReport) -> String {
+    let (c, more) = (&f.collectives, f.needed.layers as f64 - f.layers as f64);
+    let overlapped: f64 = c.list.iter().filter(|e| e.overlapped).map(|e| e.step_bytes()).sum();
+    let count = c.list.iter().map(|e| e.runs()).sum::<f64>() + more * c.per_layer_count;
+    let all = [
+        c.per_step_bytes + more * c.per_layer_bytes,
+        c.per_step_wire_bytes + more * c.per_layer_wire_bytes,
+        overlapped + more * c.per_layer_overlapped_bytes,
+    ];
+    let (flops, bytes) = f.work();
+    format!("{}; {}", work(flops, bytes), moved(count, all))
+}
+
 pub(super) fn table(f: &CompileReport) -> String {
     let mut out = String::new();
     let mut line = |name: &str, text: String| {
@@ -34,58 +80,36 @@ pub(super) fn table(f: &CompileReport) -> String {
     };
     line("target", format!("{}, {} devices, layout {}, {}", f.target, f.devices, f.layout, mesh_text(&f.mesh)));
     let has_blocks = f.per_layer.flops > 0.0;
-    let blocks = if has_blocks { format!(", {} blocks", f.layers) } else { String::new() };
+    let is_part = has_blocks && f.needed.layers > f.layers;
+    let of_all = if is_part { format!(" of {}", f.needed.layers) } else { String::new() };
+    let blocks = if has_blocks { format!(", {}{of_all} blocks", f.layers) } else { String::new() };
     line("program", format!("{}{blocks}, compiled in {:.1} s", f.program, f.compile_seconds));
     line("hash", f.hash.clone());
     if let Some(saved) = &f.saved {
         line("saved", format!("{}, {:.2} MB", saved.path.display(), saved.bytes as f64 / MB));
     }
     line("model", f.model.clone());
-    let m = &f.memory;
-    let host = match m.host_arguments {
-        0 => String::new(),
-        bytes => format!("; {} of arguments in host memory", gib(bytes)),
-    };
-    let of = m.capacity.map_or(String::new(), |c| format!(" of {}", gib(c)));
-    line(
-        "memory",
-        format!(
-            "{}{of} per device: arguments {}, temporaries {}, results {} ({} in argument buffers), code {}{host}",
-            gib(m.total),
-            gib(m.arguments),
-            gib(m.temporaries),
-            gib(m.outputs),
-            gib(m.aliased),
-            gib(m.generated_code)
-        ),
-    );
-    let work = |flops: f64, bytes: f64| format!("{:.3} TFLOP, {:.2} GB of memory traffic", flops / 1e12, bytes / 1e9);
+    let whole = if is_part { format!("for all {} blocks: ", f.needed.layers) } else { String::new() };
+    line("memory", format!("{whole}{}", memory_text(f, is_part)));
     let c = &f.collectives;
     if has_blocks {
         let bytes = [c.per_layer_bytes, c.per_layer_wire_bytes, c.per_layer_overlapped_bytes];
         let (own, all) = (work(f.per_layer.flops, f.per_layer.bytes_accessed), moved(c.per_layer_count, bytes));
         line("per block", format!("{own}; {all}"));
     }
-    let overlapped = c.list.iter().filter(|e| e.overlapped).map(|e| e.step_bytes()).sum();
-    let all = moved(c.list.iter().map(|e| e.runs()).sum(), [c.per_step_bytes, c.per_step_wire_bytes, overlapped]);
-    line("per step", format!("{}; {all}", work(f.flops, f.bytes_accessed)));
+    line("per step", format!("{whole}{}", step_text(f)));
     let predicted = f.all_blocks();
     if f.host_bytes() > 0.0 {
         let time = predicted.filter(|p| p.host_copy > 0.0).map_or(String::new(), |p| {
             format!(", predicted {:.1} ms, {:.1} ms of it exposed", p.host_copy, p.exposed_host_copy)
         });
-        line("host copies", format!("{:.2} GB per step{time}", f.host_bytes() / 1e9));
+        line("host copies", format!("{whole}{:.2} GB per step{time}", f.host_bytes() / 1e9));
     }
     if let Some(p) = predicted {
-        let by = if f.needed.layers > f.layers {
-            format!(" for {} blocks ({} compiled)", f.needed.layers, f.layers)
-        } else {
-            String::new()
-        };
         line(
             "predicted",
             format!(
-                "{:.1} ms per step{by}: compute {:.1}, memory {:.1}, links {:.1}",
+                "{whole}{:.1} ms per step: compute {:.1}, memory {:.1}, links {:.1}",
                 p.step, p.compute, p.memory, p.collective
             ),
         );
@@ -132,5 +156,34 @@ fn collectives(f: &CompileReport) -> String {
     if rows.len() == 1 {
         return "no collectives\n".into();
     }
-    format!("\n{}", columns(&rows, 0..0))
+    let part =
+        if f.needed.layers > f.layers { format!("collectives of {} blocks:\n", f.layers) } else { String::new() };
+    format!("\n{part}{}", columns(&rows, 0..0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tune::{example_collective, example_report};
+
+    #[test]
+    fn figures_of_some_blocks_are_extrapolated_to_all_and_say_so() {
+        let mut report = example_report("cpu:2");
+        assert!(table(&report).contains("program     denoise, 1 blocks, compiled in"), "{}", table(&report));
+        assert!(!table(&report).contains("for all"), "{}", table(&report));
+        report.collectives.list.push(example_collective("blocks/ff", None, 0.5));
+        report.collectives.per_layer_bytes = 1e6;
+        (report.needed.layers, report.needed.bytes) = (48, 3 << 30);
+        report.memory.temporaries = 1 << 30;
+        let text = table(&report);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_string();
+        assert!(line("program").contains("denoise, 1 of 48 blocks"), "{text}");
+        let memory = "memory      for all 48 blocks: 4.00 GiB of 0.00 GiB per device: arguments and results 3.00 GiB, \
+                      temporaries 1.00 GiB (1 blocks compiled), code 0.00 GiB";
+        assert_eq!(line("memory"), memory);
+        let step = "per step    for all 48 blocks: 48.000 TFLOP, 48.00 GB of memory traffic; 48 collectives, 47.0 MB ";
+        assert!(line("per step").starts_with(step), "{text}");
+        assert!(line("per block").contains("1.000 TFLOP, 1.00 GB"), "{text}");
+        assert!(text.contains("\ncollectives of 1 blocks:\n"), "{text}");
+    }
 }

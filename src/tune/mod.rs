@@ -28,6 +28,8 @@ mod table;
 pub use case_result::CaseResult;
 pub(crate) use case_result::{CaseGroup, ranked};
 pub(crate) use children::default_jobs;
+#[cfg(test)]
+pub(crate) use compile_report::tests::{gather as example_collective, report as example_report};
 pub use compile_report::{CompileReport, report_schema};
 pub(crate) use compile_report::{GIB, name};
 pub(crate) use diagnose::{BUDGET, DiagnoseRequest, diagnose};

@@ -270,11 +270,11 @@ impl CompileReport {
 }
 
 #[cfg(test)]
-pub(in crate::tune) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Returns the report on a program of one block on two devices, without collectives and tensors.
-    pub(in crate::tune) fn report(target: &str) -> CompileReport {
+    pub(crate) fn report(target: &str) -> CompileReport {
         CompileReport {
             version: VERSION,
             target: target.into(),
@@ -323,7 +323,7 @@ pub(in crate::tune) mod tests {
     }
 
     /// Returns an all-gather along the axis `context` that runs once in the block.
-    pub(in crate::tune) fn gather(scope: &str, tensor: Option<&str>, ms: f64) -> CollectiveEntry {
+    pub(crate) fn gather(scope: &str, tensor: Option<&str>, ms: f64) -> CollectiveEntry {
         CollectiveEntry {
             kind: CollectiveKind::AllGather,
             scope: scope.into(),
