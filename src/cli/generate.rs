@@ -95,7 +95,11 @@ fn verify(config: &Config, videos: &RunVideos) -> anyhow::Result<()> {
     match RunPlan::of_programs(config, None) {
         // Accept an input error: it may be caused by an upsampler, and the machine that will run the plan may have
         // another one.
-        Ok(_) | Err(PipelineError::Input(_)) => Ok(()),
+        Ok(plan) => {
+            plan.warn_of_missing_lora();
+            Ok(())
+        }
+        Err(PipelineError::Input(_)) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }

@@ -144,6 +144,29 @@ fn image_alone_selects_image_to_video() {
     assert!(chosen.contains("images need --pipeline image_to_video"), "{chosen}");
 }
 
+/// Presets of another generation, and two stages without the distilled LoRA, give a warning.
+#[needs(nothing)]
+fn unsuitable_preset_or_missing_lora_is_a_warning() {
+    let dir = folder(&[]);
+    let run = |args: &[&str]| {
+        let run = ltx2_in(dir.path(), &[&["generate", "-p", "x", "--dry-run"], args].concat());
+        assert_eq!(run.code, 0, "{}", run.err);
+        run.err
+    };
+    let warned = run(&["-c", "ltx2_hq", "-m", "Lightricks/LTX-2.3"]);
+    let other = "the preset ltx2_hq is for LTX-2.0, but the model Lightricks/LTX-2.3 is LTX-2.3; use -c ltx2_3_hq";
+    assert!(warned.contains(other), "{warned}");
+    let lora = "no LoRA applies to the second stage, whose few steps without guidance need the distilled LoRA";
+    for preset in ["ltx2_two_stage", "ltx2_3_hq"] {
+        let said = run(&["-c", preset]);
+        assert!(said.contains(lora) && said.contains("--lora FILE") && !said.contains("the preset"), "{said}");
+        assert!(!run(&["-c", preset, "--set", "model.loras=[{path: a.safetensors, stages: [2]}]"]).contains(lora));
+    }
+    for preset in ["ltx2", "ltx2_distilled"] {
+        assert!(!run(&["-c", preset]).contains("WARN"), "{preset}");
+    }
+}
+
 #[needs(nothing)]
 fn flag_errors_include_the_flag() {
     let dir = folder(&[("taken.mp4", "")]);

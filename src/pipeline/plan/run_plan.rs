@@ -10,15 +10,18 @@ use super::outputs;
 use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
 use super::resolved::ResolvedConfig;
 use super::videos::RunVideos;
-use crate::config::{Config, training_length_warning};
+use crate::config::{Config, Pipeline, training_length_warning};
 use crate::media::RoundTrip;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::recorded;
-use crate::pipeline::programs::build::Programs;
+use crate::pipeline::programs::build::{Programs, warn_once};
 use crate::pipeline::stages::duration;
 use crate::request::Request;
 use crate::runtime::processes::Group;
+
+/// Number of transformer blocks of the published models.
+const PUBLISHED_BLOCKS: usize = 48;
 
 /// Plan of what a run executes. `generate`, its dry run, `check`, `compile`, `warm`, `bench`, `profile` and `serve` all
 /// make this plan.
@@ -99,6 +102,7 @@ impl RunPlan {
         check_placement(&longest, &plan.programs)?;
         plan.config = ResolvedConfig::from(config);
         plan.choose_encoder(None)?;
+        plan.warn_of_missing_lora();
         Loras::open(&config.model)?.check(&model.weights)?;
         model.identity(config)?;
         recorded::check_rerun(&longest, videos.sidecar.as_ref(), &model)?;
@@ -109,6 +113,21 @@ impl RunPlan {
         plan.programs = plan.programs.dumping(videos.dump.is_some());
         (plan.requests, plan.inputs) = (requests, inputs(&longest)?);
         Ok((plan, model))
+    }
+
+    /// Warns if a model of the published size runs a pipeline whose second stage needs the distilled LoRA, without a LoRA
+    /// for this stage. The toy model and test models have no such LoRA.
+    pub(crate) fn warn_of_missing_lora(&self) {
+        let Config { pipeline, model, .. } = &*self.config;
+        let needs = matches!(pipeline, Pipeline::TwoStage | Pipeline::Keyframes | Pipeline::Hq);
+        let has = model.loras.iter().any(|lora| lora.strength != 0.0 && lora.stages.contains(&2));
+        if needs && !has && self.programs.layers() == PUBLISHED_BLOCKS {
+            warn_once(vec![format!(
+                "pipeline {}: no LoRA applies to the second stage, whose few steps without guidance need the distilled \
+                 LoRA of the model; pass it with --lora FILE",
+                pipeline.name()
+            )]);
+        }
     }
 
     /// Chooses the H.264 encoder of the conditioning images and records it in the configuration, so that a repeated run
