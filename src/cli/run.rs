@@ -104,7 +104,7 @@ pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
     options.watchdog.report_aborts();
     let (_, client) = platform::open(&args.platform.parse().map_err(UsageError)?, Some(devices))?;
     if args.component == ProgramKind::Transformer {
-        setup::log_weights(placed.runtime.weights, &weights)?;
+        setup::log_weights(&placed.runtime, &weights)?;
     }
     let mut executor = Executor::new(Engine::new(client, options), weights);
     executor.keep_loras(Loras::open(&placed.model)?)?;

@@ -18,7 +18,7 @@ use crate::pjrt::limit_heaps;
 use crate::runtime::processes::Group;
 use crate::serve::health::HealthState;
 use crate::serve::model_device::{factory_together, follow};
-use crate::serve::server::{CUT, ServerOptions, StartError, state_folder};
+use crate::serve::server::{ServerEnd, ServerOptions, StartError, state_folder};
 use crate::serve::start;
 use crate::temporaries;
 
@@ -301,21 +301,24 @@ fn serve(loaded: LoadedConfig, group: Option<Arc<Group>>) -> anyhow::Result<()> 
     }
     let health = Arc::clone(server.health());
     match server.end_unless_compiling(|| signals.count() > 1, interrupts::only_compiles) {
-        0 if interrupts::only_compiles() => exit_without_device(),
-        0 => Ok(()),
-        CUT => {
+        ServerEnd::Left => exit_without_device(),
+        // A compilation may have begun after the last check.
+        ServerEnd::Drained if interrupts::only_compiles() => exit_without_device(),
+        ServerEnd::Drained => Ok(()),
+        cut @ ServerEnd::Cut => {
             tell("error: the running video is unfinished; the next start resumes it");
             // The device thread still runs.
-            end_process(CUT.into())
+            end_process(cut.code().into())
         }
-        code => {
-            Err(ServerStopped { code, why: health.failure().unwrap_or_else(|| "a server thread failed".into()) }.into())
+        failed @ ServerEnd::Failed => {
+            let why = health.failure().unwrap_or_else(|| "a server thread failed".into());
+            Err(ServerStopped { code: failed.code(), why }.into())
         }
     }
 }
 
-/// Exits the process without waiting for the device thread, whose compilation cannot be interrupted. First notifies the
-/// other processes.
+/// Exits the process without waiting for the device thread, whose work cannot be interrupted. First notifies the other
+/// processes.
 fn exit_without_device() -> ! {
     interrupts::exit_report();
     temporaries::remove_all();

@@ -101,7 +101,7 @@ impl Session {
         let first = group.map_or(index == 0, |group| group.id() == 0);
         let mut executor = Executor::new(engine, model.weights.clone());
         executor.keep_loras(Loras::open(&plan.config.model)?)?;
-        setup::log_weights(plan.config.runtime.weights, &model.weights)?;
+        setup::log_weights(&plan.config.runtime, &model.weights)?;
         let (h264, round_trip) = (plan.config.conditioning.h264, plan.round_trip.clone());
         let runner = Runner { h264, round_trip, ..Runner::new(model, executor, build) };
         Ok(Session { plan, runner, versions, first })

@@ -92,7 +92,7 @@ impl Fields {
         }
         let path = self.loaded.config.model.path.trim_end_matches('/');
         let last = path.rsplit('/').next().unwrap_or(path);
-        let mut names = vec![self.loaded.preset().to_string()];
+        let mut names = vec![self.loaded.config_name().to_string()];
         names.extend(Some(last.to_string()).filter(|last| !last.is_empty() && *last != names[0]));
         names
     }
@@ -105,7 +105,11 @@ impl Fields {
             Some(name) => {
                 let field = given.name("model");
                 let name = request_fields::plain(name);
-                let why = format!("{field}: unknown model '{name}'; available: {}", names.join(", "));
+                let why = format!(
+                    "{field}: unknown model '{name}'; available: {}; to accept other names, start the server with --any-model or \
+                     --served-model-name {name}",
+                    names.join(", ")
+                );
                 Err(ApiError { status: 404, ..ApiError::field("model_not_found", field, why) })
             }
         }

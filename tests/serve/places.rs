@@ -223,6 +223,23 @@ fn shutdown_meets_drain_timeout_despite_hung_device() {
     log.released.store(true, Ordering::Release);
 }
 
+/// A server stops at once if the only running video was cancelled, although the device still executes its step.
+#[needs(nothing)]
+fn shutdown_does_not_wait_for_a_cancelled_video() {
+    for cancel in [true, false] {
+        let site = Site::new(&["drain_timeout=3s"]);
+        let hangs = site.create("fault=hang");
+        until("the device to run", || site.get(&format!("/v1/videos/{hangs}")).json()["status"] == "in_progress");
+        if cancel {
+            assert_eq!(site.send("POST", &format!("/v1/videos/{hangs}/cancel"), None).status, 200);
+        }
+        let (since, log) = (Instant::now(), Arc::clone(&site.log));
+        assert_eq!(site.end(), if cancel { 0 } else { 130 });
+        assert_eq!(since.elapsed() < Duration::from_secs(2), cancel, "{:?}", since.elapsed());
+        log.released.store(true, Ordering::Release);
+    }
+}
+
 /// A server that is drained at any stage of a video stops without an error, and the next start completes the same
 /// video.
 #[needs(nothing)]

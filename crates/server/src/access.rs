@@ -31,10 +31,18 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn write(&self) {
         let line = if self.json { self.as_json() } else { self.as_text() };
-        // Logged at `debug`, because health probes and metrics scrapes would flood the log at `info`.
+        match self.is_routine() {
+            true => tracing::debug!(target: "ltx2::serve::access", "{line}"),
+            false => tracing::info!(target: "ltx2::serve::access", "{line}"),
+        }
+    }
+
+    /// Returns whether the request is a probe, a metrics scrape or a successful poll, which would flood the log at `info`.
+    fn is_routine(&self) -> bool {
         match self.route {
-            "/live" | "/health" | "/ready" | "/metrics" => tracing::debug!(target: "ltx2::serve::access", "{line}"),
-            _ => tracing::info!(target: "ltx2::serve::access", "{line}"),
+            "/live" | "/health" | "/ready" | "/metrics" => true,
+            "/v1/videos/{id}" | "/v1/queue" => matches!(self.method, "GET" | "HEAD") && self.status < 400,
+            _ => false,
         }
     }
 
@@ -89,22 +97,41 @@ impl Line {
 mod tests {
     use super::*;
 
-    #[test]
-    fn json_access_log_line_is_one_object() {
-        let line = Line {
+    fn line(method: &'static str, route: &'static str, status: u16) -> Line {
+        Line {
             since: Instant::now(),
             request_id: "req_1".into(),
             traceparent: None,
-            method: "GET",
-            route: "/v1/videos/{id}",
-            status: 404,
-            code: Some("video_not_found"),
-            key: "anna".into(),
+            method,
+            route,
+            status,
+            code: None,
+            key: String::new(),
             job: None,
             peer: None,
             traffic: None,
             json: true,
-        };
+        }
+    }
+
+    #[test]
+    fn probes_and_successful_polls_are_not_logged_by_default() {
+        for route in ["/health", "/metrics", "/v1/videos/{id}", "/v1/queue"] {
+            assert!(line("GET", route, 200).is_routine(), "{route}");
+        }
+        for other in [
+            line("GET", "/v1/videos/{id}", 404),
+            line("DELETE", "/v1/videos/{id}", 200),
+            line("POST", "/v1/videos", 200),
+            line("GET", "/v1/videos/{id}/content", 200),
+        ] {
+            assert!(!other.is_routine(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn json_access_log_line_is_one_object() {
+        let line = Line { code: Some("video_not_found"), key: "anna".into(), ..line("GET", "/v1/videos/{id}", 404) };
         let read: serde_json::Value = serde_json::from_str(&line.as_json()).expect("JSON");
         assert_eq!(
             (&read["route"], &read["status"], &read["key"]),

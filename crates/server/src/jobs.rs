@@ -207,6 +207,14 @@ impl Jobs {
         entries.filter(|entry| entry.record.state.is_terminal()).map(|entry| entry.accepted.id.clone()).collect()
     }
 
+    /// Returns whether the device runs videos and all of them were cancelled or deleted.
+    pub fn runs_only_cancelled(&self) -> bool {
+        let index = self.lock();
+        let mut on_device = index.runs.values().flat_map(|run| &run.members).peekable();
+        let is_over = |id: &VideoId| index.jobs.get(id).is_none_or(|entry| entry.record.state.is_terminal());
+        on_device.peek().is_some() && on_device.all(is_over)
+    }
+
     /// Returns the folder of a job's files.
     pub fn folder(&self, id: &VideoId) -> PathBuf {
         self.store.folder(id)

@@ -27,17 +27,36 @@ use super::store::{FileStore, JobStore};
 use super::streams::Streams;
 use super::worker::{Factory, Status, Worker};
 
-/// Exit code of a server that has drained.
-const DRAINED: u8 = 0;
-const FAILED: u8 = 1;
-/// Exit code of a server whose drain timeout expired, or that received a second signal.
-pub const CUT: u8 = 130;
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerEnd {
+    /// All work was finished or saved.
+    Drained,
+    /// The device thread still runs a compilation or a step of a cancelled video, whose end loses nothing.
+    Left,
+    /// The drain timeout expired, or a second signal arrived: the device thread still runs a video.
+    Cut,
+    /// The device or a thread failed.
+    Failed,
+}
+
+impl ServerEnd {
+    /// Returns the exit code of the process.
+    pub fn code(self) -> u8 {
+        match self {
+            ServerEnd::Drained | ServerEnd::Left => 0,
+            ServerEnd::Failed => 1,
+            ServerEnd::Cut => 130,
+        }
+    }
+}
+
 /// Maximum number of threads for blocking work such as disk access.
 const BLOCKING: usize = 64;
 /// Polling interval while the server waits for its threads to finish.
 const LOOK: Duration = Duration::from_millis(5);
-/// Maximum time that a draining server waits for a running compilation.
-const COMPILATION_GRACE: Duration = Duration::from_millis(300);
+/// Maximum time that a draining server waits for work whose end loses nothing.
+const GRACE: Duration = Duration::from_millis(300);
 
 /// Server options that are not part of the configuration.
 #[derive(Clone, Debug, Default)]
@@ -229,42 +248,49 @@ impl Server {
     /// Drains the server, waits for running work, and returns the exit code. Stops waiting as soon as `hurry` returns
     /// true.
     pub fn end(self, hurry: impl Fn() -> bool) -> u8 {
-        self.end_unless_compiling(hurry, || false)
+        self.end_unless_compiling(hurry, || false).code()
     }
 
-    /// Drains the server like [`Server::end`], but does not wait for compilations, which cannot be interrupted.
-    /// `compiles` returns whether the device is only compiling. In this case stopping loses no work: the running video
-    /// returns to the queue.
-    pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> u8 {
+    /// Drains the server like [`Server::end`], but does not wait for work whose end loses nothing: compilations, which
+    /// cannot be interrupted, and the current step of videos that were all cancelled. `compiles` returns whether the
+    /// device is only compiling; the running video then returns to the queue.
+    pub fn end_unless_compiling(self, hurry: impl Fn() -> bool, compiles: impl Fn() -> bool) -> ServerEnd {
         self.drain();
         let until = Instant::now().checked_add(self.app.settings.drain_timeout.duration());
         // Check both threads, because one may have failed while the other hangs.
-        let mut compiles_since = None;
+        let mut needless_since = None;
         while !self.worker.is_over() {
-            let is_left = self.app.settings.drain == Drain::Checkpoint && compiles();
-            let since = *compiles_since.get_or_insert_with(Instant::now);
-            if !is_left {
-                compiles_since = None;
+            let is_cancelled = self.app.jobs.runs_only_cancelled();
+            let is_needless = is_cancelled || self.app.settings.drain == Drain::Checkpoint && compiles();
+            let since = *needless_since.get_or_insert_with(Instant::now);
+            if !is_needless {
+                needless_since = None;
             }
-            if is_left && since.elapsed() >= COMPILATION_GRACE {
-                tracing::warn!("not waiting for a running compilation; the running video is queued again");
+            if is_needless && since.elapsed() >= GRACE {
+                match is_cancelled {
+                    true => tracing::info!("not waiting for the current step of a cancelled video"),
+                    false => tracing::warn!("not waiting for a running compilation; the running video is queued again"),
+                }
                 self.app.jobs.requeue_running();
                 self.runtime.shutdown_background();
-                return DRAINED;
+                return ServerEnd::Left;
             }
             if hurry() || until.is_some_and(|until| Instant::now() >= until) {
-                tracing::warn!("stopping without waiting for the running video; it resumes at the next start");
                 self.runtime.shutdown_background();
-                return CUT;
+                if is_cancelled {
+                    return ServerEnd::Left;
+                }
+                tracing::warn!("stopping without waiting for the running video; it resumes at the next start");
+                return ServerEnd::Cut;
             }
             std::thread::sleep(LOOK);
         }
         self.closing.send_replace(true);
-        let code = match self.worker.join() {
-            Ok(()) => DRAINED,
+        let end = match self.worker.join() {
+            Ok(()) => ServerEnd::Drained,
             Err(why) => {
                 self.app.health.fail(&why);
-                FAILED
+                ServerEnd::Failed
             }
         };
         let ends = async {
@@ -275,7 +301,7 @@ impl Server {
         };
         self.runtime.block_on(ends);
         self.runtime.shutdown_timeout(Duration::from_secs(1));
-        code
+        end
     }
 }
 

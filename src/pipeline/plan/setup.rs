@@ -150,7 +150,8 @@ fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<
 
 /// Logs the number format of the transformer blocks, and that of the checkpoint. Also logs which components keep their
 /// int8-convrot weights.
-pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
+pub(crate) fn log_weights(runtime: &config::Runtime, stored: &Weights) -> Result<()> {
+    let weights = runtime.weights;
     if let (Weights::Files(source), WeightType::Int8Convrot) = (stored, weights) {
         for (part, others) in
             CONVROT_COMPONENTS.iter().filter_map(|part| Some((part, source.non_convrot_weights(*part)?)))
@@ -158,8 +159,13 @@ pub(crate) fn log_weights(weights: WeightType, stored: &Weights) -> Result<()> {
             tracing::info!("{}", describe_convrot(*part, &others));
         }
     }
-    let (name, stored) = (weight_name(weights), stored.describe_blocks()?);
-    tracing::info!("transformer blocks: runtime.weights {name}; the checkpoint has {stored}");
+    let stored = stored.describe_blocks()?;
+    let used = match weights {
+        // Weights that are not quantized have the data type of the run.
+        WeightType::Bf16 => format!("runtime.dtype {}", if runtime.dtype == Dtype::F32 { "f32" } else { "bf16" }),
+        quantized => format!("runtime.weights {}", weight_name(quantized)),
+    };
+    tracing::info!("transformer blocks: {used}; the checkpoint has {stored}");
     if weights != WeightType::Int8Convrot && stored.contains(weight_name(WeightType::Int8Convrot)) {
         let done = if weights == WeightType::Bf16 { "decoded" } else { "quantized again" };
         tracing::info!(

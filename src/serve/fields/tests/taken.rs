@@ -121,9 +121,13 @@ fn loras_are_selected_by_name() {
 #[test]
 fn model_names_and_size_aliases_are_resolved() {
     let server = TestConverter::new("nano", &[]);
-    assert_eq!(server.fields.model_names(), ["ltx2_3", "nano"]);
-    assert_eq!(server.good(&json!({"seed": 1})).model, "ltx2_3");
-    assert_eq!(server.good(&json!({"seed": 1, "model": "nano"})).model, "nano");
+    assert_eq!(server.fields.model_names(), ["nano"]);
+    assert_eq!(server.good(&json!({"seed": 1})).model, "nano");
+    let other = TestConverter::new("nano_two_stage", &[]);
+    assert_eq!(other.fields.model_names(), ["nano_two_stage", "nano"]);
+    assert_eq!(other.good(&json!({"seed": 1, "model": "nano"})).model, "nano");
+    let unknown = other.json(&json!({"seed": 1, "model": "sora-2"})).expect_err("unknown").message;
+    assert!(unknown.ends_with("start the server with --any-model or --served-model-name sora-2"), "{unknown}");
     let named = TestConverter::new("nano", &["serve.served_model_name=[video]", "serve.any_model=true"]);
     assert_eq!(named.good(&json!({"seed": 1})).model, "video");
     assert_eq!(named.good(&json!({"seed": 1, "model": "sora-2"})).model, "sora-2");
