@@ -23,6 +23,7 @@ mod examples;
 mod faults;
 mod generate;
 mod given_video;
+mod guides;
 mod interrupts;
 mod late_failures;
 mod layout_auto;
