@@ -1,6 +1,7 @@
 //! Rules of the repository's sources that the compiler does not check: where MLIR is written, documented items, readable
 //! signatures, and tests that run.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -167,4 +168,22 @@ fn every_test_file_is_registered_with_the_harness() {
             assert!(tested, "{place}: no test");
         }
     }
+}
+
+/// Test dependencies enable no features of the program's dependencies, so that `cargo test` and `cargo run --example` do
+/// not build the program again.
+#[needs(nothing)]
+fn tests_and_examples_use_the_build_of_the_program() {
+    let packages = |edges: &str| -> BTreeSet<String> {
+        let mut tree = std::process::Command::new(env!("CARGO"));
+        tree.args(["tree", "--locked", "--offline", "--prefix", "none", "--format", "{p} {f}", "--edges", edges]);
+        let done = tree.output().expect("cargo runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let text = String::from_utf8(done.stdout).expect("UTF-8");
+        text.lines().map(|line| line.trim_end_matches(" (*)").to_string()).collect()
+    };
+    let (program, with_tests) = (packages("normal,build"), packages("normal,build,dev"));
+    assert!(program.len() > 200, "{program:?}");
+    let changed: Vec<_> = program.difference(&with_tests).collect();
+    assert!(changed.is_empty(), "enable the features of the test build in Cargo.toml: {changed:?}");
 }
