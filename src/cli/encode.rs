@@ -39,31 +39,30 @@ pub(crate) struct EncodeArgs {
 
 pub(crate) fn run(args: &EncodeArgs) -> anyhow::Result<()> {
     let file = Checkpoint::open(&args.input)?;
-    let frames = read_frames(&file)?;
+    let (frames, samples) = (read_frames(&file)?, read_samples(&file)?);
+    if frames.is_none() && samples.is_none() {
+        let names: Vec<_> = file.names().collect();
+        bail!(
+            "{}: has neither frames nor audio samples, only {}; decode latents with ltx2 run video-decoder",
+            args.input.display(),
+            names.join(", ")
+        );
+    }
     let ending = if frames.is_some() { "mp4" } else { "wav" };
     check_output_file("-o", Some(&args.output), &[ending], args.force)?;
-    let sound = match read_samples(&file)? {
+    let sound = match samples {
         Some(samples) => {
             let rate = rate(&file, SAMPLE_RATE, "--sample-rate", args.sample_rate)?;
             Some(Audio::new(samples, rate).with_context(|| args.input.display().to_string())?)
         }
         None => None,
     };
-    match (frames, sound) {
-        (Some(frames), sound) => {
-            let rate = rate(&file, FRAME_RATE, "--frame-rate", args.frame_rate)?;
-            let options = Mp4Options { replace: args.force, ..Mp4Options::default() };
-            write_mp4(&args.output, &frames, rate, sound.as_ref(), &options)?;
-        }
-        (None, Some(sound)) => write_wav_file(&args.output, &sound, WavFormat::Pcm16, args.force)?,
-        (None, None) => {
-            let names: Vec<_> = file.names().collect();
-            bail!(
-                "{}: has neither frames nor audio samples, only {}; decode latents with ltx2 run video-decoder",
-                args.input.display(),
-                names.join(", ")
-            );
-        }
+    if let Some(frames) = frames {
+        let rate = rate(&file, FRAME_RATE, "--frame-rate", args.frame_rate)?;
+        let options = Mp4Options { replace: args.force, ..Mp4Options::default() };
+        write_mp4(&args.output, &frames, rate, sound.as_ref(), &options)?;
+    } else if let Some(sound) = sound {
+        write_wav_file(&args.output, &sound, WavFormat::Pcm16, args.force)?;
     }
     print(&format!("{}\n", args.output.display()))
 }

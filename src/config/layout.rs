@@ -437,6 +437,6 @@ mod tests {
             assert!(config.placement(1).unwrap().is_single(), "{name}");
         }
         let config = Config { layout: "nowhere.yml".into(), ..Config::default() };
-        assert!(config.placement(1).unwrap_err().to_string().starts_with("cannot read nowhere.yml"));
+        assert!(config.placement(1).unwrap_err().to_string().starts_with("nowhere.yml: no such file or layout; "));
     }
 }

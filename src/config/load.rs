@@ -249,7 +249,7 @@ fn generation_warning(name: &str, loaded: &LoadedConfig) -> Option<String> {
         return None;
     }
     let (path, preset) = (&loaded.config.model.path, loaded.config.pipeline.preset(found));
-    Some(format!("the preset {name} is for {wanted}, but the model {path} is {found}; use -c {preset}"))
+    Some(format!("the preset {name} is for LTX-{wanted}, but the model {path} is LTX-{found}; use -c {preset}"))
 }
 
 /// Contents of the files of a command line.

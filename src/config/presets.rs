@@ -221,7 +221,10 @@ mod tests {
     fn unknown_names_suggest_similar_ones() {
         let said = |shipped, command, name: &str| not_shipped(shipped, command, name).to_string();
         let error = said(&CONFIGS, "presets", "ltx3");
-        assert!(error.starts_with("ltx3: no such file or preset; did you mean 'ltx2'"), "{error}");
+        assert!(
+            error.starts_with("ltx3: no such file or preset; did you mean ") && error.contains("'ltx2'"),
+            "{error}"
+        );
         assert!(error.ends_with("? `ltx2 presets` lists every preset"), "{error}");
         assert!(said(&CONFIGS, "presets", "v6e-9").contains("'tpu/v6e-8'"));
         assert!(said(&CONFIGS, "presets", "configs/ltx2_hp.yml").contains("did you mean 'ltx2_hq'"));
@@ -234,7 +237,7 @@ mod tests {
     fn every_shipped_file_has_a_summary() {
         for (name, text) in CONFIGS.iter().chain(&LAYOUTS) {
             let summary = summary(text);
-            assert!((20..200).contains(&summary.len()), "{name}: {summary}");
+            assert!((20..240).contains(&summary.len()), "{name}: {summary}");
         }
     }
 }

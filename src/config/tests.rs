@@ -279,7 +279,7 @@ fn circular_extends_is_an_error() {
     ]);
     assert_eq!(files.error("a.yml"), "b.yml:2: circular 'extends': a.yml -> b.yml -> a.yml");
     assert_eq!(load(&files.overrides("c.yml")).unwrap().config.guidance.stg_blocks, [29]);
-    assert!(files.error("d.yml").starts_with("cannot read gone.yml: No such file"));
+    assert!(files.error("d.yml").starts_with("d.yml:1: extends: gone.yml: no such file or preset; "));
 }
 
 #[test]

@@ -131,6 +131,7 @@ pub(crate) fn bench(
     let request = plan.requests.pop().ok_or_else(no_request)?;
     check_request(&request)?;
     let mut session = Session::start(plan, model, group)?;
+    session.check_memory(group)?;
     let identity = session.runner.model.identity(config)?;
     let matmul = peak_matmul(session.runner.executor.engine(), options.runs)?;
     let mut bench = Bench::new(&session.plan, &request, &mut session.runner, options, &matmul)?;

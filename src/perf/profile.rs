@@ -63,6 +63,7 @@ pub(crate) fn profile(
     let (mut plan, model) = RunPlan::new(config, &videos)?;
     plan.traceable = true;
     let mut session = Session::start(plan, model, group)?;
+    session.check_memory(group)?;
     let runner = &mut session.runner;
     let plugin = runner.executor.engine().client().plugin().clone();
     if !plugin.has_profiler() {

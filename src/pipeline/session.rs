@@ -83,6 +83,12 @@ impl Session {
         Ok(())
     }
 
+    /// Checks that all parameters fit in the free memory of a CPU, for commands that keep all of them loaded and do not
+    /// call [`Session::fit_memory`].
+    pub(crate) fn check_memory(&mut self, group: Option<&Arc<Group>>) -> Result<()> {
+        memory::check_on_cpu(&self.plan, &mut self.runner.executor, &self.runner.build, group)
+    }
+
     /// Opens the platform of a plan, alone or as one of several processes. Builds every program of a run once, so that
     /// an unsuitable layout is rejected here. Needed only for several processes; [`Session::open`] calls it for a
     /// single process.

@@ -106,8 +106,8 @@ impl Fields {
                 let field = given.name("model");
                 let name = request_fields::plain(name);
                 let why = format!(
-                    "{field}: unknown model '{name}'; available: {}; to accept other names, start the server with --any-model or \
-                     --served-model-name {name}",
+                    "{field}: unknown model '{name}'; available: {}; other names need the server's setting serve.any_model or \
+                     serve.served_model_name",
                     names.join(", ")
                 );
                 Err(ApiError { status: 404, ..ApiError::field("model_not_found", field, why) })

@@ -67,7 +67,7 @@ fn yaml_errors_have_file_line_and_key() {
         ("gone.yml", "gone.yml: no such file or preset; `ltx2 presets` lists every preset"),
         (
             "parent.yml",
-            "parent.yml:1: extends: ltx2_hp: no such file or preset; did you mean 'ltx2_hq', 'ltx2' or 'ltx2_3_hq'? `ltx2 presets` lists every preset",
+            "parent.yml:1: extends: ltx2_hp: no such file or preset; did you mean 'ltx2_hq', 'ltx2' or 'ltx2_3'? `ltx2 presets` lists every preset",
         ),
     ] {
         assert_error(dir.path(), &["generate", "-c", file, "--print-config"], 2, message);
@@ -318,5 +318,5 @@ fn help_is_grouped_and_schema_and_completions_are_printed() {
     assert_eq!(schema["properties"]["request"]["$ref"], "#/$defs/Request");
     assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["maximum"], 256);
     assert_eq!(schema["$defs"]["Sampler"]["properties"]["steps"]["description"], "Number of denoising steps.");
-    assert!(ltx2_in(dir.path(), &["completions", "bash"]).out.contains("--print-config"));
+    assert!(ltx2_in(dir.path(), &["completions", "bash"]).out.contains("LTX2_COMPLETE"));
 }

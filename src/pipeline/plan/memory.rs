@@ -428,7 +428,7 @@ impl MemoryPlan {
                 false => known.unwrap_or(usize::MAX),
             }),
         };
-        let would = if need.work.is_some() { WOULD_FIT } else { "needs less (estimated without compiling)" };
+        let would = if need.work.is_some() { WOULD_FIT } else { NEEDS_LESS };
         let change = change.map_or_else(|| NOTHING_FITS.into(), |change| format!("{change} {would}"));
         out_of_memory_error(error, &self.needed(need, keep, known), &change)
     }
@@ -577,6 +577,33 @@ pub(crate) fn plan(
     }
 }
 
+/// Checks that all parameters of a run on a CPU fit in the free memory together, for commands that keep all of them
+/// loaded. Compiles nothing.
+///
+/// # Errors
+/// Returns an error if they do not fit.
+pub(crate) fn check_on_cpu(
+    plan: &RunPlan,
+    executor: &mut Executor,
+    build: &Build,
+    group: Option<&Arc<Group>>,
+) -> Result<()> {
+    if !executor.engine().spec().is_host {
+        return Ok(());
+    }
+    let limits = Limits::new(&plan.config, executor.engine(), executor.footprint(), build, group)?;
+    let needed = BuiltRun::new(plan, executor, build.clone(), limits)?.memory.all();
+    match limits.device.filter(|limit| needed > *limit) {
+        None => Ok(()),
+        Some(limit) => Err(PipelineError::TooLarge(format!(
+            "all components together need at least {:.2} GiB per device; {:.2} GiB per device are usable: measure a smaller \
+             model, or use a GPU or TPU",
+            gib(needed),
+            gib(limit)
+        ))),
+    }
+}
+
 impl FittedPlan {
     /// Returns the bytes of host memory that parameters may take for each device. `None`: unknown.
     pub(crate) fn host_limit(&self) -> Option<usize> {
@@ -624,6 +651,8 @@ impl FittedPlan {
 const TILINGS: [(&str, usize, usize); 2] = [("", 64, 24), ("overlap: 160, frame_overlap: 40", 160, 40)];
 
 const WOULD_FIT: &str = "would fit (estimated without compiling)";
+/// Used instead of [`WOULD_FIT`] if the needs of the program are not known.
+const NEEDS_LESS: &str = "needs less (estimated without compiling)";
 const NOTHING_FITS: &str =
     "smaller tiles, other shipped layouts and fewer frames would not fit either; use more devices";
 
@@ -650,7 +679,8 @@ impl MemoryPlan {
         let Some((need, bytes)) = self.largest() else { return have };
         let what = self.describe(need, bytes);
         match self.cheapest(executor, build, |_| limit) {
-            Some(change) => format!("{what}: {change} {WOULD_FIT}"),
+            Some(change) if need.work.is_some() => format!("{what}: {change} {WOULD_FIT}"),
+            Some(change) => format!("{what}: {change} {NEEDS_LESS}"),
             None => format!("{what}: {NOTHING_FITS}"),
         }
     }

@@ -179,7 +179,7 @@ mod tests {
             ("pipeline=in_context", format!("pipeline = in_context {from}: needs a reference video: reference_videos")),
             ("pipeline=retake", format!("pipeline = retake {from}: needs a video: input_video")),
             (
-                "request.images=[{path: a.png}]",
+                r#"request.images=[{"path":"a.png"}] pipeline=text_to_video"#,
                 format!(
                     "pipeline = text_to_video {from}: images need pipeline image_to_video, keyframes, or a two-stage \
                      pipeline"
@@ -193,7 +193,8 @@ mod tests {
                 ),
             ),
         ] {
-            let overrides = CliOverrides { set: vec![pair.into()], ..CliOverrides::default() };
+            let overrides =
+                CliOverrides { set: pair.split(' ').map(String::from).collect(), ..CliOverrides::default() };
             let error = load(&overrides).expect_err(pair);
             assert_eq!(config_error(error, &given).message, want);
         }

@@ -127,7 +127,10 @@ fn model_names_and_size_aliases_are_resolved() {
     assert_eq!(other.fields.model_names(), ["nano_two_stage", "nano"]);
     assert_eq!(other.good(&json!({"seed": 1, "model": "nano"})).model, "nano");
     let unknown = other.json(&json!({"seed": 1, "model": "sora-2"})).expect_err("unknown").message;
-    assert!(unknown.ends_with("start the server with --any-model or --served-model-name sora-2"), "{unknown}");
+    assert!(
+        unknown.ends_with("; other names need the server's setting serve.any_model or serve.served_model_name"),
+        "{unknown}"
+    );
     let named = TestConverter::new("nano", &["serve.served_model_name=[video]", "serve.any_model=true"]);
     assert_eq!(named.good(&json!({"seed": 1})).model, "video");
     assert_eq!(named.good(&json!({"seed": 1, "model": "sora-2"})).model, "sora-2");
