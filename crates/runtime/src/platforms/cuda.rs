@@ -214,9 +214,9 @@ fn missing_libraries(plugin: &Path) -> Vec<String> {
 const WHEELS: &[Wheel] = &[
     wheel(
         "jax-cuda13-pjrt",
-        "0.11.2",
+        "0.12.0.1",
         "manylinux_2_27_x86_64",
-        "e5ff589d43064913bb74027682d89639c7ea48f9f81c2bae6fc75117e913f93e",
+        "5899bb6177eda86ea532afb9a26794f2bdd04966f6a01f9028266b16c2b6cf90",
     ),
     wheel(
         "nvidia-cublas",
