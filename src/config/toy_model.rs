@@ -14,7 +14,8 @@ pub(crate) fn open_model(model: &str, overrides: &Overrides) -> Result<ModelSour
     if model != NAME || std::path::Path::new(NAME).exists() {
         return ModelSource::open(model, overrides);
     }
-    let folder = embedded::folder().map_err(|reason| WeightsError::NotFound { name: NAME.into(), reason, command: None })?;
+    let folder =
+        embedded::folder().map_err(|reason| WeightsError::NotFound { name: NAME.into(), reason, command: None })?;
     ModelSource::open(&folder, overrides)
 }
 

@@ -111,8 +111,7 @@ pub fn generate(
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
             let checkpoint = checkpoint(&plan.config, videos, &runner.model, jobs, &paths[0], group.is_none());
-            let resumed =
-                |checkpoint: CheckpointSettings| if videos.resume { checkpoint.resumed() } else { Ok(checkpoint) };
+            let resumed = |new: CheckpointSettings| if videos.resume { new.resumed() } else { Ok(new) };
             run.checkpoint = match checkpoint.and_then(|checkpoint| checkpoint.map(resumed).transpose()) {
                 Ok(checkpoint) => checkpoint,
                 // The previous batch is still written if this batch cannot be resumed.

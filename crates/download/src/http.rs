@@ -93,6 +93,9 @@ impl HttpClient {
     }
 }
 
+/// Sends a request with additional headers.
+type SendRequest<'a> = dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>, DownloadError> + 'a;
+
 /// Downloads the rest of a file. `request` sends the request with the given headers, which ask for a range if a part of
 /// the file exists. If the connection breaks, resumes after the last received byte. `progress` is called with the
 /// number of bytes in the file. `url` appears in messages.
@@ -104,7 +107,7 @@ pub fn download(
     url: &str,
     file: &mut PartialFile,
     progress: &dyn Fn(u64),
-    request: &dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>, DownloadError>,
+    request: &SendRequest,
 ) -> Result<(), DownloadError> {
     let (mut failed, mut entity_tag) = (0, None);
     loop {
