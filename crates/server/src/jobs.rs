@@ -210,7 +210,8 @@ impl Jobs {
     /// Returns whether the device runs videos and all of them were cancelled or deleted.
     pub fn runs_only_cancelled(&self) -> bool {
         let index = self.lock();
-        let mut on_device = index.runs.values().flat_map(|run| &run.members).peekable();
+        let running = index.runs.values().filter(|run| !run.is_device_done);
+        let mut on_device = running.flat_map(|run| &run.members).peekable();
         let is_over = |id: &VideoId| index.jobs.get(id).is_none_or(|entry| entry.record.state.is_terminal());
         on_device.peek().is_some() && on_device.all(is_over)
     }
