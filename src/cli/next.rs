@@ -53,10 +53,8 @@ fn commands() -> Vec<NextCommand> {
 
 /// Returns the command to run next. `works`: whether a platform works; if none does, a plugin has to be installed.
 pub(super) fn first(works: bool) -> String {
-    match works {
-        true => commands().remove(0).command,
-        false => format!("{} plugin install cpu", program()),
-    }
+    let first = commands().remove(0).command;
+    if works || first.contains(" plugin install ") { first } else { format!("{} plugin install cpu", program()) }
 }
 
 /// Returns the output of `ltx2` without arguments: a description, and three commands that work here.

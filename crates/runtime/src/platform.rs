@@ -82,9 +82,14 @@ pub enum PlatformError {
         /// What failed and what to do.
         reason: String,
     },
-    /// `auto` found no platform that works; contains the reason for each platform.
-    #[error("no usable platform; run `ltx2 plugin install cpu` for a plugin that runs on any machine: {0}")]
-    None(String),
+    /// `auto` found no platform that works.
+    #[error("no usable platform; run `ltx2 plugin install {}`: {reasons}", install.name())]
+    None {
+        /// Platform whose plugin is missing, although the machine has its hardware; otherwise the CPU.
+        install: Platform,
+        /// The reason for each platform.
+        reasons: String,
+    },
 }
 
 /// Installs the plugin of a platform where [`discover::find`] finds it, or returns what failed and what to do.
@@ -211,6 +216,8 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
         return Ok(opened);
     }
     let (mut passed, mut unusable) = (Vec::new(), Vec::new());
+    // Platforms with hardware whose plugin is missing, and whether a plugin that was found failed.
+    let (mut missing, mut failed) = (Vec::new(), false);
     for platform in Platform::ALL {
         if spec(platform).has_one_process && options.node.is_some() {
             passed.push(format!("{}: the platform supports only one process", platform.name()));
@@ -223,12 +230,16 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
                 continue;
             }
         };
-        // On a machine with an accelerator, a missing CPU plugin is not installed, so that the accelerator's error is
+        // If an accelerator's plugin failed, a missing CPU plugin is not installed, so that the accelerator's error is
         // not followed by a slow run.
-        let search = match unusable.is_empty() {
-            true => find_or_install(platform)?,
-            false => discover::find(platform, None),
+        let search = match failed {
+            true => discover::find(platform, None),
+            false => find_or_install(platform)?,
         };
+        match search.found.is_empty() {
+            true => missing.push(platform),
+            false => failed = true,
+        }
         match start(platform, &search, options) {
             Ok(opened) => {
                 // Warn separately, because the hardware is present but unusable.
@@ -244,7 +255,8 @@ fn auto(options: &PlatformOptions) -> Result<(Plugin, Client), PlatformError> {
             }
         }
     }
-    Err(PlatformError::None(passed.join("; ")))
+    let install = missing.first().copied().or_else(|| Platform::ALL.last().copied()).expect("there are platforms");
+    Err(PlatformError::None { install, reasons: passed.join("; ") })
 }
 
 /// Starts a plugin file, with the options of its platform if the platform is known.
