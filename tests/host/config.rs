@@ -159,7 +159,12 @@ fn unsuitable_preset_or_missing_lora_is_a_warning() {
     let lora = "no LoRA applies to the second stage, whose few steps without guidance need the distilled LoRA";
     for preset in ["ltx2_two_stage", "ltx2_3_hq"] {
         let said = run(&["-c", preset]);
-        assert!(said.contains(lora) && said.contains("--lora FILE") && !said.contains("the preset"), "{said}");
+        assert!(
+            said.contains(lora)
+                && said.contains("--set 'model.loras=[{path: FILE, stages: [2]}]'")
+                && !said.contains("the preset"),
+            "{said}"
+        );
         assert!(!run(&["-c", preset, "--set", "model.loras=[{path: a.safetensors, stages: [2]}]"]).contains(lora));
     }
     for preset in ["ltx2", "ltx2_distilled"] {

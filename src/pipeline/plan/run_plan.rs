@@ -124,7 +124,7 @@ impl RunPlan {
         if needs && !has && self.programs.layers() == PUBLISHED_BLOCKS {
             warn_once(vec![format!(
                 "pipeline {}: no LoRA applies to the second stage, whose few steps without guidance need the distilled \
-                 LoRA of the model; pass it with --lora FILE",
+                 LoRA of the model; pass it with --set 'model.loras=[{{path: FILE, stages: [2]}}]'",
                 pipeline.name()
             )]);
         }
