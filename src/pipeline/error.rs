@@ -177,7 +177,8 @@ mod tests {
                     what: "the frames and audio samples".into(),
                     kept: "kept".into(),
                 },
-                "vae/config.json: dims = 2.0 is not supported, only 3; the frames and audio samples are kept in kept",
+                "vae/config.json: dims = 2.0 is not supported, only 3; the frames and audio samples are kept in kept; to write the \
+                 video, run ltx2 encode kept -o FILE",
             ),
             (read.into(), "cannot read x.yml: permission denied"),
             (PipelineError::Output { key: "-o", source: file }, "-o: cannot write out.mp4: permission denied"),

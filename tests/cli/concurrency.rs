@@ -215,7 +215,7 @@ fn second_run_with_same_output_saves_its_results_elsewhere() {
     assert_eq!(second.status.code(), Some(1), "{stderr}");
     let error: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error: ")).collect();
     assert!(error.len() == 1 && error[0].contains("out.mp4") && error[0].contains("are kept in"), "{stderr}");
-    let kept = Path::new(error[0].split("are kept in ").nth(1).expect("a path"));
+    let kept = Path::new(support::kept_file(error[0]));
     assert!(kept.starts_with(folder.path("tmp")), "{}", kept.display());
     let tensors = ltx2::weights::Checkpoint::open(kept).expect("tensors");
     assert_eq!(tensors.shape("frames"), Some(&[9, 96, 64, 3][..]));

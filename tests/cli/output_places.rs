@@ -105,7 +105,7 @@ fn closed_fifo_reader_gives_one_error_and_keeps_results() {
     let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!((ran.status.code(), errors.len()), (Some(1), 1), "{said}");
     assert!(errors[0].contains("fifo.mp4: Broken pipe"), "{said}");
-    let kept = errors[0].split(" kept in ").nth(1).expect("the place");
+    let kept = support::kept_file(errors[0]);
     assert!(
         ltx2::pipeline::output::tensors::read(&folder.path(kept)).expect("tensors").contains_key("frames"),
         "{said}"

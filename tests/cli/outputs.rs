@@ -311,9 +311,8 @@ fn reruns_and_resumes_compare_request_inputs_and_model() {
 
 /// Returns the file that an error names at its end, and its tensors.
 pub(crate) fn kept(error: &str, what: &str) -> (PathBuf, BTreeMap<String, Tensor>) {
-    let path =
-        error.split(&format!("; {what} kept in ")).nth(1).unwrap_or_else(|| panic!("'{what}' is not in {error}"));
-    let path = PathBuf::from(path.split("; ").next().expect("a path"));
+    assert!(error.contains(&format!("; {what} kept in ")), "'{what}' is not in {error}");
+    let path = PathBuf::from(support::kept_file(error));
     let tensors = tensors::read(&path).expect("tensors");
     (path, tensors)
 }

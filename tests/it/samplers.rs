@@ -92,7 +92,7 @@ fn sampler_tables_of_wrong_length_are_rejected() {
             2 * steps,
             format!(
                 "{steps} steps take {n} evaluations, but the sampler returned {} noise levels and 0 rows of \
-                 coefficients instead of {} levels and 0 rows of 0 coefficients",
+                 coefficients; expected {} noise levels and 0 rows of 0 coefficients",
                 steps + 1,
                 2 * steps + 1,
                 n = 2 * steps

@@ -73,6 +73,12 @@ pub fn programs() -> PathBuf {
     folder.clone()
 }
 
+/// Returns the file in which an error says that results are kept.
+pub fn kept_file(error: &str) -> &str {
+    let (_, kept) = error.split_once(" kept in ").unwrap_or_else(|| panic!("no results are kept: {error}"));
+    kept.split("; ").next().expect("a path")
+}
+
 /// Returns the cache entries of [`tiny`]'s programs in [`programs`] by name, except the programs `but`.
 pub fn tiny_entries(but: &[&str]) -> BTreeMap<String, PathBuf> {
     let programs_of_run = &tiny_sidecar()["programs"];

@@ -460,7 +460,7 @@ mod tests {
         let attends = Work { attention: 4e12, ..work(4e12, 4e9) };
         near(h200.op_time(attends).total(), 1e-2 + 8e-6);
         assert_eq!(h200.op_time(Work::default()).total(), 0.0);
-        near(sheet.host_seconds(54.6e9).unwrap(), 1.0);
+        near(sheet.host_seconds(56.2e9).unwrap(), 1.0);
         near(h200.host_seconds(50e9).unwrap(), 1.0 + 1e-5);
         assert_eq!(Chip::named("tpu7x").unwrap().host_seconds(1e9), None);
         near(h200.link_seconds(CollectiveKind::AllGather, 3e9, &[vec![0, 1]]), 1e-2 + 1e-5);
