@@ -64,7 +64,7 @@ pub enum DownloadError {
     Checksum {
         /// Repository and path of the file.
         file: String,
-        /// Name of the checksum, or `size`.
+        /// Name of the checksum.
         kind: &'static str,
         /// Checksum of the downloaded bytes.
         got: String,
@@ -108,11 +108,13 @@ impl DownloadError {
     pub fn is_temporary(&self) -> bool {
         match self {
             DownloadError::Request { .. } => true,
-            DownloadError::Status { status, .. } => {
-                status.is_server_error()
-                    || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
-            }
+            DownloadError::Status { status, .. } => is_temporary(*status),
             _ => false,
         }
     }
+}
+
+/// Returns whether a server that answers with this status may accept the same request later.
+pub(crate) fn is_temporary(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
 }

@@ -12,8 +12,12 @@ use ureq::{Agent, Body, Proxy};
 use crate::error::DownloadError;
 use crate::partial_file::{BLOCK, PartialFile};
 
-/// Consecutive attempts without progress after which a download fails.
-const TRIES: u32 = 5;
+/// Consecutive attempts without progress after which a download or request fails.
+pub(crate) const TRIES: u32 = 5;
+/// Maximum number of seconds between two attempts.
+const LONGEST_WAIT: u64 = 60;
+/// Unit of the time between attempts. Unit tests do not wait for real seconds.
+const SECOND: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 1000 });
 
 /// How to connect to servers.
 #[derive(Clone, Debug)]
@@ -101,17 +105,18 @@ type SendRequest<'a> = dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>,
 /// number of bytes in the file. `url` appears in messages.
 ///
 /// # Errors
-/// Returns an error if the file cannot be written, if the server refuses, or if several attempts in a row receive
-/// nothing.
+/// Returns an error if the file cannot be written, if the server refuses or sends more than the file's size, or if
+/// several attempts in a row receive no further bytes.
 pub fn download(
     url: &str,
     file: &mut PartialFile,
     progress: &dyn Fn(u64),
     request: &SendRequest,
 ) -> Result<(), DownloadError> {
-    let (mut failed, mut entity_tag) = (0, None);
+    let (mut failed, mut most, mut entity_tag) = (0, file.have(), None);
     loop {
         let before = file.have();
+        let mut wait = None;
         let mut headers = Vec::new();
         if before > 0 {
             headers.push((header::RANGE, format!("bytes={before}-")));
@@ -119,43 +124,54 @@ pub fn download(
         }
         let reason = match request(&headers) {
             Ok(response) if response.status() == StatusCode::RANGE_NOT_SATISFIABLE && before > 0 => {
-                tracing::warn!("{url}: cannot resume after {before} bytes; starting over");
                 file.restart()?;
-                continue;
+                format!("{url}: the server has no bytes after the first {before}")
             }
             Ok(response) if !response.status().is_success() => {
                 let error = DownloadError::Status { url: url.into(), status: response.status() };
                 if !error.is_temporary() {
                     return Err(error);
                 }
+                wait = Some(wait_after(&response, failed));
                 error.to_string()
             }
             Ok(response) => {
                 entity_tag = strong_entity_tag(&response);
-                if before > 0 && first_byte(&response) != Some(before) {
+                let is_rest = before == 0 || first_byte(&response) == Some(before);
+                if !is_rest {
                     // The server ignores ranges, or the file has changed.
-                    tracing::warn!("{url}: the server sends the complete file; starting over");
+                    tracing::warn!("{url}: the server does not send the rest of the file; starting over");
                     file.restart()?;
-                    if response.status() == StatusCode::PARTIAL_CONTENT {
-                        continue;
-                    }
                 }
-                match receive(response, file, progress)? {
-                    None => return Ok(()),
-                    Some(reason) => reason,
+                if !is_rest && response.status() == StatusCode::PARTIAL_CONTENT {
+                    format!("{url}: the server sent another range than requested")
+                } else {
+                    match receive(url, response, file, progress)? {
+                        None => return Ok(()),
+                        Some(reason) => reason,
+                    }
                 }
             }
             Err(error) if error.is_temporary() => error.to_string(),
             Err(error) => return Err(error),
         };
         let have = file.have();
-        failed = if have > before { 1 } else { failed + 1 };
+        // A repeated download of the same bytes is no progress.
+        failed = if have > most { 1 } else { failed + 1 };
+        most = most.max(have);
         if failed == TRIES {
             return Err(DownloadError::Broken { url: url.into(), tries: TRIES, have, reason });
         }
-        tracing::warn!("{reason}; resuming after {have} bytes");
-        std::thread::sleep(Duration::from_millis(500) * failed);
+        tracing::warn!("{reason}; trying again after {have} bytes");
+        std::thread::sleep(wait.unwrap_or(SECOND / 2 * failed));
     }
+}
+
+/// Returns the time to wait after a temporary error status: the seconds of `Retry-After` or 2^`failed` seconds,
+/// whichever is longer, up to a minute. `failed`: number of earlier failed attempts.
+pub(crate) fn wait_after(response: &Response<Body>, failed: u32) -> Duration {
+    let wanted = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    SECOND * wanted.unwrap_or(0).max(1 << failed).min(LONGEST_WAIT) as u32
 }
 
 /// Returns the entity tag of a response, unless it is weak: a weak tag cannot guard a range request.
@@ -172,22 +188,35 @@ fn first_byte(response: &Response<Body>) -> Option<u64> {
 }
 
 /// Appends the body of a response to a file. Returns the reason if the connection breaks.
+///
+/// # Errors
+/// Returns an error if the file cannot be written, or if the body continues after the file's size.
 fn receive(
+    url: &str,
     mut response: Response<Body>,
     file: &mut PartialFile,
     progress: &dyn Fn(u64),
 ) -> Result<Option<String>, DownloadError> {
     let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let end = length.map(|length: u64| file.have() + length);
+    let end = file.size().or(length.map(|length: u64| file.have() + length));
     let (mut body, mut block) = (response.body_mut().as_reader(), vec![0; BLOCK]);
     loop {
         match body.read(&mut block) {
-            Ok(0) if end.is_some_and(|end| file.have() < end) => return Ok(Some("the connection was closed".into())),
-            Ok(0) => return Ok(None),
-            Ok(many) => {
-                file.append(&block[..many])?;
-                progress(file.have());
+            Ok(0) => {
+                let missing = end.and_then(|end| end.checked_sub(file.have())).filter(|missing| *missing > 0);
+                return Ok(missing.map(|missing| format!("{url}: the connection was closed {missing} bytes early")));
             }
+            Ok(many) => {
+                let room = file.size().map_or(many as u64, |size| size - file.have());
+                let fits = room.min(many as u64) as usize;
+                file.append(&block[..fits])?;
+                progress(file.have());
+                if fits < many {
+                    let reason = format!("the server sends more than the {} bytes of the file", file.have());
+                    return Err(DownloadError::Answer { url: url.into(), reason });
+                }
+            }
+            Err(_) if file.size() == Some(file.have()) => return Ok(None),
             Err(error) => return Ok(Some(error.to_string())),
         }
     }

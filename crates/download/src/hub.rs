@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use ureq::Body;
 use ureq::http::{HeaderName, Response, StatusCode, header};
 
-use crate::error::DownloadError;
+use crate::error::{DownloadError, is_temporary};
 use crate::http::{self, HttpClient, HttpSettings, authority, join};
 use crate::partial_file::{Checksum, PartialFile};
 
@@ -56,7 +56,7 @@ impl HubSettings {
     /// `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// Returns an error if `HF_ENDPOINT` is not an HTTP URL.
+    /// Returns an error if `HF_ENDPOINT` is not an HTTP URL, or contains a user name or password.
     pub fn from_env() -> Result<Self, DownloadError> {
         Self::from_vars(|key| std::env::var_os(key))
     }
@@ -64,11 +64,19 @@ impl HubSettings {
     /// Like [`HubSettings::from_env`], with a function that looks up environment variables.
     ///
     /// # Errors
-    /// Returns an error if `HF_ENDPOINT` is not an HTTP URL.
+    /// Returns an error if `HF_ENDPOINT` is not an HTTP URL, or contains a user name or password.
     pub fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, DownloadError> {
         let text = |key: &str| var(key)?.into_string().ok().map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
         let folder = |key: &str| text(key).map(PathBuf::from);
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').to_string();
+        // Messages contain this URL, and a password in it would not be sent.
+        if endpoint.contains('@') {
+            return Err(DownloadError::Settings(
+                "HF_ENDPOINT: the URL must not contain '@', as in a user name and password; remove them, and set \
+                 HF_TOKEN to an access token"
+                    .into(),
+            ));
+        }
         if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
             return Err(DownloadError::Settings(format!(
                 "HF_ENDPOINT: '{endpoint}' is not a URL; it must start with https:// or http://"
@@ -156,8 +164,7 @@ impl Sibling {
     /// Returns the file; an error if its path could leave the target folder, or if its checksum is missing.
     fn file(self) -> Result<HubFile, String> {
         let name = &self.rfilename;
-        let is_safe = !name.is_empty() && Path::new(name).components().all(|c| matches!(c, Component::Normal(_)));
-        if !is_safe {
+        if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Err(format!("the listing contains the unsafe path '{name}'"));
         }
         let is_hex = |digits: &str, length| digits.len() == length && digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -192,9 +199,9 @@ impl Hub {
     pub fn list(&self, repository: &str, revision: &str) -> Result<Listing, DownloadError> {
         let escaped = utf8_percent_encode(revision, SEGMENT);
         let url = format!("{}/api/models/{repository}/revision/{escaped}?blobs=true", self.settings.endpoint);
-        let mut response = self.open(&url, &[], None)?;
+        let mut response = self.retry(|| self.open(&url, &[], None, true))?;
         if !response.status().is_success() {
-            return Err(self.refusal(repository, Some(revision), &url, &response));
+            return Err(self.refusal(repository, false, Some(revision), &url, &response));
         }
         let invalid = |reason: String| DownloadError::Answer { url: url.clone(), reason };
         let text = response.body_mut().with_config().limit(LISTING).read_to_string();
@@ -216,6 +223,51 @@ impl Hub {
         })
     }
 
+    /// Requests the first byte of a file, to find out whether the hub grants access. Does not contact the storage
+    /// server.
+    ///
+    /// # Errors
+    /// Returns an error if access is denied, if the hub cannot be reached or does not have the file, or if the file has
+    /// changed since it was listed.
+    pub fn check_access(&self, listing: &Listing, file: &HubFile) -> Result<(), DownloadError> {
+        let (url, name) = (self.file_url(listing, file), format!("{}/{}", listing.repository, file.path));
+        let first_byte = [(header::RANGE, "bytes=0-0".to_string())];
+        let response = self.retry(|| self.open(&url, &first_byte, Some((file, &name)), false))?;
+        let status = response.status();
+        // An empty file has no first byte.
+        match status.is_success() || status.is_redirection() || status == StatusCode::RANGE_NOT_SATISFIABLE {
+            true => Ok(()),
+            false => Err(self.refusal(&listing.repository, listing.is_gated, None, &url, &response)),
+        }
+    }
+
+    /// Returns the address of a file's contents.
+    fn file_url(&self, listing: &Listing, file: &HubFile) -> String {
+        let Listing { repository, commit, .. } = listing;
+        let segments: Vec<String> =
+            file.path.split('/').map(|part| utf8_percent_encode(part, SEGMENT).to_string()).collect();
+        format!("{}/{repository}/resolve/{commit}/{}", self.settings.endpoint, segments.join("/"))
+    }
+
+    /// Repeats a request while the server answers with a temporary error; returns the last response.
+    fn retry(
+        &self,
+        request: impl Fn() -> Result<Response<Body>, DownloadError>,
+    ) -> Result<Response<Body>, DownloadError> {
+        let mut failed = 0;
+        loop {
+            let response = request()?;
+            failed += 1;
+            if failed == http::TRIES || !is_temporary(response.status()) {
+                return Ok(response);
+            }
+            let wait = http::wait_after(&response, failed - 1);
+            let (server, status) = (&self.settings.endpoint, response.status());
+            tracing::warn!("{server}: {status}; trying again in {} s", wait.as_secs());
+            std::thread::sleep(wait);
+        }
+    }
+
     /// Downloads a file of a listing into `partial`, after the bytes that `partial` already has, and verifies its size
     /// and checksum. `progress` is called with the number of bytes in the file. If the download fails, `partial`
     /// remains, unless its contents are wrong.
@@ -231,15 +283,13 @@ impl Hub {
         progress: &dyn Fn(u64),
     ) -> Result<(), DownloadError> {
         let (repository, name) = (&listing.repository, format!("{}/{}", listing.repository, file.path));
-        let segments: Vec<String> =
-            file.path.split('/').map(|part| utf8_percent_encode(part, SEGMENT).to_string()).collect();
-        let url = format!("{}/{repository}/resolve/{}/{}", self.settings.endpoint, listing.commit, segments.join("/"));
+        let url = self.file_url(listing, file);
         let mut output = PartialFile::resume(partial, &file.checksum, file.size)?;
         let request = |headers: &[(HeaderName, String)]| {
-            let response = self.open(&url, headers, Some((file, &name)))?;
+            let response = self.open(&url, headers, Some((file, &name)), true)?;
             match response.status() {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
-                    Err(self.refusal(repository, None, &url, &response))
+                    Err(self.refusal(repository, listing.is_gated, None, &url, &response))
                 }
                 _ => Ok(response),
             }
@@ -250,17 +300,13 @@ impl Hub {
             if output.have() < file.size {
                 http::download(&url, &mut output, progress, &request)?;
             }
-            let have = output.have();
             let got = output.finish()?;
-            if have == file.size && got == file.checksum.digits() {
+            if got == file.checksum.digits() {
                 return Ok(());
             }
             fs::remove_file(partial).map_err(DownloadError::file(partial, "delete"))?;
             if !is_resumed {
-                let (kind, got, want) = match have == file.size {
-                    true => (file.checksum.kind(), got, file.checksum.digits().to_string()),
-                    false => ("size", have.to_string(), file.size.to_string()),
-                };
+                let (kind, want) = (file.checksum.kind(), file.checksum.digits().to_string());
                 return Err(DownloadError::Checksum { file: name, kind, got, want });
             }
             tracing::warn!("{name}: the partial download does not match the file; starting over");
@@ -270,12 +316,13 @@ impl Hub {
     }
 
     /// Sends a GET request and follows redirects. Only requests to the hub itself contain the access token. `file`: the
-    /// expected file and its name for errors.
+    /// expected file and its name for errors. `to_storage`: whether to follow redirects to other servers.
     fn open(
         &self,
         url: &str,
         headers: &[(HeaderName, String)],
         file: Option<(&HubFile, &str)>,
+        to_storage: bool,
     ) -> Result<Response<Body>, DownloadError> {
         let mut target = url.to_string();
         for _ in 0..=REDIRECTS {
@@ -297,9 +344,15 @@ impl Hub {
                 }
             }
             match field(header::LOCATION.as_str()) {
-                Some(location) if response.status().is_redirection() => target = join(&target, location),
+                Some(location) if response.status().is_redirection() => {
+                    target = join(&target, location);
+                    if !to_storage && origin(&target) != origin(&self.settings.endpoint) {
+                        return Ok(response);
+                    }
+                }
                 _ if !is_hub
                     && response.status().is_client_error()
+                    && !is_temporary(response.status())
                     && response.status() != StatusCode::RANGE_NOT_SATISFIABLE =>
                 {
                     let reason = format!("the storage server {} answered {}", authority(&target).1, response.status());
@@ -312,11 +365,19 @@ impl Hub {
     }
 
     /// Returns the error for a status other than success.
-    fn refusal(&self, repository: &str, revision: Option<&str>, url: &str, response: &Response<Body>) -> DownloadError {
+    fn refusal(
+        &self,
+        repository: &str,
+        is_gated: bool,
+        revision: Option<&str>,
+        url: &str,
+        response: &Response<Body>,
+    ) -> DownloadError {
         let status = response.status();
         let code = response.headers().get(ERROR_CODE).and_then(|code| code.to_str().ok()).unwrap_or("");
         let (page, tokens) = (self.page(repository), format!("{}/settings/tokens", self.settings.endpoint));
         let denied = |advice: String| DownloadError::Denied { repository: repository.into(), status, advice };
+        let is_gated = is_gated || code == "GatedRepo";
         let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
         match (&self.settings.token, status, code) {
             (None, _, "RepoNotFound") | (_, StatusCode::NOT_FOUND, "RepoNotFound" | "") if revision.is_some() => {
@@ -332,6 +393,10 @@ impl Hub {
                 name: url.into(),
                 reason: "the repository lists this file, but the hub does not have it".into(),
             },
+            (None, ..) if is_denied && !is_gated => denied(format!(
+                "the repository is not gated; if it is private, set HF_TOKEN to a token from {tokens}; otherwise check \
+                 whether HF_ENDPOINT or a proxy refuses the request"
+            )),
             (None, ..) if is_denied => denied(format!(
                 "no access token was found; accept the model's terms on {page}, create a token on {tokens}, and set \
                  HF_TOKEN to it or write it to {}",
@@ -340,6 +405,11 @@ impl Hub {
             (Some(token), StatusCode::UNAUTHORIZED, code) if code != "GatedRepo" => {
                 denied(format!("the token from {} is invalid or expired; create a new one on {tokens}", token.origin))
             }
+            (Some(token), ..) if is_denied && !is_gated => denied(format!(
+                "the repository is not gated; check on {tokens} whether the token from {} may read it, and whether \
+                 HF_ENDPOINT or a proxy refuses the request",
+                token.origin
+            )),
             (Some(token), ..) if is_denied => denied(format!(
                 "the account of the token from {} has no access; accept the model's terms on {page}; a fine-grained \
                  token also needs permission to read gated repositories",

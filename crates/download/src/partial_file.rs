@@ -101,6 +101,8 @@ pub struct PartialFile {
     path: PathBuf,
     file: File,
     have: u64,
+    /// Size of the complete file in bytes; `None`: unknown.
+    size: Option<u64>,
     empty: Hasher,
     hasher: Hasher,
 }
@@ -117,7 +119,7 @@ impl PartialFile {
             let empty = checksum.hasher(size);
             let mut hasher = empty.clone();
             let have = hasher.read(&mut file)?;
-            Ok(PartialFile { path: path.into(), file, have, empty, hasher })
+            Ok(PartialFile { path: path.into(), file, have, size: Some(size), empty, hasher })
         };
         let mut partial = open().map_err(DownloadError::file(path, "write"))?;
         if partial.have > size {
@@ -133,12 +135,17 @@ impl PartialFile {
     pub fn create(path: &Path) -> Result<Self, DownloadError> {
         let file = File::create(path).map_err(DownloadError::file(path, "write"))?;
         let hasher = Hasher::Sha256(Sha256::new());
-        Ok(PartialFile { path: path.into(), file, have: 0, empty: hasher.clone(), hasher })
+        Ok(PartialFile { path: path.into(), file, have: 0, size: None, empty: hasher.clone(), hasher })
     }
 
     /// Returns the number of bytes in the file.
     pub fn have(&self) -> u64 {
         self.have
+    }
+
+    /// Returns the size of the complete file in bytes; `None` if it is unknown.
+    pub fn size(&self) -> Option<u64> {
+        self.size
     }
 
     /// Empties the file.

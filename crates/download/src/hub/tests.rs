@@ -45,6 +45,11 @@ fn token_and_endpoint_come_from_the_usual_places() {
     assert_eq!(settings(&[("HF_ENDPOINT", "http://mirror/hub/")]).endpoint, "http://mirror/hub");
     let wrong = HubSettings::from_vars(|key| (key == "HF_ENDPOINT").then(|| "mirror".into())).unwrap_err();
     assert!(wrong.to_string().starts_with("HF_ENDPOINT: 'mirror' is not a URL"), "{wrong}");
+    for with_password in ["http://user:secret@host", "user:secret@host", "http://user:sec/ret@host"] {
+        let error = HubSettings::from_vars(|key| (key == "HF_ENDPOINT").then(|| with_password.into())).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("must not contain '@'") && !said.contains("sec") && !said.contains("host"), "{said}");
+    }
     for (value, offline) in [("1", true), ("true", true), ("0", false), ("", false)] {
         assert_eq!(settings(&[("HF_HUB_OFFLINE", value)]).offline().is_some(), offline, "{value}");
     }
@@ -86,6 +91,116 @@ fn denied_access_names_page_and_token_place() {
     assert!(other.contains(&page), "{other}");
     let wrong = error(&[("HF_TOKEN", "wrong")]);
     assert!(wrong.contains("the token from HF_TOKEN is invalid or expired"), "{wrong}");
+}
+
+#[test]
+fn denied_access_to_a_public_repository_does_not_mention_terms() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("config.json", b"{}");
+    let folder = tempfile::tempdir().unwrap();
+    for (vars, words) in
+        [(&[][..], "set HF_TOKEN"), (&[("HF_TOKEN", "t")], "whether the token from HF_TOKEN may read it")]
+    {
+        stand_in.fail("config.json", Fault::Status("403 Forbidden"));
+        let error = fetch(&hub(&stand_in, vars), "org/name", &folder.path().join("a")).unwrap_err().to_string();
+        assert!(error.contains("403") && error.contains("is not gated") && error.contains(words), "{error}");
+        assert!(!error.contains("terms"), "{error}");
+    }
+}
+
+#[test]
+fn access_check_does_not_contact_the_storage_server() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("a.safetensors", b"weights");
+    let listing = hub(&stand_in, &[]).list("org/name", "main").unwrap();
+    let check = |vars: &[(&str, &str)]| hub(&stand_in, vars).check_access(&listing, &listing.files[0]);
+    check(&[]).unwrap();
+    stand_in.gate(&[("t", true)]);
+    assert!(matches!(check(&[]).unwrap_err(), DownloadError::Denied { .. }));
+    check(&[("HF_TOKEN", "t")]).unwrap();
+    let requests = stand_in.requests();
+    assert_eq!(requests.iter().filter(|head| head.contains("range: bytes=0-0")).count(), 3, "{requests:?}");
+    assert!(requests.iter().all(|head| head.starts_with("hub")), "{requests:?}");
+}
+
+#[test]
+fn busy_servers_are_asked_again_after_the_stated_time() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("a.safetensors", b"weights");
+    let folder = tempfile::tempdir().unwrap();
+    let fetch = |partial: &str| fetch(&hub(&stand_in, &[]), "org/name", &folder.path().join(partial));
+    for path in ["", "a.safetensors"] {
+        stand_in.fail(path, Fault::Busy(40));
+        stand_in.fail(path, Fault::Status("408 Request Timeout"));
+    }
+    // A second of these waits is a millisecond in unit tests.
+    let start = std::time::Instant::now();
+    assert_eq!(fetch("a").unwrap(), b"weights");
+    let elapsed = start.elapsed().as_millis();
+    assert!(elapsed >= 2 * (40 + 2), "{elapsed}");
+    assert_eq!(stand_in.requests().len(), 3 + 2 * 3);
+    for path in ["", "a.safetensors"] {
+        (0..5).for_each(|_| stand_in.fail(path, Fault::Busy(0)));
+        let error = fetch("b").unwrap_err().to_string();
+        assert!(error.contains("429 Too Many Requests"), "{error}");
+    }
+}
+
+#[test]
+fn wait_grows_with_failures_up_to_a_minute() {
+    let response = |after: Option<&str>| {
+        let response = after.iter().fold(Response::builder(), |head, value| head.header("retry-after", *value));
+        response.body(Body::builder().data("")).unwrap()
+    };
+    for (after, failed, milliseconds) in [
+        (None, 0, 1),
+        (None, 3, 8),
+        (None, 7, 60),
+        (Some("30"), 3, 30),
+        (Some("4"), 3, 8),
+        (Some("3600"), 0, 60),
+        (Some("tomorrow"), 1, 2),
+    ] {
+        assert_eq!(http::wait_after(&response(after), failed).as_millis(), milliseconds, "{after:?} {failed}");
+    }
+}
+
+#[test]
+fn body_without_length_that_ends_early_is_resumed() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("a.safetensors", b"0123456789");
+    stand_in.fail("a.safetensors", Fault::CutWithoutLength(4));
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(fetch(&hub(&stand_in, &[]), "org/name", &folder.path().join("a")).unwrap(), b"0123456789");
+    assert!(stand_in.requests().iter().any(|head| head.contains("range: bytes=4-")));
+}
+
+#[test]
+fn body_longer_than_listed_is_an_error() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("a.safetensors", b"0123456789");
+    stand_in.fail("a.safetensors", Fault::Longer(1_000_000));
+    let folder = tempfile::tempdir().unwrap();
+    let (hub, partial) = (hub(&stand_in, &[]), folder.path().join("a"));
+    let error = fetch(&hub, "org/name", &partial).unwrap_err().to_string();
+    assert!(error.ends_with("a.safetensors: the server sends more than the 10 bytes of the file"), "{error}");
+    assert_eq!(partial.metadata().unwrap().len(), 10);
+    assert_eq!(fetch(&hub, "org/name", &partial).unwrap(), b"0123456789");
+}
+
+#[test]
+fn repeating_the_same_bytes_is_no_progress() {
+    let stand_in = StandInHub::start("org/name");
+    stand_in.add("a.safetensors", b"0123456789");
+    for _ in 0..4 {
+        stand_in.fail("a.safetensors", Fault::Cut(4));
+        stand_in.fail("a.safetensors", Fault::Status("416 Range Not Satisfiable"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let error = fetch(&hub(&stand_in, &[]), "org/name", &folder.path().join("a")).unwrap_err().to_string();
+    assert!(error.contains("the download failed 5 times after "), "{error}");
+    let storage = stand_in.requests().into_iter().filter(|head| head.starts_with("storage")).count();
+    assert_eq!(storage, 5);
 }
 
 #[test]
@@ -165,7 +280,7 @@ fn unknown_repositories_and_revisions_are_reported() {
 
 #[test]
 fn listing_with_unsafe_path_is_rejected() {
-    for path in ["../outside", "/etc/passwd", "a/../../b"] {
+    for path in ["../outside", "/etc/passwd", "a/../../b", "a/./b", "a//b", "a/", ""] {
         let stand_in = StandInHub::start("org/name");
         stand_in.add(path, b"x");
         let error = hub(&stand_in, &[]).list("org/name", "main").unwrap_err().to_string();
