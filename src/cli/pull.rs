@@ -121,6 +121,7 @@ fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
     tell(text.trim_end());
     let key = if args.dir.is_some() { "--dir" } else { "HF_HUB_CACHE" };
     check_file_room(key, &folder.join("file"), missing)?;
+    check_access(hub, &pulls)?;
     let progress = byte_progress("download", missing);
     for pull in &pulls {
         pull.run(hub, &progress)?;
@@ -128,6 +129,21 @@ fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
     let path = pulls.first().map(|pull| pull.folder()).unwrap_or_default();
     tell(format_args!("next: {}", next_command(wanted, args, &pulls)));
     print(&format!("{}\n", path.display()))
+}
+
+/// Returns an error with every repository that has missing files and to which the hub denies access.
+fn check_access(hub: &Hub, pulls: &[Pull]) -> anyhow::Result<()> {
+    let mut denied = Vec::new();
+    for pull in pulls {
+        // A gated repository may allow everybody to read small files, such as README.md.
+        let missing = pull.files.iter().filter(|file| !file.is_complete).map(|file| &file.selected.file);
+        match missing.max_by_key(|file| file.size).map_or(Ok(()), |file| hub.check_access(&pull.listing, file)) {
+            Err(error @ DownloadError::Denied { .. }) => denied.push(error.to_string()),
+            checked => checked?,
+        }
+    }
+    anyhow::ensure!(denied.is_empty(), "{}", denied.join("; "));
+    Ok(())
 }
 
 /// Adds the names of similar known repositories to the error of an unknown one.
@@ -205,9 +221,10 @@ impl Pull {
         if let Target::Cache(cached) = &self.target
             && self.revision == MAIN
         {
-            for path in cached.delete_outdated_partials(&self.listing.files)? {
+            for path in cached.other_partials(&self.listing.files) {
                 tell(format_args!(
-                    "{}: deleted the partial download of a file that has changed on the hub; starting over",
+                    "{}: partial download of a file that {MAIN} does not contain; delete it unless you need another \
+                     revision",
                     path.display()
                 ));
             }
@@ -250,10 +267,13 @@ impl Pull {
         progress: &dyn Fn(u64),
     ) -> Result<(), DownloadError> {
         let wait = |path: &Path| tell(format_args!("waiting for another download (lock file {})", path.display()));
-        let _lock = cached.lock(file, wait)?;
+        // The lock file is written only for a download, because a complete cache may be read-only.
         if !cached.has(file) {
-            hub.download(&self.listing, file, &cached.partial(file), progress)?;
-            cached.complete(file)?;
+            let _lock = cached.lock(file, wait)?;
+            if !cached.has(file) {
+                hub.download(&self.listing, file, &cached.partial(file), progress)?;
+                cached.complete(file)?;
+            }
         }
         // Another process may have downloaded the file.
         progress(file.size);

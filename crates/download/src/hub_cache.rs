@@ -118,13 +118,10 @@ impl CachedRepository {
         })
     }
 
-    /// Deletes partial downloads that match none of `files`, the current files of the repository, and that no process
-    /// is writing. Returns the deleted paths.
-    ///
-    /// # Errors
-    /// Returns an error if a file cannot be deleted.
-    pub fn delete_outdated_partials(&self, files: &[HubFile]) -> Result<Vec<PathBuf>, DownloadError> {
-        let mut deleted = Vec::new();
+    /// Returns the partial downloads that match none of `files`, the files of a revision, and that no process is
+    /// writing. They may belong to another revision.
+    pub fn other_partials(&self, files: &[HubFile]) -> Vec<PathBuf> {
+        let mut others = Vec::new();
         for entry in fs::read_dir(self.blobs()).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let digits = name.to_str().and_then(|name| name.strip_suffix(".incomplete"));
@@ -134,10 +131,9 @@ impl CachedRepository {
             let lock = File::open(self.locks.join(format!("{digits}.lock")));
             let is_in_use = lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
             if !is_in_use {
-                fs::remove_file(&path).map_err(DownloadError::file(&path, "delete"))?;
-                deleted.push(path);
+                others.push(path);
             }
         }
-        Ok(deleted)
+        others
     }
 }
