@@ -99,7 +99,7 @@ fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
     let mut pulls = Vec::new();
     for (index, repository) in wanted.repositories().into_iter().enumerate() {
         let revision = if index == 0 { &*args.revision } else { MAIN };
-        let listing = hub.list(repository, revision).map_err(with_similar_repositories)?;
+        let listing = hub.list(repository, revision).map_err(|error| with_similar_repositories(error, repository))?;
         let selected = wanted.select(&listing, &args.files)?;
         let target = match &args.dir {
             None => Target::Cache(CachedRepository::new(cache.root(), repository)),
@@ -147,10 +147,10 @@ fn check_access(hub: &Hub, pulls: &[Pull]) -> anyhow::Result<()> {
 }
 
 /// Adds the names of similar known repositories to the error of an unknown one.
-fn with_similar_repositories(error: DownloadError) -> DownloadError {
+fn with_similar_repositories(error: DownloadError, repository: &str) -> DownloadError {
     match error {
-        DownloadError::NotFound { name, reason } => {
-            let is_similar = |own: &&str| strsim::jaro_winkler(own, &name) > 0.85;
+        DownloadError::NotFound { name, reason } if name == repository => {
+            let is_similar = |own: &&str| *own != name && strsim::jaro_winkler(own, &name) > 0.85;
             let similar: Vec<&str> = published::repositories().filter(is_similar).collect();
             let reason = match similar.is_empty() {
                 true => reason,
@@ -310,13 +310,21 @@ fn is_complete(folder: &Path, file: &HubFile) -> Result<bool, DownloadError> {
     }
 }
 
-/// Returns the command that uses what was downloaded.
+/// Returns the command that uses what was downloaded, quoted for a shell.
 fn next_command(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> String {
+    let words = next_words(wanted, args, pulls);
+    // Only NUL cannot be quoted, which arguments and paths do not contain.
+    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "))
+}
+
+fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
     let is_default = args.dir.is_none() && args.revision == MAIN;
     let folder = pulls.first().map(Pull::folder).unwrap_or_default();
     let model = match wanted {
-        Wanted::Repository(name, _) if is_default => return format!("ltx2 check {name}"),
-        Wanted::Repository(..) => return format!("ltx2 check {}", folder.display()),
+        Wanted::Repository(name, _) => {
+            let place = if is_default { name.into() } else { folder.display().to_string() };
+            return vec!["ltx2".into(), "check".into(), place];
+        }
         Wanted::Preset(model) => model,
     };
     // The place of a file or, with the empty path, of the repository.
@@ -325,18 +333,27 @@ fn next_command(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> String {
         false => folder.join(path).display().to_string(),
     };
     let place = |path: &str| place(path).trim_end_matches('/').to_string();
-    let mut command = format!("ltx2 generate -c {}", args.name);
+    let mut words = ["ltx2", "generate", "-c", &args.name].map(String::from).to_vec();
     if !is_default || !args.files.is_empty() {
-        command += &format!(" -m {}", place(&transformer(model, pulls)));
+        words.extend(["-m".into(), place(&transformer(model, pulls))]);
     }
     if !args.files.is_empty() {
-        command += &format!(" --variant {}", args.files.join(","));
+        words.extend(["--variant".into(), args.files.join(",")]);
     }
     if let Some((lora, value)) = model.loras {
         let path = lora.strip_prefix(published::repository_of(lora)).unwrap_or(lora).trim_start_matches('/');
-        command += &format!(" --set 'model.loras={}'", value.replace("{}", &place(path)));
+        words.extend(["--set".into(), format!("model.loras={}", value.replace("{}", &yaml_text(&place(path))))]);
     }
-    command + " -p \"a lighthouse over a quiet sea at dawn\""
+    words.extend(["-p".into(), "a lighthouse over a quiet sea at dawn".into()]);
+    words
+}
+
+/// Returns a text as YAML; in double quotes if it contains characters that may have a meaning in YAML.
+fn yaml_text(text: &str) -> String {
+    match text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c)) {
+        true => text.into(),
+        false => serde_json::Value::from(text).to_string(),
+    }
 }
 
 /// Returns the path in the repository of the transformer's file; empty if the repository has diffusers folders.
@@ -345,5 +362,42 @@ fn transformer(model: &PublishedModel, pulls: &[Pull]) -> String {
     match first.filter(|_| model.model != published::repository_of(model.model)) {
         Some(planned) => planned.selected.file.path.clone(),
         None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_command_is_quoted_for_shell_and_yaml() {
+        let listing = Listing {
+            repository: "Lightricks/LTX-2.5".into(),
+            commit: "c0".into(),
+            is_gated: false,
+            licence: None,
+            files: Vec::new(),
+        };
+        let folder = "/my models/LTX, it's {2.5}: \"x\"";
+        let args = PullArgs {
+            name: "ltx2_5_two_stage".into(),
+            files: vec!["int8".into(), "a b".into()],
+            revision: MAIN.into(),
+            dir: Some(folder.into()),
+            dry_run: false,
+        };
+        let target = Target::Folder(folder.into());
+        let pulls = [Pull { listing, revision: MAIN.into(), target, files: Vec::new() }];
+        let wanted = |name| Wanted::parse(name).expect("a name");
+        let words = |name| shlex::split(&next_command(wanted(name), &args, &pulls)).expect("a command");
+        assert_eq!(words("Org/Name"), ["ltx2", "check", folder]);
+        let generate = words(&args.name);
+        let start = ["ltx2", "generate", "-c", "ltx2_5_two_stage", "-m", folder, "--variant", "int8,a b", "--set"];
+        assert_eq!(generate[..9], start);
+        let value = generate[9].strip_prefix("model.loras=").expect("LoRAs");
+        let value: serde_json::Value = serde_saphyr::from_str(value).expect("YAML");
+        let lora = format!("{folder}/loras/ltx-2.5-22b-distilled-lora-450-bf16.safetensors");
+        assert_eq!(value, serde_json::json!([{"path": lora, "stages": [2]}]));
+        assert_eq!(generate[10..], ["-p", "a lighthouse over a quiet sea at dawn"]);
     }
 }

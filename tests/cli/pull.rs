@@ -171,6 +171,17 @@ fn pulled_preset_is_complete_and_found_by_its_preset() {
         assert!(checked.lines().any(|own| own == line), "no '{line}': {checked}");
     }
     succeeds(&generate());
+    // The printed command selects the downloaded variants.
+    let int8 = |path: &str| path.replace("-bf16", "-comfy-int8-convrot");
+    let encoder = "text_encoders/gemma4-12b-with-proj-ltx-2.5-bf16.safetensors";
+    hub.add_copy(TRANSFORMER, &int8(TRANSFORMER));
+    hub.add_copy(encoder, &int8(encoder));
+    let (_, said) = succeeds(&pull(home, &hub, &["ltx2_5_distilled", "--files", "int8"]));
+    let next = said.lines().find_map(|line| line.strip_prefix("next: ltx2 ")).expect("a command");
+    assert!(next.contains(&format!("-m {LTX_2_5}/{} --variant int8", int8(TRANSFORMER))), "{next}");
+    let next = shlex::split(next).expect("words");
+    succeeds(&run(ltx2(home, &hub).args(next).args(&small).arg("--dry-run")));
+
     // The preset names its file, so another transformer in the repository does not matter.
     succeeds(&pull(home, &hub, &[LTX_2_5, "--files", "dev-transformer"]));
     succeeds(&generate());
@@ -388,7 +399,7 @@ fn invalid_requests_exit_with_code_two() {
     hub.add("diffusion_models/dev.safetensors", b"weights");
     for (arguments, words) in [
         (&["ltx25_distilled"][..], "'ltx25_distilled' is neither a preset nor a repository (org/name)"),
-        (&["nano"], "nano: the preset uses "),
+        (&["nano"], "run `ltx2 generate -c nano`"),
         (&[LTX_2_5], "Lightricks/LTX-2.5 contains several models; name a preset"),
         (&["Org/Name", "--files", "dew"], "similar names: diffusion_models/dev.safetensors"),
     ] {
@@ -401,5 +412,7 @@ fn invalid_requests_exit_with_code_two() {
     assert!(endpoint.contains("HF_ENDPOINT: 'mirror' is not a URL"), "{endpoint}");
     let unknown = error(&pull(home, &hub, &["Lightricks/LTX-2.4", "--files", "dev"]), 1);
     assert!(unknown.contains("no repository of this name") && unknown.contains("Lightricks/LTX-2.3"), "{unknown}");
+    let unknown = error(&pull(home, &hub, &[LTX_2_5, "--files", "dev"]), 1);
+    assert!(unknown.ends_with("similar names: Lightricks/LTX-2, Lightricks/LTX-2.3"), "{unknown}");
     assert_eq!(downloads(&hub), 0);
 }

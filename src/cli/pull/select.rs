@@ -38,8 +38,11 @@ impl<'a> Wanted<'a> {
         if CONFIGS.iter().any(|(preset, _)| *preset == name) {
             let loaded = load(&CliOverrides { files: vec![name.into()], ..CliOverrides::default() })?;
             let own = PublishedModel::of_preset(loaded.preset()).filter(|own| own.model == loaded.config.model.path);
-            let path = &loaded.config.model.path;
-            let error = || UsageError(format!("{name}: the preset uses {path}, which is not downloaded from the hub"));
+            let error = || {
+                UsageError(format!(
+                    "{name}: the toy model is part of the program and is not downloaded; run `ltx2 generate -c {name}`"
+                ))
+            };
             return Ok(Wanted::Preset(own.ok_or_else(error)?));
         }
         if HubCache::is_name(name) {
@@ -144,9 +147,10 @@ fn missing(listing: &Listing, path: &str) -> DownloadError {
     DownloadError::NotFound { name: format!("{}/{path}", listing.repository), reason }
 }
 
-/// Returns the names that are most similar to `name`, separated by commas.
+/// Returns the names, other than `name` itself, that are most similar to it, separated by commas.
 fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let mut names: Vec<(f64, &str)> = names.map(|own| (strsim::jaro_winkler(own, name), own)).collect();
+    let mut names: Vec<(f64, &str)> =
+        names.filter(|own| *own != name).map(|own| (strsim::jaro_winkler(own, name), own)).collect();
     names.sort_by(|a, b| b.0.total_cmp(&a.0));
     names.iter().take(SIMILAR).map(|(_, own)| *own).collect::<Vec<_>>().join(", ")
 }
@@ -251,7 +255,8 @@ mod tests {
                 Ok(other) => panic!("{name}: {other:?}"),
                 Err(error) => {
                     assert!(
-                        name.starts_with("nano") && error.to_string().contains("not downloaded"),
+                        name.starts_with("nano")
+                            && error.to_string().ends_with(&format!("not downloaded; run `ltx2 generate -c {name}`")),
                         "{name}: {error}"
                     );
                 }
