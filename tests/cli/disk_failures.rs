@@ -108,7 +108,7 @@ fn full_disk_leaves_no_partial_files_and_keeps_results() {
     assert_eq!(left, ["cache", "filler", "out.mp4.steps.safetensors"], "{said}");
 
     assert!(error.contains("; the frames, audio samples and latents are kept in "), "{error}");
-    let kept = support::kept_file(error);
+    let kept = support::kept_file(&error);
     assert!(Path::new(kept).starts_with(folder.path("tmp")), "{error}");
     assert_eq!(tensors::read(Path::new(kept)).expect("tensors")["frames"].shape(), [9, 96, 64, 3]);
     assert_eq!(folder.names("tmp").len(), 2, "{:?}", folder.names("tmp"));
