@@ -17,22 +17,22 @@ fn left_in_groups(root: &Path) -> Option<u64> {
     let left = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-        let (mount, files) = match controllers {
-            "" => ("sys/fs/cgroup", ["memory.max", "memory.current"]),
+        let (mount, limit, used) = match controllers {
+            "" => ("sys/fs/cgroup", "memory.max", "memory.current"),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                ("sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"])
+                ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
             }
             _ => return None,
         };
         let folders = Path::new(group).ancestors().map(|group| root.join(mount).join(group));
-        folders.filter_map(|folder| left(&folder, files)).min()
+        folders.filter_map(|folder| left(&folder, limit, used)).min()
     });
     left.min()
 }
 
-/// Returns the bytes that remain under the limit of a control group. `files`: names of the files with its limit and its
-/// use. `None`: it has no limit.
-fn left(folder: &Path, [limit, used]: [&str; 2]) -> Option<u64> {
+/// Returns the bytes that remain under the limit of a control group. `limit` and `used` are names of its files. `None`:
+/// it has no limit.
+fn left(folder: &Path, limit: &str, used: &str) -> Option<u64> {
     let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
     let cached = fs::read_to_string(folder.join("memory.stat")).map_or(0, |stat| reclaimable(&stat));
     Some(number(limit)?.saturating_sub(number(used)?.saturating_sub(cached)))
