@@ -165,7 +165,7 @@ pub(crate) struct AudioGrid {
 pub(crate) struct AudioShape {
     pub(crate) batch: usize,
     pub(crate) channels: usize,
-    /// Latents in time, which is the number of tokens.
+    /// Number of latents along the time axis; each is one token.
     pub(crate) length: usize,
     /// Latent mel bins.
     pub(crate) mel_bins: usize,
