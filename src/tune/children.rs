@@ -51,12 +51,11 @@ pub(crate) fn default_jobs() -> usize {
 /// Environment variable (name and value) that is set for the child processes of one worker. `None`: no variable is set.
 pub(crate) type EnvVariable = Option<(&'static str, String)>;
 
-/// Runs tasks as child processes of `binary`, one at a time per worker. Calls `done` on the calling thread when a task
-/// ends.
+/// Runs each task in a child process that executes `binary`, one at a time per worker. Calls `done` on the calling
+/// thread when a task ends.
 ///
 /// # Errors
-/// Returns an error if this binary cannot be started, or the error of `done`. In both cases, no further task is
-/// started.
+/// Returns an error if `binary` cannot be started, or the error of `done`. In both cases, no further task is started.
 pub(crate) fn run_tasks(
     binary: &Path,
     tasks: Vec<Task>,
