@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{self, Path, PathBuf};
 
+use serde_json::Value;
+
 use super::checkpoint::{Checkpoint, is_shard, read_json, variant_parts};
 use super::component::Component;
 use super::error::WeightsError;
@@ -406,8 +408,12 @@ fn text_encoder_versions(file: &Checkpoint) -> Option<Vec<Version>> {
     if let Some(architecture) = file.architecture() {
         return versions_of(architecture);
     }
-    if file.metadata(GEMMA_CONFIG).is_some() {
-        return Some(vec![Version::V2_5]);
+    if let Some(config) = file.metadata(GEMMA_CONFIG) {
+        let config: Option<Value> = serde_json::from_str(config).ok();
+        return match config.as_ref().and_then(|config| config["model_type"].as_str()) {
+            Some(model_type) => versions_of(model_type),
+            None => Some(vec![Version::V2_5]),
+        };
     }
     Family::of_tensors(file, &["model.", LANGUAGE_MODEL]).map(|family| family.versions.to_vec())
 }

@@ -129,7 +129,7 @@ fn text_encoder_conversion_changes_only_linear_layers() {
     assert_eq!([file.metadata("gemma_config"), file.metadata("gemma_version")], [Some("{}"), Some("a")]);
 }
 
-/// The folder has the names of Google's repository.
+/// The tensor names in the folder are those of Google's Gemma 3 repository.
 #[test]
 fn gemma_3_folder_becomes_one_file_with_config() {
     let dir = TempDir::new().expect("dir");

@@ -506,12 +506,21 @@ fn flat_folder_of_single_files_is_a_model() {
     write(dir.path().join("ltx-2.3_text_projection_bf16.safetensors"), &named(&TWO_PROJECTIONS, "BF16"), Value::Null);
     write(dir.path().join("gemma_3_12B_it.safetensors"), &gemma_3("BF16"), Value::Null);
     autoencoders(dir.path(), "LTX23_video_vae_bf16.safetensors", "LTX23_audio_vae_bf16.safetensors");
-    for path in [dir.path(), &file] {
+    let is_complete = |path: &Path| {
         let source = open(path).expect("opens");
         assert_eq!(source.path(), file);
         source.require(Component::ALL.into_iter().filter(|part| !part.is_optional())).expect("complete");
         source.refuse_unread().expect("all of it is known");
-    }
+    };
+    is_complete(dir.path());
+    is_complete(&file);
+    // A converted text encoder states its configuration in the header, as that of LTX-2.5 does.
+    let config = open(&file).expect("opens").config(Component::TextEncoder).expect("derived");
+    let encoder = gemma_3("BF16");
+    let encoder: Vec<_> = encoder.iter().map(|(name, dtype, shape)| (&**name, *dtype, *shape)).collect();
+    let stated = safetensors(&encoder, json!({"gemma_config": config.to_string()}));
+    put(dir.path().join("gemma_3_12B_it.safetensors"), stated);
+    is_complete(&file);
     // A file of projections without blocks anywhere.
     let (tensors, config) = transformer(Version::V2_3, "BF16");
     write(file.clone(), &tensors, config);
