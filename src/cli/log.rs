@@ -13,6 +13,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Registry, fmt, prelude::*, reload};
 
+use super::progress::Stderr;
 use crate::config::LogFormat;
 
 /// Handle with which [`only_warnings`] changes the filter; unset if the user chose a level.
@@ -41,7 +42,7 @@ pub fn start(verbose: u8, quiet: u8) {
     let (filter, handle) = reload::Layer::new(filter);
     let colours = std::io::stderr().is_terminal();
     let lines = fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
         .with_ansi(colours)
         .event_format(Lines(fmt::format().with_ansi(colours).with_target(verbose > 0).without_time()))
         // By default, a failed log write is reported with `eprintln!`, which panics if stderr cannot be written.

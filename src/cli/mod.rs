@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
+use self::progress::Stderr;
 use crate::config::ConfigError;
 use crate::destination::{Destination, check_ending};
 use crate::pipeline::PipelineError;
@@ -307,7 +308,7 @@ pub(crate) fn print_and_write_json(json: Option<&Path>, force: bool, figures: &s
 /// Writes a line to stderr; write errors are ignored.
 pub fn tell(line: impl Display) {
     // There is no other place to report the error.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = Stderr.write_all(format!("{line}\n").as_bytes());
 }
 
 #[cfg(test)]

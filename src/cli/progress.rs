@@ -2,18 +2,34 @@
 
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::videos::Job;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use super::tell;
 use crate::interrupts;
 use crate::pipeline::generate::{FinishedVideo, Observer, OnLoad};
+
+/// All progress bars and spinners on the terminal.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Standard error. A write hides the progress bars, so that lines are not mixed with them.
+pub(crate) struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BARS.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
 
 /// Shows a progress bar on a terminal, otherwise a line per tenth of the steps. Stops the run on an interrupt.
 pub(crate) struct ProgressDisplay {
@@ -29,7 +45,7 @@ pub(crate) struct ProgressDisplay {
 impl ProgressDisplay {
     pub(crate) fn new(quiet: bool) -> Self {
         interrupts::doing("before the first step; no video was written");
-        let terminal = std::io::stderr().is_terminal();
+        let terminal = io::stderr().is_terminal();
         ProgressDisplay { bar: None, spinner: None, terminal, quiet, videos: 1, tenths: 0 }
     }
 
@@ -44,6 +60,7 @@ impl ProgressDisplay {
         }
         let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}");
         let spinner = ProgressBar::new_spinner().with_message(what).with_finish(ProgressFinish::AndClear);
+        let spinner = BARS.add(spinner);
         spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
         spinner.enable_steady_tick(TICK);
         self.spinner = Some(spinner);
@@ -75,7 +92,7 @@ fn which(jobs: &[Job], videos: usize) -> String {
 
 /// Creates a progress bar in bytes, hidden without a terminal.
 fn byte_bar(what: &'static str, total: u64, terminal: bool) -> ProgressBar {
-    let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
+    let bar = if terminal { BARS.add(ProgressBar::new(total)) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template(
         "{prefix} {bar:32} {decimal_bytes}/{decimal_total_bytes}, {decimal_bytes_per_sec} (ETA {eta})",
     );
@@ -86,7 +103,7 @@ fn byte_bar(what: &'static str, total: u64, terminal: bool) -> ProgressBar {
 /// function takes the number of bytes of each finished part.
 pub(crate) fn byte_progress(what: &'static str, total: u64) -> impl Fn(u64) + Sync {
     let is_quiet = !tracing::enabled!(tracing::Level::INFO);
-    let terminal = !is_quiet && std::io::stderr().is_terminal();
+    let terminal = !is_quiet && io::stderr().is_terminal();
     let (bar, done, started) = (byte_bar(what, total, terminal), AtomicU64::new(0), Instant::now());
     let tenths = move |bytes: u64| bytes * 10 / total.max(1);
     move |bytes| {
@@ -136,7 +153,7 @@ impl Observer for ProgressDisplay {
         }
         if self.terminal {
             let bar = self.bar.get_or_insert_with(|| {
-                let bar = ProgressBar::new(total as u64);
+                let bar = BARS.add(ProgressBar::new(total as u64));
                 let style = ProgressStyle::with_template("{prefix}{bar:32} {pos}/{len} steps, {elapsed} (ETA {eta})");
                 bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
                 bar.set_prefix(format!("{video}{} ", phase.label()));

@@ -79,6 +79,29 @@ pub(crate) fn succeed(run: &mut Command) -> String {
     stderr(&out)
 }
 
+/// util-linux's `script` runs a command on a terminal.
+#[needs(cpu)]
+fn log_lines_on_a_terminal_are_not_mixed_with_progress() {
+    let folder = Folder::new();
+    let run = folder.generate(&["--steps", "2", "--progress-every", "1", "-o", "out.mp4"]);
+    let words: Vec<_> = [run.get_program()].into_iter().chain(run.get_args()).map(|word| word.display()).collect();
+    let line = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+    let mut terminal = Command::new("/usr/bin/script");
+    terminal.args(["-qec", &line, "/dev/null"]).current_dir(folder.path("")).env("LTX2_LOG", "ltx2=debug");
+    terminal.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let out = terminal.output().expect("runs");
+    let shown = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && shown.contains("encoding the prompt, 0s") && shown.contains("/2 steps"), "{shown:?}");
+    let lines: Vec<&str> = shown.split("\r\n").filter(|line| line.contains("DEBUG")).collect();
+    assert!(lines.iter().any(|line| line.contains("denoise: evaluations")), "{shown:?}");
+    for line in lines {
+        // The line is erased before the message.
+        let (_, message) = line.rsplit_once("\x1b[2K").unwrap_or_default();
+        let text = if message.is_empty() { line } else { message };
+        assert!(["/2 steps", "prompt, ", "video, "].iter().all(|bar| !text.contains(bar)), "{line:?}");
+    }
+}
+
 /// Runs a command that must exit with `code`; returns its only error line.
 pub(crate) fn error(code: i32, run: &mut Command) -> String {
     let out = run.output().expect("runs");
