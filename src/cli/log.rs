@@ -25,6 +25,20 @@ fn filter_of(level: &str) -> String {
     if level == "trace" { level.into() } else { format!("off,ltx2={level}") }
 }
 
+/// Crates that log the headers of requests, which contain access tokens and passwords.
+const LOG_CREDENTIALS: [&str; 3] = ["ureq", "ureq_proto", "rustls"];
+
+/// Returns a filter that excludes the log of [`LOG_CREDENTIALS`], whatever the directives say.
+fn without_credentials(directives: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    let is_kept = |directive: &&str| {
+        let target = directive.split(['=', '[']).next().unwrap_or("").trim();
+        !LOG_CREDENTIALS.iter().any(|name| target.split("::").next() == Some(name))
+    };
+    let kept = directives.split(',').filter(is_kept);
+    let all: Vec<String> = kept.map(String::from).chain(LOG_CREDENTIALS.map(|name| format!("{name}=off"))).collect();
+    EnvFilter::try_new(all.join(","))
+}
+
 /// Starts logging. `LTX2_LOG` overrides `-v` and `-q`.
 pub fn start(verbose: u8, quiet: u8) {
     let level = filter_of(match (verbose, quiet) {
@@ -35,10 +49,11 @@ pub fn start(verbose: u8, quiet: u8) {
         _ => "trace",
     });
     let wanted = std::env::var("LTX2_LOG").ok().filter(|v| !v.is_empty());
-    let filter = wanted.as_deref().map(EnvFilter::try_new);
+    let filter = wanted.as_deref().map(without_credentials);
     let mistake = filter.as_ref().and_then(|f| f.as_ref().err()).map(ToString::to_string);
     let asked = wanted.is_some() || verbose > 0;
-    let filter = filter.and_then(Result::ok).unwrap_or_else(|| EnvFilter::new(level));
+    let filter = filter.and_then(Result::ok);
+    let filter = filter.unwrap_or_else(|| without_credentials(&level).expect("valid directives"));
     let (filter, handle) = reload::Layer::new(filter);
     let colours = std::io::stderr().is_terminal();
     let lines = fmt::layer()
