@@ -27,8 +27,8 @@ pub enum DownloadError {
         /// The status.
         status: StatusCode,
     },
-    /// Several attempts in a row received nothing.
-    #[error("{url}: the download failed {tries} times after {have} bytes: {reason}")]
+    /// Several attempts in a row received nothing. `reason` contains the URL.
+    #[error("{reason}; gave up after {tries} attempts and {have} bytes; run the same command again to resume")]
     Broken {
         /// The URL, without credentials.
         url: String,
@@ -48,6 +48,16 @@ pub enum DownloadError {
         action: &'static str,
         /// The error of the operating system.
         source: io::Error,
+    },
+    /// The storage server to which the hub redirects refused the request.
+    #[error("{url}: the storage server {server} answered {status}")]
+    Storage {
+        /// The URL of the file on the hub.
+        url: String,
+        /// Host of the storage server.
+        server: String,
+        /// The status.
+        status: StatusCode,
     },
     /// A server's answer does not have the expected form.
     #[error("{url}: {reason}")]
@@ -109,6 +119,8 @@ impl DownloadError {
         match self {
             DownloadError::Request { .. } => true,
             DownloadError::Status { status, .. } => is_temporary(*status),
+            // The address of a storage server is valid for a limited time; the next request gets another.
+            DownloadError::Storage { .. } => true,
             _ => false,
         }
     }

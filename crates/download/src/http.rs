@@ -12,8 +12,10 @@ use ureq::{Agent, Body, Proxy};
 use crate::error::DownloadError;
 use crate::partial_file::{BLOCK, PartialFile};
 
-/// Consecutive attempts without progress after which a download or request fails.
-pub(crate) const TRIES: u32 = 5;
+/// Consecutive attempts without progress after which a download or request fails: after about four minutes.
+pub(crate) const TRIES: u32 = 9;
+/// Attempts after which a request for a listing or for access fails: after about 15 seconds.
+pub(crate) const REQUEST_TRIES: u32 = 5;
 /// Maximum number of seconds between two attempts.
 const LONGEST_WAIT: u64 = 60;
 /// Unit of the time between attempts. Unit tests do not wait for real seconds.
@@ -102,7 +104,7 @@ type SendRequest<'a> = dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>,
 
 /// Downloads the rest of a file. `request` sends the request with the given headers, which ask for a range if a part of
 /// the file exists. If the connection breaks, resumes after the last received byte. `progress` is called with the
-/// number of bytes in the file. `url` appears in messages.
+/// number of bytes in the file, and with its size if it is known. `url` appears in messages.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written, if the server refuses or sends more than the file's size, or if
@@ -110,7 +112,7 @@ type SendRequest<'a> = dyn Fn(&[(HeaderName, String)]) -> Result<Response<Body>,
 pub fn download(
     url: &str,
     file: &mut PartialFile,
-    progress: &dyn Fn(u64),
+    progress: &dyn Fn(u64, Option<u64>),
     request: &SendRequest,
 ) -> Result<(), DownloadError> {
     let (mut failed, mut most, mut entity_tag) = (0, file.have(), None);
@@ -162,8 +164,9 @@ pub fn download(
         if failed == TRIES {
             return Err(DownloadError::Broken { url: url.into(), tries: TRIES, have, reason });
         }
-        tracing::warn!("{reason}; trying again after {have} bytes");
-        std::thread::sleep(wait.unwrap_or(SECOND / 2 * failed));
+        let wait = wait.unwrap_or_else(|| wait_time(failed - 1));
+        tracing::warn!("{reason}; trying again after {have} bytes in {} s", wait.as_secs());
+        std::thread::sleep(wait);
     }
 }
 
@@ -171,7 +174,12 @@ pub fn download(
 /// whichever is longer, up to a minute. `failed`: number of earlier failed attempts.
 pub(crate) fn wait_after(response: &Response<Body>, failed: u32) -> Duration {
     let wanted = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    SECOND * wanted.unwrap_or(0).max(1 << failed).min(LONGEST_WAIT) as u32
+    wait_time(failed).max(SECOND * wanted.unwrap_or(0).min(LONGEST_WAIT) as u32)
+}
+
+/// Returns the time to wait after a failed attempt: 2^`failed` seconds, up to a minute.
+pub(crate) fn wait_time(failed: u32) -> Duration {
+    SECOND * (1u64 << failed.min(6)).min(LONGEST_WAIT) as u32
 }
 
 /// Returns the entity tag of a response, unless it is weak: a weak tag cannot guard a range request.
@@ -195,7 +203,7 @@ fn receive(
     url: &str,
     mut response: Response<Body>,
     file: &mut PartialFile,
-    progress: &dyn Fn(u64),
+    progress: &dyn Fn(u64, Option<u64>),
 ) -> Result<Option<String>, DownloadError> {
     let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let end = file.size().or(length.map(|length: u64| file.have() + length));
@@ -210,14 +218,14 @@ fn receive(
                 let room = file.size().map_or(many as u64, |size| size - file.have());
                 let fits = room.min(many as u64) as usize;
                 file.append(&block[..fits])?;
-                progress(file.have());
+                progress(file.have(), end);
                 if fits < many {
                     let reason = format!("the server sends more than the {} bytes of the file", file.have());
                     return Err(DownloadError::Answer { url: url.into(), reason });
                 }
             }
             Err(_) if file.size() == Some(file.have()) => return Ok(None),
-            Err(error) => return Ok(Some(error.to_string())),
+            Err(error) => return Ok(Some(format!("{url}: {error}"))),
         }
     }
 }

@@ -67,7 +67,10 @@ impl HubSettings {
     /// Returns an error if `HF_ENDPOINT` is not an HTTP URL, or contains a user name or password.
     pub fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Result<Self, DownloadError> {
         let text = |key: &str| var(key)?.into_string().ok().map(|v| v.trim().to_string()).filter(|v| !v.is_empty());
-        let folder = |key: &str| text(key).map(PathBuf::from);
+        let folder = |key: &str| {
+            let expanded = shellexpand::full_with_context_no_errors(&text(key)?, || text("HOME"), text).into_owned();
+            Some(PathBuf::from(expanded))
+        };
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').to_string();
         // Messages contain this URL, and a password in it would not be sent.
         if endpoint.contains('@') {
@@ -164,8 +167,8 @@ impl Sibling {
     /// Returns the file; an error if its path could leave the target folder, or if its checksum is missing.
     fn file(self) -> Result<HubFile, String> {
         let name = &self.rfilename;
-        if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return Err(format!("the listing contains the unsafe path '{name}'"));
+        if name.split('/').any(|part| matches!(part, "" | "." | "..")) || name.contains(char::is_control) {
+            return Err(format!("the listing contains the unsafe path {name:?}"));
         }
         let is_hex = |digits: &str, length| digits.len() == length && digits.bytes().all(|b| b.is_ascii_hexdigit());
         let (checksum, size) = match (self.lfs, self.blob_id, self.size) {
@@ -213,7 +216,7 @@ impl Hub {
             return Err(invalid(format!("the listing has the invalid commit '{}'", info.sha)));
         }
         let files = info.siblings.into_iter().map(Sibling::file).collect::<Result<_, _>>().map_err(invalid)?;
-        let word = |key: &str| info.card[key].as_str().map(String::from);
+        let word = |key: &str| info.card[key].as_str().map(|text| text.replace(char::is_control, " "));
         Ok(Listing {
             repository: repository.into(),
             commit: info.sha,
@@ -249,21 +252,28 @@ impl Hub {
         format!("{}/{repository}/resolve/{commit}/{}", self.settings.endpoint, segments.join("/"))
     }
 
-    /// Repeats a request while the server answers with a temporary error; returns the last response.
+    /// Repeats a request while the connection fails or the server answers with a temporary error; returns the last
+    /// response.
     fn retry(
         &self,
         request: impl Fn() -> Result<Response<Body>, DownloadError>,
     ) -> Result<Response<Body>, DownloadError> {
         let mut failed = 0;
         loop {
-            let response = request()?;
+            let answered = request();
             failed += 1;
-            if failed == http::TRIES || !is_temporary(response.status()) {
-                return Ok(response);
+            let (reason, wait) = match &answered {
+                Ok(response) if is_temporary(response.status()) => {
+                    let reason = format!("{}: {}", self.settings.endpoint, response.status());
+                    (reason, http::wait_after(response, failed - 1))
+                }
+                Err(error) if error.is_temporary() => (error.to_string(), http::wait_time(failed - 1)),
+                _ => return answered,
+            };
+            if failed == http::REQUEST_TRIES {
+                return answered;
             }
-            let wait = http::wait_after(&response, failed - 1);
-            let (server, status) = (&self.settings.endpoint, response.status());
-            tracing::warn!("{server}: {status}; trying again in {} s", wait.as_secs());
+            tracing::warn!("{reason}; trying again in {} s", wait.as_secs());
             std::thread::sleep(wait);
         }
     }
@@ -298,7 +308,7 @@ impl Hub {
         progress(output.have());
         loop {
             if output.have() < file.size {
-                http::download(&url, &mut output, progress, &request)?;
+                http::download(&url, &mut output, &|have, _| progress(have), &request)?;
             }
             let got = output.finish()?;
             if got == file.checksum.digits() {
@@ -355,8 +365,8 @@ impl Hub {
                     && !is_temporary(response.status())
                     && response.status() != StatusCode::RANGE_NOT_SATISFIABLE =>
                 {
-                    let reason = format!("the storage server {} answered {}", authority(&target).1, response.status());
-                    return Err(DownloadError::Answer { url: url.into(), reason });
+                    let (server, status) = (authority(&target).1.to_string(), response.status());
+                    return Err(DownloadError::Storage { url: url.into(), server, status });
                 }
                 _ => return Ok(response),
             }

@@ -128,14 +128,18 @@ impl PartialFile {
         Ok(partial)
     }
 
-    /// Creates an empty file, which is hashed with SHA-256.
+    /// Opens a file of unknown size to which an earlier download may have written. Its bytes are hashed with SHA-256.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be created.
-    pub fn create(path: &Path) -> Result<Self, DownloadError> {
-        let file = File::create(path).map_err(DownloadError::file(path, "write"))?;
-        let hasher = Hasher::Sha256(Sha256::new());
-        Ok(PartialFile { path: path.into(), file, have: 0, size: None, empty: hasher.clone(), hasher })
+    /// Returns an error if the file cannot be opened or read.
+    pub fn resume_unsized(path: &Path) -> Result<Self, DownloadError> {
+        let partial = PartialFile::resume(path, &Checksum::Sha256(String::new()), u64::MAX)?;
+        Ok(PartialFile { size: None, ..partial })
+    }
+
+    /// Returns the checksum of the bytes in the file.
+    pub fn digits(&self) -> String {
+        self.hasher.clone().digits()
     }
 
     /// Returns the number of bytes in the file.

@@ -32,7 +32,12 @@ impl HubCache {
 
     /// Returns the cache like [`HubCache::from_env`], but looks up environment variables with `var`.
     pub(crate) fn from_vars(var: impl Fn(&str) -> Option<OsString>) -> Self {
-        let folder = |key| var(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let text = |key: &str| var(key)?.into_string().ok().filter(|text| !text.is_empty());
+        // As in Hugging Face's tools, `~` and variables in the value are expanded.
+        let folder = |key| match text(key) {
+            Some(path) => Some(shellexpand::full_with_context_no_errors(&path, || text("HOME"), text).as_ref().into()),
+            None => var(key).filter(|path| !path.is_empty()).map(PathBuf::from),
+        };
         if let Some(root) = folder("HF_HUB_CACHE") {
             HubCache { root, origin: "from HF_HUB_CACHE" }
         } else if let Some(root) = folder("HUGGINGFACE_HUB_CACHE") {
