@@ -56,7 +56,7 @@ fn platforms() -> impl TypedValueParser<Value = Platform> {
     PossibleValuesParser::new(values).map(|name| Platform::named(&name).expect("a possible value"))
 }
 
-/// File in a plugin's folder that lists the installed wheels; written last.
+/// File in a plugin's folder that lists the installed wheels and the size of the plugin file; written last.
 const STAMP: &str = "installed.txt";
 
 pub(crate) fn run(args: &PluginArgs) -> Result<()> {
@@ -116,7 +116,14 @@ fn install_plugin(kind: Platform, folder: &Path, index: Option<&str>) -> Result<
     let target = folder.join(kind.name());
     let wheels = spec(kind).wheels;
     let stamp: String = wheels.iter().map(|w| format!("{}=={} sha256:{}\n", w.package, w.version, w.sha256)).collect();
-    let is_current = || fs::read_to_string(target.join(STAMP)).is_ok_and(|text| text == stamp);
+    let size = |folder: &Path| Some(discover::in_folder(kind, folder)?.metadata().ok()?.len());
+    // A file that was deleted or truncated is installed again.
+    let is_current = || {
+        let text = fs::read_to_string(target.join(STAMP)).ok();
+        let recorded = text.as_ref().and_then(|text| text.strip_prefix(&*stamp));
+        let recorded = recorded.map(|rest| rest.strip_prefix("size:").and_then(|rest| rest.trim().parse::<u64>().ok()));
+        recorded.is_some_and(|recorded| size(&target).is_some_and(|size| recorded.is_none_or(|own| own == size)))
+    };
     if !is_current() {
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot create the folder", folder.display()))?;
         let alone = lock_install(folder, kind)?;
@@ -134,17 +141,23 @@ fn install_plugin(kind: Platform, folder: &Path, index: Option<&str>) -> Result<
         temporaries::note(work.path());
         let fresh = work.path().join("new");
         fs::create_dir(&fresh)?;
+        // Without a lock, another install may write to the same folder.
+        let kept = match alone {
+            Some(_) => folder.join(format!(".{}.download", kind.name())),
+            None => work.path().join("download"),
+        };
         let index = WheelIndex::new(PluginSettings::read(index)?)?;
         for (n, wheel) in wheels.iter().enumerate() {
             let label = format!("[{}/{}] {} {}", n + 1, wheels.len(), wheel.package, wheel.version);
             tell(&label);
             let started = Instant::now();
-            let file = download(&index, wheel, work.path())?;
+            let file = download(&index, wheel, work.path(), &kept)?;
             let (bytes, seconds) = (fs::metadata(&file)?.len() as f64, started.elapsed().as_secs_f64());
             tell(format_args!("{label}: downloaded {:.0} MB in {seconds:.1} s, SHA-256 correct", bytes / 1e6));
             unpack(&file, &fresh)?;
         }
-        fs::write(fresh.join(STAMP), &stamp)?;
+        let size = size(&fresh).map_or(String::new(), |size| format!("size:{size}\n"));
+        fs::write(fresh.join(STAMP), stamp + &size)?;
         // The stamp marks the plugin as complete, so the files must be on disk first, in case the machine crashes.
         sync_all(&fresh).with_context(|| format!("{}: cannot write", fresh.display()))?;
         if target.exists() {
@@ -154,6 +167,9 @@ fn install_plugin(kind: Platform, folder: &Path, index: Option<&str>) -> Result<
         fs::rename(&fresh, &target)
             .with_context(|| format!("{}: cannot move the installed plugin to this path", target.display()))?;
         sync_folder(folder).with_context(|| format!("{}: cannot write", folder.display()))?;
+        if kept.exists() {
+            fs::remove_dir_all(&kept).with_context(|| format!("{}: cannot remove", kept.display()))?;
+        }
     }
     installed(kind, &target)
 }
@@ -205,17 +221,18 @@ fn sync_all(folder: &Path) -> std::io::Result<()> {
     sync_folder(folder)
 }
 
-/// Downloads a wheel into a folder and verifies its checksum.
-fn download(index: &WheelIndex, wheel: &Wheel, folder: &Path) -> Result<PathBuf> {
-    let DownloadedWheel { path, sha256: sum } = index.download(wheel, folder)?;
+/// Gets a wheel and verifies its checksum. `kept`: the folder of interrupted downloads.
+fn download(index: &WheelIndex, wheel: &Wheel, work: &Path, kept: &Path) -> Result<PathBuf> {
+    let DownloadedWheel { path, sha256: sum } = index.download(wheel, work, kept)?;
     if sum != wheel.sha256 {
+        fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
         let (package, version, pinned) = (wheel.package, wheel.version, wheel.sha256);
         bail!("{package}=={version}: sha256 is {sum}, expected {pinned}: refusing to install an unknown file");
     }
     Ok(path)
 }
 
-/// Unpacks a wheel, keeping executable permissions (needed by the CUDA compiler), and deletes it.
+/// Unpacks a wheel, keeping executable permissions (needed by the CUDA compiler).
 fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
     let unpacked = || -> Result<()> {
         let mut archive = ZipArchive::new(io::BufReader::new(File::open(wheel)?))?;
@@ -239,9 +256,7 @@ fn unpack(wheel: &Path, folder: &Path) -> Result<()> {
         }
         Ok(())
     };
-    unpacked().with_context(|| format!("{}: cannot unpack", wheel.display()))?;
-    // The wheel may be large and is not needed any more.
-    fs::remove_file(wheel).with_context(|| format!("{}: cannot delete", wheel.display()))
+    unpacked().with_context(|| format!("{}: cannot unpack", wheel.display()))
 }
 
 #[cfg(test)]
@@ -285,7 +300,6 @@ mod tests {
         let mode = |name: &str| fs::metadata(target.join(name)).unwrap().permissions().mode() & 0o111;
         assert_eq!((mode("bin/ptxas"), mode("lib/a.so")), (0o111, 0));
         assert_eq!(fs::read_to_string(target.join("lib/a.so")).unwrap(), "lib/a.so".repeat(1000));
-        assert!(!wheel.exists(), "nothing reads it again");
     }
 
     #[test]

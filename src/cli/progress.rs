@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use super::tell;
 use crate::interrupts;
@@ -29,6 +29,13 @@ impl Write for Stderr {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// Erases all progress bars and spinners, and shows no more of them.
+pub fn close() {
+    // A terminal that cannot be written shows nothing.
+    let _ = BARS.clear();
+    BARS.set_draw_target(ProgressDrawTarget::hidden());
 }
 
 /// Shows a progress bar on a terminal, otherwise a line per tenth of the steps. Stops the run on an interrupt.

@@ -195,6 +195,70 @@ fn index_flag_replaces_configured_locations() {
     assert_eq!(left(dir.path()), [""; 0]);
 }
 
+/// Answers the next request for a page or file below `/`; returns the request's head. `cut`: bytes of the body to send
+/// before the connection is closed.
+fn serve_wheel(listener: &TcpListener, name: &str, body: &[u8], cut: usize) -> String {
+    loop {
+        let (mut stream, _) = listener.accept().expect("a request");
+        let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+        let head: Vec<String> = lines.by_ref().take_while(|line| !line.is_empty()).collect();
+        let head = head.join("\n").to_lowercase();
+        let is_wheel = head.lines().next().is_some_and(|line| line.contains(".whl"));
+        let page = format!("<a href=\"/{name}\">{name}</a>");
+        let begin = head
+            .split_once("range: bytes=")
+            .map_or(0, |(_, rest)| rest.split('-').next().and_then(|first| first.parse().ok()).expect("a range"));
+        let (status, kind, rest) = match is_wheel {
+            true if begin > 0 => {
+                let range =
+                    format!("206 Partial Content\r\ncontent-range: bytes {begin}-{}/{}", body.len() - 1, body.len());
+                (range, "application/zip", &body[begin..])
+            }
+            true => ("200 OK".to_string(), "application/zip", body),
+            false => ("200 OK".to_string(), "text/html", page.as_bytes()),
+        };
+        let length = rest.len();
+        let answer = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(answer.as_bytes()).expect("sent");
+        stream.write_all(if is_wheel { &rest[..cut.min(length)] } else { rest }).expect("sent");
+        if is_wheel {
+            return head;
+        }
+    }
+}
+
+/// The wheel has other contents than the pinned one: the resumed download starts over, and is then rejected.
+#[needs(nothing)]
+fn interrupted_download_is_resumed_by_the_next_install() {
+    let (dir, name, body) = (tempfile::tempdir().expect("a folder"), pinned_wheel_name(), b"0123456789".repeat(10));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let index = format!("http://{}/simple", listener.local_addr().expect("an address"));
+    let start = || {
+        let mut run = install_command(dir.path());
+        run.args(["--index", &index]).env("NO_PROXY", "*").stderr(Stdio::piped()).stdout(Stdio::null());
+        run.spawn().expect("starts")
+    };
+    let mut first = start();
+    assert!(!serve_wheel(&listener, &name, &body, 40).contains("range:"));
+    let kept = dir.path().join("plugins/.cpu.download").join(&name);
+    let since = Instant::now();
+    while kept.metadata().map_or(0, |about| about.len()) < 40 {
+        assert!(since.elapsed() < Duration::from_secs(60), "{} is not written", kept.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    first.kill().expect("killed");
+    first.wait().expect("ends");
+    let second = start();
+    assert!(serve_wheel(&listener, &name, &body, 100).contains("range: bytes=40-"));
+    assert!(!serve_wheel(&listener, &name, &body, 100).contains("range:"), "the checksum was wrong");
+    let out = second.wait_with_output().expect("ends");
+    let said = error(&out);
+    let sum = hex::encode(Sha256::digest(&body));
+    assert!(said.contains(&format!("sha256 is {sum}, expected ")) && !kept.exists(), "{said}");
+}
+
 #[needs(nothing)]
 fn library_that_is_not_a_plugin_is_reported() {
     let Some(library) = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]

@@ -1,5 +1,6 @@
 //! Finds and downloads wheels from a package index, without Python.
 
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -15,6 +16,7 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use super::settings::PluginSettings;
+use crate::cli::progress::byte_progress;
 use crate::runtime::platforms::Wheel;
 use crate::runtime::sha256_file;
 
@@ -70,20 +72,21 @@ impl WheelIndex {
         Ok(WheelIndex { client, settings })
     }
 
-    /// Downloads a wheel into a folder. The caller verifies its checksum.
+    /// Copies a local wheel into the folder `work`, or downloads a wheel into the folder `kept`, where an interrupted
+    /// download is resumed. The caller verifies its checksum.
     ///
     /// # Errors
     /// Returns an error if no location has the wheel (with the reason for each), or if the download fails.
-    pub(super) fn download(&self, wheel: &Wheel, folder: &Path) -> Result<DownloadedWheel> {
-        let requirement = format!("{}=={}", wheel.package, wheel.version);
-        let found = self.find(wheel).with_context(|| format!("{requirement}: cannot download the wheel"))?;
-        let path = folder.join(&found.name);
-        let fetched = match file_path(&found.url) {
-            Some(from) => copy(&from, &path),
-            None => self.fetch(&found.url, &path),
+    pub(super) fn download(&self, wheel: &Wheel, work: &Path, kept: &Path) -> Result<DownloadedWheel> {
+        let fetch = || -> Result<DownloadedWheel> {
+            let found = self.find(wheel)?;
+            let (path, sha256) = match file_path(&found.url) {
+                Some(from) => (work.join(&found.name), copy(&from, &work.join(&found.name))?),
+                None => (kept.join(&found.name), self.fetch(&found.url, &kept.join(&found.name), wheel.sha256)?),
+            };
+            Ok(DownloadedWheel { path, sha256 })
         };
-        let sha256 = fetched.with_context(|| format!("{requirement}: cannot download the wheel"))?;
-        Ok(DownloadedWheel { path, sha256 })
+        fetch().with_context(|| format!("{}=={}: cannot download the wheel", wheel.package, wheel.version))
     }
 
     /// Returns the first listed file that matches the wheel.
@@ -151,11 +154,33 @@ impl WheelIndex {
         })
     }
 
-    /// Downloads a file and returns its SHA-256.
-    fn fetch(&self, url: &str, target: &Path) -> Result<String> {
-        let mut file = PartialFile::create(target)?;
-        http::download(&without_credentials(url), &mut file, &|_| {}, &|headers| self.get(url, "*/*", headers))?;
-        Ok(file.finish()?)
+    /// Downloads a file whose SHA-256 should be `wanted`, after the bytes that an earlier download left in `target`.
+    /// Returns its SHA-256.
+    fn fetch(&self, url: &str, target: &Path, wanted: &str) -> Result<String> {
+        fs::create_dir_all(target.parent().unwrap_or(target))?;
+        let shown_url = without_credentials(url);
+        loop {
+            let mut file = PartialFile::resume_unsized(target)?;
+            let before = file.have();
+            if before > 0 {
+                tracing::info!("{shown_url}: resuming after {:.0} MB", before as f64 / 1e6);
+            }
+            if file.digits() != wanted {
+                let (shown, last) = (OnceCell::new(), Cell::new(before));
+                let progress = |have: u64, size: Option<u64>| {
+                    let Some(size) = size else { return };
+                    let show = shown.get_or_init(|| byte_progress("download", size.saturating_sub(before)));
+                    show(have.saturating_sub(last.replace(have)));
+                };
+                http::download(&shown_url, &mut file, &progress, &|headers| self.get(url, "*/*", headers))?;
+            }
+            let sum = file.finish()?;
+            if sum == wanted || before == 0 {
+                return Ok(sum);
+            }
+            tracing::warn!("{shown_url}: the partial download does not match the file; starting over");
+            fs::remove_file(target)?;
+        }
     }
 }
 

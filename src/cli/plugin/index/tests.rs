@@ -43,7 +43,7 @@ fn name() -> String {
 
 fn downloaded(index: &WheelIndex, wheel: &Wheel) -> Result<String> {
     let folder = tempfile::tempdir().unwrap();
-    Ok(fs::read_to_string(index.download(wheel, folder.path())?.path).unwrap())
+    Ok(fs::read_to_string(index.download(wheel, folder.path(), folder.path())?.path).unwrap())
 }
 
 #[test]
