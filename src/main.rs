@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            cli::close_progress();
             cli::tell(format_args!("error: {}", cli::one_line(&error)));
             ExitCode::from(cli::exit_code(&error))
         }

@@ -51,6 +51,7 @@ mod why;
 
 pub use completions::complete;
 pub use next::first_steps;
+pub use progress::close as close_progress;
 
 /// LTX-2 audio-video generation on XLA: CPU, NVIDIA GPUs and Cloud TPUs.
 #[derive(Parser, Debug)]

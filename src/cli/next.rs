@@ -6,10 +6,8 @@ use super::Cli;
 use crate::config::{Config, open_model};
 use crate::pjrt::discover::{self, Platform};
 use crate::runtime::platform::hardware;
-use crate::weights::Overrides;
-
-/// Presets of published models, newest first.
-const PRESETS: [&str; 3] = ["ltx2_5", "ltx2_3", "ltx2"];
+use crate::weights::published::{MODELS, PublishedFile, PublishedModel};
+use crate::weights::{Component, HubCache, Overrides};
 
 /// A command and its purpose.
 struct NextCommand {
@@ -17,9 +15,10 @@ struct NextCommand {
     purpose: String,
 }
 
-/// Returns the name by which this program was started, such as `ltx2` or `target/release/ltx2`.
-fn program() -> String {
-    std::env::args().next().filter(|name| !name.is_empty()).unwrap_or_else(|| "ltx2".into())
+/// Returns the name by which this program was started, such as `ltx2` or `target/release/ltx2`, quoted for a shell.
+pub(super) fn program() -> String {
+    let name = std::env::args().next().filter(|name| !name.is_empty()).unwrap_or_else(|| "ltx2".into());
+    shlex::try_quote(&name).map_or(name.clone(), Into::into)
 }
 
 /// Returns commands that work on this machine in the working directory, the most useful one first.
@@ -35,11 +34,9 @@ fn commands() -> Vec<NextCommand> {
             format!("the {} plugin, which is missing", platform.name()),
         );
     }
-    let installed = PRESETS.into_iter().find_map(|preset| {
-        let path = Config::load::<String>(preset, []).ok()?.model.path;
-        open_model(&path, &Overrides::default()).ok().map(|_| (preset, path))
-    });
-    if let Some((preset, path)) = installed {
+    // The published models need more memory than a CPU host usually has, and hours.
+    let models = MODELS.iter().rev().filter(|_| best.is_some_and(|platform| platform != Platform::Cpu));
+    if let Some((preset, path)) = models.filter_map(complete).next() {
         add(
             &format!("generate -c {preset} -p \"a lighthouse over a quiet sea at dawn\""),
             format!("a video by {path}"),
@@ -49,6 +46,17 @@ fn commands() -> Vec<NextCommand> {
     add("doctor", "plugins and devices, and what is missing".into());
     add("--help", "all commands".into());
     found
+}
+
+/// Returns a preset of a published model, and the model's path. `None`: a file is missing, or the presets need a LoRA.
+fn complete(model: &PublishedModel) -> Option<(&'static str, String)> {
+    let cache = HubCache::from_env();
+    let has = |file: &PublishedFile| cache.resolve(&format!("{}/{}", file.repository, file.path)).is_ok();
+    let preset = model.presets.first().filter(|_| model.loras.is_none() && model.files.iter().all(has))?;
+    let path = Config::load::<String>(preset, []).ok()?.model.path;
+    let source = open_model(&path, &Overrides::default()).ok()?;
+    source.require(Component::ALL.into_iter().filter(|component| !component.is_optional())).ok()?;
+    Some((preset, path))
 }
 
 /// Returns the command to run next. `works`: whether a platform works; if none does, a plugin has to be installed.

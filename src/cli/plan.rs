@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, LoadedConfig, NumFrames, WeightSource, encoded_frames};
-use crate::pipeline::plan::origin::Origin;
+use crate::pipeline::plan::origin::{Origin, download_command};
 use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::stages::duration::smallest_valid_prediction;
@@ -62,7 +62,10 @@ impl PlanSummary {
         let origin = Origin::find(config);
         let version = match &origin {
             Ok(Origin::Files(source)) => source.version().map(|v| v.to_string()).map_err(|e| e.to_string()),
-            Ok(preset) => Err(format!("the model {} is not on this machine", preset.name())),
+            Ok(_) => {
+                let command = download_command(config, &config.model.path);
+                Err(format!("it is not on this machine; `{command}` downloads it"))
+            }
             Err(error) => Err(error.to_string()),
         };
         let transformer = |origin: Origin| ModelConfigs::from(origin).transformer().ok();

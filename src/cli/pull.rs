@@ -11,6 +11,7 @@ use ltx2_download::hub::{Hub, HubFile, HubSettings, Listing};
 use ltx2_download::{CachedRepository, DownloadError};
 
 use self::select::{Selected, Wanted, check_parts};
+use super::next::program;
 use super::progress::byte_progress;
 use super::{UsageError, print, tell};
 use crate::interrupts;
@@ -118,7 +119,7 @@ fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
     if args.dry_run {
         return print(&text);
     }
-    tell(text.trim_end());
+    tell_unless_quiet(text.trim_end());
     let key = if args.dir.is_some() { "--dir" } else { "HF_HUB_CACHE" };
     check_file_room(key, &folder.join("file"), missing)?;
     check_access(hub, &pulls)?;
@@ -127,8 +128,30 @@ fn pull(hub: &Hub, wanted: Wanted, args: &PullArgs) -> anyhow::Result<()> {
         pull.run(hub, &progress)?;
     }
     let path = pulls.first().map(|pull| pull.folder()).unwrap_or_default();
-    tell(format_args!("next: {}", next_command(wanted, args, &pulls)));
+    tell_unless_quiet(&format!("next: {}", next_command(wanted, args, &pulls)));
     print(&format!("{}\n", path.display()))
+}
+
+/// Writes a line to stderr, unless the log shows only warnings and errors.
+fn tell_unless_quiet(line: &str) {
+    if tracing::enabled!(tracing::Level::INFO) {
+        tell(line);
+    }
+}
+
+/// Reports that a file is about to be hashed, if this takes seconds.
+fn tell_of_check(path: &Path, bytes: u64) {
+    if bytes > 1_000_000_000 {
+        tell_unless_quiet(&format!("checking {} ({})", path.display(), size_text(bytes)));
+    }
+}
+
+/// Returns a size in megabytes or gigabytes.
+fn size_text(bytes: u64) -> String {
+    match bytes as f64 / 1e9 {
+        gigabytes if gigabytes < 0.1 => format!("{:.1} MB", gigabytes * 1e3),
+        gigabytes => format!("{gigabytes:.2} GB"),
+    }
 }
 
 /// Returns an error with every repository that has missing files and to which the hub denies access.
@@ -164,7 +187,6 @@ fn with_similar_repositories(error: DownloadError, repository: &str) -> Download
 
 /// Describes repositories, files, sizes and free space. Also returns the number of bytes to download.
 fn describe(hub: &Hub, pulls: &[Pull], folder: &Path) -> (String, u64) {
-    let gigabytes = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
     let (mut text, mut count, mut total, mut missing) = (String::new(), 0, 0, 0);
     for pull in pulls {
         let Listing { repository, commit, is_gated, licence, .. } = &pull.listing;
@@ -176,19 +198,20 @@ fn describe(hub: &Hub, pulls: &[Pull], folder: &Path) -> (String, u64) {
         for PlannedFile { selected: Selected { file, purpose }, is_complete, missing: rest } in &pull.files {
             let state = match *rest {
                 _ if *is_complete => "  (complete)".into(),
-                rest if rest < file.size => format!("  ({} missing)", gigabytes(rest)),
+                rest if rest < file.size => format!("  ({} missing)", size_text(rest)),
                 _ => String::new(),
             };
             let purpose = if purpose.is_empty() { String::new() } else { format!("  {purpose}") };
-            text += &format!("{:>12}  {}{purpose}{state}\n", gigabytes(file.size), file.path);
+            text += &format!("{:>12}  {}{purpose}{state}\n", size_text(file.size), file.path);
             (count, total, missing) = (count + 1, total + file.size, missing + rest);
         }
     }
-    let free = free_space(folder).map_or(String::new(), |free| format!(", {} free", gigabytes(free)));
+    let free = free_space(folder).map_or(String::new(), |free| format!(", {} free", size_text(free)));
     text += &format!(
-        "{count} files, {}; {} to download to {}{free}\n",
-        gigabytes(total),
-        gigabytes(missing),
+        "{count} file{}, {}; {} to download to {}{free}\n",
+        if count == 1 { "" } else { "s" },
+        size_text(total),
+        size_text(missing),
         folder.display()
     );
     (text, missing)
@@ -271,7 +294,9 @@ impl Pull {
         if !cached.has(file) {
             let _lock = cached.lock(file, wait)?;
             if !cached.has(file) {
-                hub.download(&self.listing, file, &cached.partial(file), progress)?;
+                let partial = cached.partial(file);
+                tell_of_check(&partial, partial.metadata().map_or(0, |about| about.len()));
+                hub.download(&self.listing, file, &partial, progress)?;
                 cached.complete(file)?;
             }
         }
@@ -290,6 +315,7 @@ impl Pull {
         let (path, partial) = (folder.join(&file.path), partial_in(folder, file));
         let parent = path.parent().unwrap_or(folder);
         fs::create_dir_all(parent).map_err(DownloadError::file(parent, "create the folder"))?;
+        tell_of_check(&partial, partial.metadata().map_or(0, |about| about.len()));
         hub.download(&self.listing, file, &partial, progress)?;
         fs::rename(&partial, &path).map_err(DownloadError::file(&path, "write"))
     }
@@ -303,7 +329,10 @@ fn partial_in(folder: &Path, file: &HubFile) -> PathBuf {
 fn is_complete(folder: &Path, file: &HubFile) -> Result<bool, DownloadError> {
     let path = folder.join(&file.path);
     match path.metadata() {
-        Ok(about) if about.len() == file.size => Ok(file.checksum.of_file(&path)? == file.checksum.digits()),
+        Ok(about) if about.len() == file.size => {
+            tell_of_check(&path, file.size);
+            Ok(file.checksum.of_file(&path)? == file.checksum.digits())
+        }
         Ok(_) => Ok(false),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(DownloadError::file(&path, "read")(error)),
@@ -314,7 +343,8 @@ fn is_complete(folder: &Path, file: &HubFile) -> Result<bool, DownloadError> {
 fn next_command(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> String {
     let words = next_words(wanted, args, pulls);
     // Only NUL cannot be quoted, which arguments and paths do not contain.
-    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "))
+    let words = shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "));
+    format!("{} {words}", program())
 }
 
 fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
@@ -323,7 +353,7 @@ fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
     let model = match wanted {
         Wanted::Repository(name, _) => {
             let place = if is_default { name.into() } else { folder.display().to_string() };
-            return vec!["ltx2".into(), "check".into(), place];
+            return vec!["check".into(), place];
         }
         Wanted::Preset(model) => model,
     };
@@ -333,7 +363,7 @@ fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
         false => folder.join(path).display().to_string(),
     };
     let place = |path: &str| place(path).trim_end_matches('/').to_string();
-    let mut words = ["ltx2", "generate", "-c", &args.name].map(String::from).to_vec();
+    let mut words = ["generate", "-c", &args.name].map(String::from).to_vec();
     if !is_default || !args.files.is_empty() {
         words.extend(["-m".into(), place(&transformer(model, pulls))]);
     }
@@ -389,15 +419,15 @@ mod tests {
         let target = Target::Folder(folder.into());
         let pulls = [Pull { listing, revision: MAIN.into(), target, files: Vec::new() }];
         let wanted = |name| Wanted::parse(name).expect("a name");
-        let words = |name| shlex::split(&next_command(wanted(name), &args, &pulls)).expect("a command");
-        assert_eq!(words("Org/Name"), ["ltx2", "check", folder]);
+        let words = |name| shlex::split(&next_command(wanted(name), &args, &pulls)).expect("a command").split_off(1);
+        assert_eq!(words("Org/Name"), ["check", folder]);
         let generate = words(&args.name);
-        let start = ["ltx2", "generate", "-c", "ltx2_5_two_stage", "-m", folder, "--variant", "int8,a b", "--set"];
-        assert_eq!(generate[..9], start);
-        let value = generate[9].strip_prefix("model.loras=").expect("LoRAs");
+        let start = ["generate", "-c", "ltx2_5_two_stage", "-m", folder, "--variant", "int8,a b", "--set"];
+        assert_eq!(generate[..8], start);
+        let value = generate[8].strip_prefix("model.loras=").expect("LoRAs");
         let value: serde_json::Value = serde_saphyr::from_str(value).expect("YAML");
         let lora = format!("{folder}/loras/ltx-2.5-22b-distilled-lora-450-bf16.safetensors");
         assert_eq!(value, serde_json::json!([{"path": lora, "stages": [2]}]));
-        assert_eq!(generate[10..], ["-p", "a lighthouse over a quiet sea at dawn"]);
+        assert_eq!(generate[9..], ["-p", "a lighthouse over a quiet sea at dawn"]);
     }
 }

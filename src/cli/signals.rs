@@ -7,7 +7,7 @@ use std::thread::Builder;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::tell;
+use super::{progress, tell};
 use crate::interrupts::{self, Reply};
 use crate::pjrt::{end_process, exit_on_signals, remove_signal_handlers};
 use crate::temporaries;
@@ -92,6 +92,7 @@ fn listen_to_end() {
 /// Saves pending results, removes temporary files, and terminates this process and its child processes.
 fn end() -> ! {
     end_children();
+    progress::close();
     tell(format_args!("error: {}", interrupts::exit_report()));
     temporaries::remove_all();
     end_process(INTERRUPTED.into())

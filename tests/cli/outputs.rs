@@ -91,7 +91,10 @@ fn log_lines_on_a_terminal_are_not_mixed_with_progress() {
     terminal.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let out = terminal.output().expect("runs");
     let shown = String::from_utf8_lossy(&out.stdout);
-    assert!(out.status.success() && shown.contains("encoding the prompt, 0s") && shown.contains("/2 steps"), "{shown:?}");
+    assert!(
+        out.status.success() && shown.contains("encoding the prompt, 0s") && shown.contains("/2 steps"),
+        "{shown:?}"
+    );
     let lines: Vec<&str> = shown.split("\r\n").filter(|line| line.contains("DEBUG")).collect();
     assert!(lines.iter().any(|line| line.contains("denoise: evaluations")), "{shown:?}");
     for line in lines {

@@ -155,7 +155,10 @@ fn pulled_preset_is_complete_and_found_by_its_preset() {
     let (out, said) = succeeds(&pull(home, &hub, &["ltx2_5_distilled"]));
     let snapshot = home.join("hub/models--Lightricks--LTX-2.5/snapshots").join("c0".repeat(20));
     assert_eq!(out.trim_end(), snapshot.to_str().expect("UTF-8"));
-    assert!(said.lines().any(|line| line.starts_with("next: ltx2 generate -c ltx2_5_distilled -p ")), "{said}");
+    assert!(
+        said.lines().any(|line| line.starts_with("next: ") && line.contains("/ltx2 generate -c ltx2_5_distilled -p ")),
+        "{said}"
+    );
     assert!(said.lines().any(|line| line.starts_with("download 100 %, ") && line.ends_with(" MB/s")), "{said}");
     assert_eq!(downloads(&hub), 6);
     let (again, said) = succeeds(&pull(home, &hub, &["ltx2_5_distilled"]));
@@ -177,7 +180,7 @@ fn pulled_preset_is_complete_and_found_by_its_preset() {
     hub.add_copy(TRANSFORMER, &int8(TRANSFORMER));
     hub.add_copy(encoder, &int8(encoder));
     let (_, said) = succeeds(&pull(home, &hub, &["ltx2_5_distilled", "--files", "int8"]));
-    let next = said.lines().find_map(|line| line.strip_prefix("next: ltx2 ")).expect("a command");
+    let next = said.lines().find_map(|line| line.strip_prefix("next: ")?.split_once(" ")).expect("a command").1;
     assert!(next.contains(&format!("-m {LTX_2_5}/{} --variant int8", int8(TRANSFORMER))), "{next}");
     let next = shlex::split(next).expect("words");
     succeeds(&run(ltx2(home, &hub).args(next).args(&small).arg("--dry-run")));
@@ -206,6 +209,14 @@ fn gated_repository_requires_token_with_access() {
     assert!(said.contains("the token from HF_TOKEN has no access") && said.contains(&page), "{said}");
     let said = error(&run(ltx2(home, &hub).args(["pull", "Org/Name"]).env("HF_TOKEN", "expired")), 1);
     assert!(said.contains("is invalid or expired"), "{said}");
+    for level in ["trace", "debug,ureq_proto::util=trace"] {
+        let mut traced = ltx2(home, &hub);
+        traced.args(["pull", "Org/Name"]).envs([("HF_TOKEN", "hf_secret"), ("LTX2_LOG", level)]);
+        let out = run(&mut traced);
+        let said = text(&out.stderr);
+        assert!(said.contains("is invalid or expired"), "{said}");
+        assert!(["ureq", "uthorization", "hf_secret"].iter().all(|word| !said.contains(word)), "{said}");
+    }
     assert_eq!(downloads(&hub), 0);
     // The file that `hf auth login` writes.
     fs::write(home.join("token"), "good\n").expect("written");
@@ -213,7 +224,7 @@ fn gated_repository_requires_token_with_access() {
     let snapshot = PathBuf::from(out.trim_end());
     assert_eq!(fs::read(snapshot.join("a.safetensors")).expect("a file"), b"weights");
     assert_eq!(fs::read(snapshot.join("config.json")).expect("a file"), b"{}");
-    assert!(said.contains("next: ltx2 check Org/Name") && !said.contains("good"), "{said}");
+    assert!(said.contains("/ltx2 check Org/Name\n") && !said.contains("good"), "{said}");
     let storage: Vec<String> = hub.requests().into_iter().filter(|head| head.starts_with("storage")).collect();
     assert!(!storage.is_empty() && storage.iter().all(|head| !head.contains("authorization")), "{storage:?}");
 }
@@ -379,7 +390,7 @@ fn folder_receives_plain_files() {
     let folder = home.path().join("model");
     let arguments = ["Org/Name", "--dir", folder.to_str().expect("UTF-8")];
     let (out, said) = succeeds(&pull(home.path(), &hub, &arguments));
-    assert!(said.contains(&format!("next: ltx2 check {}", folder.display())), "{said}");
+    assert!(said.contains(&format!("/ltx2 check {}", folder.display())), "{said}");
     assert_eq!(Path::new(out.trim_end()), folder);
     let file = folder.join("vae/a.safetensors");
     assert!(file.symlink_metadata().expect("a file").is_file());
@@ -399,7 +410,7 @@ fn invalid_requests_exit_with_code_two() {
     hub.add("diffusion_models/dev.safetensors", b"weights");
     for (arguments, words) in [
         (&["ltx25_distilled"][..], "'ltx25_distilled' is neither a preset nor a repository (org/name)"),
-        (&["nano"], "run `ltx2 generate -c nano`"),
+        (&["nano"], "run `ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"`"),
         (&[LTX_2_5], "Lightricks/LTX-2.5 contains several models; name a preset"),
         (&["Org/Name", "--files", "dew"], "similar names: diffusion_models/dev.safetensors"),
     ] {

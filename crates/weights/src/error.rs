@@ -294,12 +294,14 @@ pub enum WeightsError {
         files: Vec<String>,
     },
     /// A model lacks a component that is needed.
-    #[error("{}: contains no {component}{}", path.display(), override_hint(*component))]
+    #[error("{}: contains no {component}{}", path.display(), override_hint(*component, command.as_deref()))]
     NoComponent {
         /// The file or folder that was searched.
         path: PathBuf,
         /// The missing component.
         component: Component,
+        /// Command that downloads the complete model. `None`: the model is not from the Hugging Face cache.
+        command: Option<String>,
     },
     /// A LoRA cannot be read or does not fit the model. `reason` is a predicate, such as `is not part of a LoRA`.
     #[error("{}: `{key}` {reason}", path.display())]
@@ -389,7 +391,13 @@ fn unquantized_hint(key: &str) -> &'static str {
     }
 }
 
-fn override_hint(component: Component) -> String {
+fn override_hint(component: Component, command: Option<&str>) -> String {
+    if let Some(command) = command {
+        let key = component
+            .override_key()
+            .map_or(String::new(), |key| format!("; for a file of your own, set `model.{key}`"));
+        return format!("; `{command}` downloads what is missing{key}");
+    }
     match component.override_key() {
         Some(key) => {
             let what = match component {

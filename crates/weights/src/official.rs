@@ -84,7 +84,7 @@ pub(super) fn component_config(
         Component::Scheduler => Ok(scheduler(path, Section::new(path, config, "scheduler"))),
         Component::LatentUpsampler => upsampler(path, config, tensors),
         Component::TextEncoder | Component::Tokenizer => {
-            Err(WeightsError::NoComponent { path: path.to_path_buf(), component })
+            Err(WeightsError::NoComponent { path: path.to_path_buf(), component, command: None })
         }
     }
 }

@@ -82,8 +82,8 @@ impl PackedTextEncoder {
                 match text_encoders::derived_config(&weights)? {
                     Some(config) => config,
                     None if !weights.names().any(is_language_model) => {
-                        let component = Component::TextEncoder;
-                        return Err(WeightsError::NoComponent { path: path.to_path_buf(), component });
+                        let (path, component) = (path.to_path_buf(), Component::TextEncoder);
+                        return Err(WeightsError::NoComponent { path, component, command: None });
                     }
                     None => {
                         return Err(wrong(

@@ -79,6 +79,8 @@ pub struct ModelSource {
     /// Folder of single files in which the components were searched.
     folder: Option<PathBuf>,
     variant: Option<String>,
+    /// Command that downloads the model. `None`: the model is not from the Hugging Face cache.
+    pull_command: Option<String>,
     /// Opened checkpoints by component. They are cached because tensors are requested one by one, and a header with
     /// thousands of tensors takes milliseconds to parse.
     opened: [OnceLock<Checkpoint>; Component::ALL.len()],
@@ -100,6 +102,12 @@ impl ModelSource {
         Self::open_in(model, overrides, &HubCache::from_env())
     }
 
+    /// Sets the command that errors about missing components name.
+    pub fn pulled_by(mut self, command: String) -> Self {
+        self.pull_command = Some(command);
+        self
+    }
+
     /// Opens a model like [`ModelSource::open`], with the Hugging Face cache `hub`.
     ///
     /// # Errors
@@ -117,6 +125,7 @@ impl ModelSource {
             damaged: BTreeMap::new(),
             folder: split.as_ref().map(|split| split.root().to_path_buf()),
             variant,
+            pull_command: None,
             opened: Default::default(),
             fingerprints: Default::default(),
         };
@@ -278,7 +287,7 @@ impl ModelSource {
             ModelLocation::Single(s) => s.checkpoint.path().to_path_buf(),
             ModelLocation::TextEncoder(p) => p.path().to_path_buf(),
         };
-        WeightsError::NoComponent { path, component }
+        WeightsError::NoComponent { path, component, command: self.pull_command.clone() }
     }
 
     /// Returns a component's folder.

@@ -40,7 +40,8 @@ impl<'a> Wanted<'a> {
             let own = PublishedModel::of_preset(loaded.preset()).filter(|own| own.model == loaded.config.model.path);
             let error = || {
                 UsageError(format!(
-                    "{name}: the toy model is part of the program and is not downloaded; run `ltx2 generate -c {name}`"
+                    "{name}: the toy model is part of the program and is not downloaded; run `ltx2 generate -c {name} -p \"a \
+                     red circle bounces on blue, low beeps\"`"
                 ))
             };
             return Ok(Wanted::Preset(own.ok_or_else(error)?));
@@ -77,6 +78,9 @@ impl<'a> Wanted<'a> {
 
     /// Returns an error if the combination of repository and `--files` is not allowed.
     pub(super) fn check(self, parts: &[String]) -> Result<(), UsageError> {
+        if parts.iter().any(|part| part.trim().is_empty()) {
+            return Err(UsageError("--files contains an empty part; separate the parts by single commas".into()));
+        }
         let Wanted::Repository(name, path) = self else { return Ok(()) };
         let presets = PublishedModel::presets_of(name);
         if path.is_some() && !parts.is_empty() {
@@ -256,7 +260,7 @@ mod tests {
                 Err(error) => {
                     assert!(
                         name.starts_with("nano")
-                            && error.to_string().ends_with(&format!("not downloaded; run `ltx2 generate -c {name}`")),
+                            && error.to_string().ends_with(&format!("not downloaded; run `ltx2 generate -c {name} -p \"a red circle bounces on blue, low beeps\"`")),
                         "{name}: {error}"
                     );
                 }

@@ -2,7 +2,7 @@
 //! model.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::models::presets::Preset;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::weights::published::pull_command;
 use crate::weights::quantize::QuantizedForm;
-use crate::weights::{Component, ModelSource, Version, WeightsError};
+use crate::weights::{Component, HubCache, ModelSource, Version, WeightsError};
 
 /// Source of a model's configurations.
 #[derive(Clone)]
@@ -121,19 +121,25 @@ pub(crate) fn sources(config: &Config) -> Result<(Origin, Weights)> {
     }
 }
 
-/// Opens the model files of a configuration. If the model must be downloaded, the error names the command for the
-/// pipeline's preset.
+/// Returns the command that downloads a model, preferably for the preset of the configuration's pipeline.
+pub(crate) fn download_command(config: &Config, model: &str) -> String {
+    let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
+    pull_command(model, &versions.map(|version| config.pipeline.preset(version)))
+}
+
+/// Opens the model files of a configuration. If the model or a component must be downloaded, the error names the command
+/// for the pipeline's preset.
 fn files(config: &Config) -> Result<Arc<ModelSource>> {
     let opened = open_model(&config.model.path, &config.model.overrides()).map_err(|error| match error {
         WeightsError::NotFound { name, reason, command: Some(_) } => {
-            let versions = [Version::V2_0, Version::V2_3, Version::V2_5];
-            let presets = versions.map(|version| config.pipeline.preset(version));
-            let command = Some(pull_command(&name, &presets));
+            let command = Some(download_command(config, &name));
             WeightsError::NotFound { name, reason, command }
         }
         other => other,
-    });
-    Ok(Arc::new(opened?))
+    })?;
+    let path = &config.model.path;
+    let is_downloaded = HubCache::is_name(path) && !Path::new(path).exists();
+    Ok(Arc::new(if is_downloaded { opened.pulled_by(download_command(config, path)) } else { opened }))
 }
 
 /// Source of a model's parameters.
