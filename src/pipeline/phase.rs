@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
+    PromptEnhancer,
     TextEncoder,
     Connectors,
     Denoise,
@@ -21,7 +22,8 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in order.
-    pub(crate) const ALL: [Phase; 8] = [
+    pub(crate) const ALL: [Phase; 9] = [
+        Phase::PromptEnhancer,
         Phase::TextEncoder,
         Phase::Connectors,
         Phase::Denoise,
@@ -35,6 +37,7 @@ impl Phase {
     /// Returns the name that sidecars, reports and JSON use.
     pub fn name(self) -> &'static str {
         match self {
+            Phase::PromptEnhancer => "prompt_enhancer",
             Phase::TextEncoder => "text_encoder",
             Phase::Connectors => "connectors",
             Phase::Denoise => "denoise",

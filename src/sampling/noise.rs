@@ -106,6 +106,11 @@ impl TorchRng {
         Self { engine: Mt19937::new(seed as u32), cached_normal: None }
     }
 
+    /// Returns `count` uniform values in [0, 1): `torch.rand(count)`.
+    pub(crate) fn uniform(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.engine.uniform_f32()).collect()
+    }
+
     /// Returns `count` standard normal values: `torch.randn(count)`, or any shape of that size in row-major order.
     pub fn normal(&mut self, count: usize) -> Vec<f32> {
         if count < GROUP {

@@ -42,6 +42,8 @@ pub struct Programs {
     values: bool,
     /// Whether the diffusion decoder decodes the video.
     pub(super) diffusion: bool,
+    /// Whether the text encoder's language model enhances prompts.
+    pub(super) enhances_prompts: bool,
     /// Minimum number of videos per program call.
     rows: usize,
     /// Whether LoRAs give each of the two passes its own transformer weights.
@@ -146,6 +148,7 @@ impl Programs {
             output,
             values: false,
             diffusion,
+            enhances_prompts: config.request.enhance_prompt,
             rows: 1,
             own_by_pass: second.is_some() && differ_by_pass(&config.model),
             second,

@@ -18,6 +18,7 @@ pub(in crate::pipeline) mod files;
 pub mod init;
 pub mod parameters;
 mod prepare;
+pub(crate) mod prompt_enhancer;
 mod temporal_upsampler;
 mod text_encoder;
 mod transformer;
@@ -46,6 +47,7 @@ use crate::weights::Component;
 /// A program. The variants are in the order in which a run executes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum ProgramKind {
+    PromptEnhancer,
     TextEncoder,
     Connectors,
     DurationHead,
@@ -71,7 +73,8 @@ pub enum ProgramKind {
 }
 
 /// All programs, indexed by [`ProgramKind`]. Commands, reports and timings iterate over them.
-pub(crate) static PROGRAMS: [&ProgramDeclaration; 21] = [
+pub(crate) static PROGRAMS: [&ProgramDeclaration; 22] = [
+    &prompt_enhancer::PROMPT_ENHANCER,
     &text_encoder::TEXT_ENCODER,
     &connectors::CONNECTORS,
     &duration_head::DURATION_HEAD,
