@@ -8,7 +8,7 @@ from common import FIXTURES, fix_numerics
 
 # Components that read the files of others come after them. A process can import only one release of Lightricks' packages.
 RELEASED = (
-    "models", "cases_transformer", "cases_text", "cases_gemma4", "cases_decoders", "cases_sound", "cases_diffusion_decoder",
+    "models", "cases_transformer", "cases_text", "cases_gemma4", "cases_generation", "cases_decoders", "cases_sound", "cases_diffusion_decoder",
     "cases_pipeline", "cases_noise_order", "cases_2_5", "cases_by_diffusers", "cases_dfr", "cases_tiles", "cases_images",
     "byte_tokenizer", "latents", "noise", "schedules", "sigmas", "cases_lora", "cases_official", "cases_given_video",
     "cases_upsampling",

@@ -80,6 +80,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Describes a phase without steps. `None`: the phase is too short to be shown, or has steps.
 fn described(phase: Phase) -> Option<&'static str> {
     match phase {
+        Phase::PromptEnhancer => Some("enhancing the prompt"),
         Phase::TextEncoder => Some("encoding the prompt"),
         Phase::Upsampler => Some("upsampling"),
         Phase::VideoDecoder => Some("decoding the video"),

@@ -29,6 +29,7 @@ use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::processes;
 use crate::pipeline::programs::build::{ProgramKind, Programs};
 use crate::pipeline::programs::call::Call;
+use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling};
 use crate::pipeline::runner::Runner;
 use crate::pipeline::session::Session;
 use crate::pipeline::stages::clock::PhaseTime;
@@ -44,6 +45,10 @@ use crate::temporaries;
 use crate::tensor::Tensor;
 use ndarray::Array4;
 
+/// Tokens of the prompt with which the prompt enhancer is timed, and tokens of its text.
+const ENHANCED_TOKENS: usize = 512;
+const TEXT_TOKENS: usize = 256;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BenchTarget {
     /// One program.
@@ -56,7 +61,8 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Programs that can be benchmarked, with the function that times each.
-const TIMED: [(ProgramKind, Timer); 12] = [
+const TIMED: [(ProgramKind, Timer); 13] = [
+    (ProgramKind::PromptEnhancer, |bench, kind| bench.prompt_enhancer(kind)),
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
     (ProgramKind::AudioEncoder, |bench, kind| bench.audio_encoder(kind)),
@@ -235,6 +241,41 @@ impl<'a> Bench<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Times the first token of a text, which includes the forward pass over the prompt, and each of the other tokens.
+    /// The text has no stop token and is greedy.
+    fn prompt_enhancer(&mut self, kind: ProgramKind) -> Result<()> {
+        let vocabulary = self.runner.model.configs.text_encoder()?.vocab_size();
+        let id = |place: usize| i32::try_from(place * 7919 % vocabulary).unwrap_or_default();
+        let prompts = [(0..ENHANCED_TOKENS).map(id).collect()];
+        let mut first = 0.0;
+        for (name, tokens) in [("prompt", 1), ("token", TEXT_TOKENS)] {
+            let generation = TextGeneration {
+                prompts: &prompts,
+                max_new_tokens: tokens,
+                stop_tokens: &[],
+                sampling: TokenSampling::default(),
+                no_repeat_ngram_size: 0,
+            };
+            let call = self.runner.text_generator(&generation, TEXT_TOKENS)?;
+            let (seconds, outputs) = self.time(
+                |_| Ok(()),
+                |runner, ()| {
+                    let outputs = call.run(&runner.executor)?;
+                    outputs.wait()?;
+                    Ok(outputs)
+                },
+            )?;
+            let outputs = check(outputs.iter())?;
+            let others = tokens.saturating_sub(1).max(1);
+            let seconds = seconds.into_iter().map(|s| (s - first) / others as f64).collect();
+            let compiled = self.compiled(kind, call.program())?;
+            let name = format!("{}_{name}", kind.name());
+            self.keep(name.clone(), Some(compiled), (tokens > 1).then_some(others), seconds, outputs);
+            first = self.done.get(&name).map_or(0.0, |timing| timing.median);
+        }
+        Ok(())
     }
 
     fn text_encoder(&mut self, kind: ProgramKind) -> Result<()> {

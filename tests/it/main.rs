@@ -58,6 +58,7 @@ mod sound;
 mod spatial_sharding;
 mod spmd;
 mod streaming;
+mod text_generation;
 mod tiles;
 mod track_times;
 mod upsampling;

@@ -1,8 +1,9 @@
 //! The text encoder trait; each model family implements it in its own module.
 
-use super::Network;
 use super::connectors::ConnectorsConfig;
+use super::gemma::GenerationSpec;
 use super::tokenizer::TokenizerRules;
+use super::{ComponentConfigError, Network};
 use ltx2_nn::Build;
 use ltx2_stablehlo::Result;
 
@@ -42,4 +43,23 @@ pub trait TextEncoder {
         tokens: usize,
         build: &Build,
     ) -> Result<Network>;
+
+    /// Returns why the language model cannot generate text; `None` if it can.
+    fn generation_error(&self) -> Option<ComponentConfigError>;
+
+    /// Builds the program that generates text after prompts. It reads the parameters of [`TextEncoder::program`], with
+    /// the same names and shapes; the embedding table is also the output head.
+    ///
+    /// Inputs: `input_ids` and `attention_mask`, i32 `[rows, prompt_tokens]`, with padding on the left; `limit`, an i32
+    /// scalar, the maximum number of tokens to generate (1 to `new_tokens`); if `stop_tokens` of the sizes is positive,
+    /// `stop_tokens`, i32 `[stop_tokens]`, padded with -1. If tokens are drawn, also the scalars `temperature` (f32,
+    /// positive), `top_k` (i32; 0: all tokens) and `top_p` (f32; 1: all tokens), and `uniforms`, f32 `[rows,
+    /// new_tokens]`, uniform values in [0, 1).
+    ///
+    /// Outputs: `tokens`, i32 `[rows, new_tokens]`, 0 after the end of a text, and `lengths`, i32 `[rows]`, the numbers
+    /// of tokens including the stop token.
+    ///
+    /// # Errors
+    /// Returns the first error recorded while building the graph, with its op, scope and shapes.
+    fn generator(&self, spec: &GenerationSpec, build: &Build) -> Result<Network>;
 }

@@ -172,9 +172,22 @@ with_defaults! {
         /// Whether loops over identical layers are unrolled, with separate arguments for each layer. This avoids
         /// copying slices of stacked weights, at the cost of a longer program.
         pub unroll_layers: bool = false,
+        /// Form of the products of a weight and a single row in text generation.
+        pub row_products: RowProductForm = RowProductForm::Dot,
         /// Memory tiling of the stacked bf16 weights that layer loops read; `None`: the platform's default.
         pub stack_tiles: Option<&'static str> = None,
     }
+}
+
+/// Form of the product of a weight and a single row, whose time is that of reading the weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowProductForm {
+    /// A dot.
+    Dot,
+    /// A sum over the last dimension of the weight, multiplied by the row. The compiler fuses both operations.
+    Sum,
+    /// A Triton kernel, or a sum if the kernel does not support the operands or the program has several devices.
+    Kernel,
 }
 
 /// Dimension order of stacked text keys or values, after the dimensions for layers and batch.

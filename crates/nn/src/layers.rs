@@ -202,6 +202,15 @@ impl Params {
         }
     }
 
+    /// Returns the number of the layer that this prefix belongs to if the loop over layers is unrolled. `None`: the
+    /// number is known only when the program runs.
+    pub fn fixed_layer(&self) -> Option<usize> {
+        match self.layer.as_ref().map(|l| &l.number) {
+            Some(Number::Fixed(number)) => Some(*number),
+            _ => None,
+        }
+    }
+
     /// Declares a program input for a tensor of `count` layers: `name` if stacked, otherwise `name.0`, `name.1` ….
     pub(crate) fn layer_inputs(&self, t: &LayerTensor, count: usize) -> PerLayer {
         if self.lowering().unroll_layers {

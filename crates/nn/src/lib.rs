@@ -26,6 +26,7 @@ pub use attention::MASK_VALUE;
 pub use attention::{Attention, Heads, padding_mask};
 pub use attention_layer::AttentionLayer;
 pub use attention_layer::Rope;
+pub use build::RowProductForm;
 pub use build::{Build, Conv3dLowering, Lowering, Quantization, ROTATED_INPUTS, RopeForm, RoundingPoints};
 pub use build::{StackOrder, Streaming, WindowForm};
 pub use context::Context;

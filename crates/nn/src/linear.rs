@@ -1,6 +1,7 @@
 //! Linear layers and activation functions.
 
-use super::build::Quantization;
+use super::build::{Quantization, RowProductForm};
+use super::kernels::RowProduct;
 use super::layout::Axis;
 use super::param::Init;
 use super::params::Params;
@@ -14,6 +15,10 @@ pub fn linear_nd(p: &Params, x: &Value, weight: &Value) -> Value {
 
 /// Multiplies like [`linear_nd`], but the result has the element type `dtype`.
 pub fn linear_into(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
+    let is_row = x.ty().elements() == x.dim(-1) && x.dtype().is_float();
+    if is_row && p.row_products() != RowProductForm::Dot {
+        return row_product(p, x, weight, dtype);
+    }
     if x.rank() == 3 { linear_by_batch(p, x, weight, dtype) } else { product(x, weight, dtype) }
 }
 
@@ -31,6 +36,20 @@ pub(super) fn linear_by_batch(p: &Params, x: &Value, weight: &Value, dtype: DTyp
     let each: Vec<Value> = (0..local).map(|i| product(&spread.at(1, i), weight, dtype).unsqueeze(1)).collect();
     let all = x.builder().concat(&each.iter().collect::<Vec<_>>(), 1);
     all.reshape([&[x.dim(0)], &all.dims()[2..]].concat())
+}
+
+/// Multiplies a single row `x [1…, in]` by `weight [out…, in]`, with a kernel or as a sum over the last dimension.
+fn row_product(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
+    let by_kernel = p.row_products() == RowProductForm::Kernel && p.layout().is_single();
+    let kernel = RowProduct::new(x, weight, dtype).filter(|_| by_kernel);
+    let y = kernel.map_or_else(
+        || {
+            let row = x.to(DType::F32).reshape([&vec![1; weight.rank() - 1][..], &[x.dim(-1)]].concat());
+            (weight.to(DType::F32) * row).sum(&[-1]).to(dtype)
+        },
+        |kernel| kernel.value(),
+    );
+    y.reshape([&x.dims()[..x.rank() - 1], y.dims()].concat())
 }
 
 fn product(x: &Value, weight: &Value, dtype: DType) -> Value {

@@ -9,7 +9,7 @@
 use std::ops::Deref;
 use std::rc::Rc;
 
-use super::build::{Build, Quantization};
+use super::build::{Build, Quantization, RowProductForm};
 use super::context::Context;
 use super::layout::{Axis, LayoutError, ResolvedPlacement};
 use super::param::{Init, Param, Role, Source};
@@ -68,6 +68,8 @@ pub struct Params {
     /// Matrix that rotates the inputs of quantized linear layers. `None`: inputs are not rotated, or the caller has
     /// already rotated them.
     pub(super) rotation: Option<Value>,
+    /// Form of linear layers with a single row.
+    row_products: RowProductForm,
 }
 
 impl Deref for Params {
@@ -82,7 +84,15 @@ impl Params {
     /// Starts a program and returns the root of its parameter tree.
     pub fn new(program: &str, component: &'static str, build: &Build) -> Self {
         let context = Rc::new(Context::new(program, build));
-        Params { context, component, prefix: String::new(), layer: None, is_quantized: false, rotation: None }
+        Params {
+            context,
+            component,
+            prefix: String::new(),
+            layer: None,
+            is_quantized: false,
+            rotation: None,
+            row_products: RowProductForm::Dot,
+        }
     }
 
     /// Returns the root of the parameter tree of another component in the same program.
@@ -107,6 +117,15 @@ impl Params {
     /// Returns this prefix without quantization.
     pub fn plain(&self) -> Self {
         Params { is_quantized: false, ..self.clone() }
+    }
+
+    /// Returns this prefix for text generation: linear layers with a single row have the platform's form.
+    pub fn generating(&self) -> Self {
+        Params { row_products: self.lowering().row_products, ..self.clone() }
+    }
+
+    pub(super) fn row_products(&self) -> RowProductForm {
+        self.row_products
     }
 
     /// Returns this prefix with another matrix that rotates the inputs of quantized linear layers.

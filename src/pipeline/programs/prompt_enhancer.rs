@@ -3,7 +3,7 @@
 use ndarray::Array2;
 
 use super::{
-    Build, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
+    Build, Call, Component, Inputs, ModelConfigs, Network, Phase, ProgramDeclaration, ProgramKind, Result, SingleRun,
 };
 use crate::models::gemma::GenerationSpec;
 use crate::pipeline::error::PipelineError;
@@ -134,13 +134,13 @@ impl TokenSampling {
 }
 
 impl TextGeneration<'_> {
-    /// Returns the sizes of the program.
-    fn spec(&self) -> GenerationSpec {
+    /// Returns the sizes of a program that generates up to `most` tokens.
+    fn spec(&self, most: usize) -> GenerationSpec {
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(0);
         GenerationSpec {
             rows: self.prompts.len(),
             prompt_tokens: longest.next_power_of_two().max(SHORTEST_PROMPT),
-            new_tokens: self.max_new_tokens.next_multiple_of(NEW_TOKENS_UNIT),
+            new_tokens: most.next_multiple_of(NEW_TOKENS_UNIT),
             stop_tokens: self.stop_tokens.len().next_multiple_of(STOP_TOKENS),
             sampled: self.sampling.temperature > 0.0,
             no_repeat_ngram_size: self.no_repeat_ngram_size,
@@ -189,7 +189,7 @@ impl Runner {
         if let Some(row) = generation.prompts.iter().position(Vec::is_empty) {
             return Err(PipelineError::Input(format!("prompt {row} to enhance has no tokens")));
         }
-        let call = self.text_generator(generation)?;
+        let call = self.text_generator(generation, generation.max_new_tokens)?;
         let outputs = call.run(&self.executor)?;
         let (tokens, lengths) = (outputs.tensor("tokens")?.to_i64(), outputs.tensor("lengths")?.to_i64());
         let text = |(row, length): (usize, &i64)| {
@@ -200,9 +200,9 @@ impl Runner {
         Ok(lengths.iter().enumerate().map(text).collect())
     }
 
-    /// Prepares the program that generates text, with all of its inputs.
-    pub(crate) fn text_generator(&mut self, generation: &TextGeneration) -> Result<super::Call<'static>> {
-        let spec = generation.spec();
+    /// Prepares the program that generates text of up to `most` tokens, with all of its inputs.
+    pub(crate) fn text_generator(&mut self, generation: &TextGeneration, most: usize) -> Result<Call<'static>> {
+        let spec = generation.spec(most);
         let sizes = [
             spec.rows,
             spec.prompt_tokens,
@@ -212,8 +212,7 @@ impl Runner {
             spec.no_repeat_ngram_size,
         ];
         let kind = ProgramKind::PromptEnhancer;
-        let network =
-            self.network(kind, sizes, |model, build| model.configs.prompt_enhancer_program(&spec, build))?;
+        let network = self.network(kind, sizes, |model, build| model.configs.prompt_enhancer_program(&spec, build))?;
         let (ids, mask) = generation.padded(spec.prompt_tokens);
         let mut given = vec![("input_ids".to_string(), ids), ("attention_mask".into(), mask)];
         given.extend(generation.sampling.inputs(&spec, generation.max_new_tokens, generation.stop_tokens));

@@ -392,7 +392,7 @@ impl ModelDevice {
 /// Returns the stage that contains a pipeline phase.
 fn job_phase(phase: Phase) -> JobPhase {
     match phase {
-        Phase::TextEncoder | Phase::Connectors => JobPhase::TextEncoder,
+        Phase::PromptEnhancer | Phase::TextEncoder | Phase::Connectors => JobPhase::TextEncoder,
         Phase::Denoise => JobPhase::Denoise,
         Phase::Upsampler => JobPhase::Upsampler,
         Phase::Refine | Phase::Round => JobPhase::Refine,

@@ -1,7 +1,11 @@
 //! The keys of Gemma's `config.json`.
 
+use serde_json::Value;
+
+use super::COMPONENT;
 use crate::config_keys::{InertKey, inert, off};
 use crate::ranges::{EPS, FACTOR, HEAD_DIM, HEADS, LAYERS, Range, Row, THETA, WIDTH};
+use crate::{ComponentConfigError, unsupported};
 
 /// Ranges of the numeric keys.
 pub(crate) const RANGES: &[Row] = &[
@@ -17,7 +21,7 @@ pub(crate) const RANGES: &[Row] = &[
     ("sliding_window_pattern _sliding_window_pattern", Range::Whole(1, 1 << 8)),
     ("rms_norm_eps", EPS),
     ("rope_theta rope_local_base_freq", THETA),
-    ("query_pre_attn_scalar attn_logit_softcapping factor", FACTOR),
+    ("query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping factor", FACTOR),
     ("partial_rotary_factor", Range::Real(0.0, 1.0)),
 ];
 
@@ -41,8 +45,7 @@ pub(crate) const IGNORED_KEYS: &[InertKey] = &[
     inert("initializer_range"),
     inert("use_cache"),
     inert("cache_implementation"),
-    // The language-model head is not run.
-    inert("final_logit_softcapping"),
+    // Only text generation reads these keys, see `TextEncoder::generation_error`.
     inert("tie_word_embeddings"),
     // Special tokens come from the tokenizer's files; prompts are shorter than the position limit.
     inert("bos_token_id"),
@@ -65,3 +68,14 @@ pub(crate) const IGNORED_KEYS: &[InertKey] = &[
     inert("image_token_index"),
     inert("mm_tokens_per_image"),
 ];
+
+/// Returns `tie_word_embeddings` at the top level of a `config.json`; true if it is missing.
+pub(crate) fn is_tied(json: &Value) -> bool {
+    json.get("tie_word_embeddings") != Some(&Value::Bool(false))
+}
+
+/// Returns the error for text generation by a model whose output head is not the embedding table.
+pub(crate) fn untied() -> ComponentConfigError {
+    let supported = "true for text generation, whose output head is the embedding table";
+    unsupported(COMPONENT, "tie_word_embeddings", false, supported)
+}

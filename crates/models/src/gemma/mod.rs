@@ -2,14 +2,18 @@
 //! is computed inside the loop over layers. Each Gemma version provides its own layers and norm.
 
 mod block;
+mod generate;
 mod keys;
 mod layer_kind;
 mod mask;
 mod program;
+mod sampling;
 
 pub(crate) use block::DecoderLayer;
 pub use block::keys_values;
-pub(crate) use keys::{IGNORED_KEYS, RANGES};
+pub use generate::GenerationSpec;
+pub(crate) use generate::{Attend, LanguageModel, LayerAttention, program as generator, with_caches};
+pub(crate) use keys::{IGNORED_KEYS, RANGES, is_tied, untied};
 pub use layer_kind::LayerKind;
 pub use layer_kind::{every, listed};
 pub(crate) use mask::{AttentionMasks, bias};

@@ -42,7 +42,7 @@ impl Stack {
         // Not sharded along the tokens: every device needs the full padding mask.
         let mask = p.filled_input("attention_mask", ids.ty().clone(), &ty.dims, &[Axis::CfgBatch, Axis::Replicated]);
         let encode = |carried: &[Value], visit: LayerVisitor| {
-            let h = self.embed(&p, &ids);
+            let h = self.embed(&p, &ids, Axis::TextSequence);
             let done = run(&p, &mask, &[&[h], carried].concat(), visit);
             let last = norm(&p.pp(ROOT).pp("norm"), &done[0]);
             visit(&p.builder().scalar(self.layers as f64, DType::I32), &last, &done[1..])
@@ -68,12 +68,12 @@ impl Stack {
         Network::finish(&p, vec![p.output("prompt_embeds", &embeds.to(DType::F32), &axes, &content)])
     }
 
-    /// Looks up the scaled token embeddings: `[b, t, hidden]`.
-    fn embed(&self, p: &Params, ids: &Value) -> Value {
+    /// Looks up the scaled token embeddings: `[b, t, hidden]`. `tokens`: logical axis of the tokens.
+    pub(super) fn embed(&self, p: &Params, ids: &Value, tokens: Axis) -> Value {
         let init = Init::normal((self.hidden_size as f32).sqrt().recip());
         let (shape, axes) = ([self.vocab_size, self.hidden_size], [Axis::Vocab, Axis::Embed]);
         let h = p.pp(ROOT).pp("embed_tokens").lookup("weight", &shape, &axes, init, ids);
-        let h = p.place("embeddings", &h, &[Axis::CfgBatch, Axis::TextSequence, Axis::Replicated]);
+        let h = p.place("embeddings", &h, &[Axis::CfgBatch, tokens, Axis::Replicated]);
         // The scale is rounded to the weights' element type before the multiplication, as in the reference.
         h * (self.hidden_size as f64).sqrt()
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::config_keys::refuse_unread;
-use crate::gemma::{COMPONENT, LayerKind, every, listed};
+use crate::gemma::{COMPONENT, LayerKind, every, is_tied, listed};
 use crate::ranges::check_heads;
 use crate::{ComponentConfigError, parse_config, require, unsupported};
 use ltx2_base::with_defaults;
@@ -34,6 +34,10 @@ pub struct Gemma3Config {
     pub(crate) layers: Vec<LayerKind>,
     pub(crate) local: RopeBase,
     pub(crate) global: RopeBase,
+    /// Bound of the output head's logits, which text generation does not support.
+    pub(crate) final_logit_softcapping: Option<f64>,
+    /// Whether the embedding table is also the output head.
+    pub(crate) is_tied: bool,
 }
 
 with_defaults! {
@@ -54,6 +58,8 @@ with_defaults! {
         sliding_window: Option<usize> = Some(4096),
         attention_bias: bool = false,
         attn_logit_softcapping: Option<f64> = None,
+        final_logit_softcapping: Option<f64> = None,
+        tie_word_embeddings: bool = true,
         use_bidirectional_attention: Option<bool> = None,
         layer_types: Option<Vec<LayerKind>> = None,
         sliding_window_pattern: Option<usize> = None,
@@ -173,6 +179,8 @@ impl Gemma3Config {
             layers,
             local,
             global,
+            final_logit_softcapping: f.final_logit_softcapping,
+            is_tied: f.tie_word_embeddings && is_tied(json),
         })
     }
 

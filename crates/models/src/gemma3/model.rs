@@ -1,13 +1,15 @@
 //! The Gemma 3 language model.
 
 use super::config::{Gemma3Config, RopeBase};
-use crate::Network;
 use crate::connectors::ConnectorsConfig;
+use crate::gemma::COMPONENT;
+use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
 use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
+use crate::{ComponentConfigError, Network, require};
 use ltx2_nn::rope::{Pairing, rotate};
-use ltx2_nn::{Attention, Axis, Build, Init, Params, RoundingPoints, project, rms};
+use ltx2_nn::{Attention, Axis, Build, Heads, Init, Params, RoundingPoints, project, rms};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
 impl TextEncoder for Gemma3Config {
@@ -32,6 +34,60 @@ impl TextEncoder for Gemma3Config {
     ) -> Result<Network> {
         program(self, connectors, rows, tokens, build)
     }
+
+    fn generation_error(&self) -> Option<ComponentConfigError> {
+        let bound = self.final_logit_softcapping;
+        let supported = "null for text generation";
+        let is_bounded = require(bound.is_none(), COMPONENT, "final_logit_softcapping", bound, supported).err();
+        (!self.is_tied).then(untied).or(is_bounded)
+    }
+
+    fn generator(&self, spec: &GenerationSpec, build: &Build) -> Result<Network> {
+        generator(self, spec, build)
+    }
+}
+
+impl LanguageModel for Gemma3Config {
+    fn stack(&self) -> Stack {
+        Stack { vocab_size: self.vocab_size, hidden_size: self.hidden_size, layers: self.layers.len() }
+    }
+
+    fn window(&self) -> usize {
+        self.sliding_window
+    }
+
+    fn caches(&self) -> (Vec<Heads>, Vec<usize>) {
+        (vec![self.kv_heads()], vec![0; self.layers.len()])
+    }
+
+    fn final_logit_softcapping(&self) -> Option<f64> {
+        None
+    }
+
+    fn final_norm(&self, p: &Params, x: &Value) -> Value {
+        norm(p, self, x)
+    }
+
+    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> Vec<Value> {
+        let tables = RopeTables::at(p, self, positions);
+        p.pp(ROOT).each_layer_quantized(
+            "layers",
+            self.layers.len(),
+            |_| false,
+            state,
+            |p, layer, state| {
+                let (kind, is_full) = tables.kind(layer);
+                let rope = tables.of_kind(&kind);
+                with_caches(state, attend, |attend| {
+                    let attend = |p: &Params, q: &Value, k: &Value, v: &Value| {
+                        let scale = self.query_pre_attn_scalar.powf(-0.5);
+                        attend(p, &LayerAttention { layer, q, kv: [k, v], is_full: is_full.clone(), scale })
+                    };
+                    run_layer(p, self, &state[0], &rope, &attend)
+                })
+            },
+        )
+    }
 }
 
 /// Builds the text encoder program that `TextEncoder::program` describes.
@@ -55,70 +111,105 @@ pub fn program(
             state,
             |p, i, state| {
                 let carried = visit(i, &state[0], &state[1..]);
-                let h = layer(p, c, &state[0], &inputs.layer_inputs(i));
-                [vec![h], carried].concat()
+                let (rope, bias) = inputs.layer_inputs(i);
+                let sdpa = |p: &Params, q: &Value, k: &Value, v: &Value| {
+                    let scale = c.query_pre_attn_scalar.powf(-0.5);
+                    Attention { q, k, v, bias: Some(&bias), scale, sequence: [Axis::TextSequence; 2] }.run(p)
+                };
+                [vec![run_layer(p, c, &state[0], &rope, &sdpa)], carried].concat()
             },
         )
     };
-    let stack = Stack { vocab_size: c.vocab_size, hidden_size: c.hidden_size, layers: c.layers.len() };
-    stack.program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
+    c.stack().program(connectors, [batch, tokens], build, layers, |p, x| norm(p, c, x))
 }
 
 /// Inputs shared by all layers: RoPE tables and masks for both kinds of layers.
 struct SharedInputs {
-    /// Cosines, `[2, t, dim / 2]`: first for sliding-window layers, then for full-attention layers. `sin` has the same
-    /// shape.
-    cos: Value,
-    sin: Value,
-    /// i32 `[layers]`: 1 for full-attention layers, 0 for sliding-window layers.
-    kinds: Value,
+    tables: RopeTables,
     visible: AttentionMasks,
     /// Sliding-window mask, `[t, t]`.
     near: Value,
 }
 
-/// RoPE tables and attention bias of one layer.
-struct Gemma3LayerInputs {
+/// RoPE tables of both kinds of layers.
+struct RopeTables {
+    /// Cosines, `[2, t, dim / 2]` or `[2, b, t, dim / 2]`: first for sliding-window layers, then for full-attention
+    /// layers. `sin` has the same shape.
     cos: Value,
     sin: Value,
-    bias: Value,
+    /// i32 `[layers]`: 1 for full-attention layers, 0 for sliding-window layers.
+    kinds: Value,
+}
+
+/// RoPE tables of one layer, `[b or 1, t, 1, dim / 2]`.
+struct LayerRope {
+    cos: Value,
+    sin: Value,
 }
 
 impl SharedInputs {
     fn new(p: &Params, c: &Gemma3Config, mask: &Value) -> Self {
-        let (b, dtype) = (p.builder(), p.dtype());
-        let (t, half) = (mask.dim(1), c.heads.dim / 2);
-        let inverse = |base: RopeBase| {
-            // Every operation is rounded to f32, as in the reference.
-            move |j: usize| {
-                let exponent = (2 * j) as f32 / c.heads.dim as f32;
-                (1.0 / (base.theta as f32 as f64).powf(f64::from(exponent)) as f32) / base.factor as f32
-            }
-        };
-        let (local, global) = (inverse(c.local), inverse(c.global));
-        let frequencies: Vec<f32> = (0..half).map(local).chain((0..half).map(global)).collect();
-        let frequencies = b.constant(&[2, half], &frequencies).reshape(vec![2, 1, half]);
-        let angles = b.iota(Type::new(DType::F32, vec![t, 1]), 0) * frequencies;
-        let kinds: Vec<i32> = c.layers.iter().map(|k| i32::from(*k == LayerKind::FullAttention)).collect();
+        let frequencies = frequencies(p, c);
+        let angles = p.builder().iota(Type::new(DType::F32, vec![mask.dim(1), 1]), 0) * frequencies;
         let visible = AttentionMasks::new(p, mask);
-        SharedInputs {
-            cos: angles.cos().round_to(dtype),
-            sin: angles.sin().round_to(dtype),
-            kinds: b.vector_i32(&kinds),
-            near: visible.near(c.sliding_window),
-            visible,
+        SharedInputs { tables: RopeTables::new(p, c, &angles), near: visible.near(c.sliding_window), visible }
+    }
+
+    /// Returns the RoPE tables and the attention bias of one layer.
+    fn layer_inputs(&self, layer: &Value) -> (LayerRope, Value) {
+        let (kind, is_full) = self.tables.kind(layer);
+        let seen = self.visible.earlier.and(&self.near.or(&is_full));
+        (self.tables.of_kind(&kind), bias(&seen))
+    }
+}
+
+/// Returns the frequencies of both kinds of layers, `[2, 1, dim / 2]`.
+fn frequencies(p: &Params, c: &Gemma3Config) -> Value {
+    let half = c.heads.dim / 2;
+    let inverse = |base: RopeBase| {
+        // Every operation is rounded to f32, as in the reference.
+        move |j: usize| {
+            let exponent = (2 * j) as f32 / c.heads.dim as f32;
+            (1.0 / (base.theta as f32 as f64).powf(f64::from(exponent)) as f32) / base.factor as f32
+        }
+    };
+    let (local, global) = (inverse(c.local), inverse(c.global));
+    let frequencies: Vec<f32> = (0..half).map(local).chain((0..half).map(global)).collect();
+    p.builder().constant(&[2, half], &frequencies).reshape(vec![2, 1, half])
+}
+
+impl RopeTables {
+    fn new(p: &Params, c: &Gemma3Config, angles: &Value) -> Self {
+        let kinds: Vec<i32> = c.layers.iter().map(|k| i32::from(*k == LayerKind::FullAttention)).collect();
+        RopeTables {
+            cos: angles.cos().round_to(p.dtype()),
+            sin: angles.sin().round_to(p.dtype()),
+            kinds: p.builder().vector_i32(&kinds),
         }
     }
 
-    fn layer_inputs(&self, layer: &Value) -> Gemma3LayerInputs {
+    /// Returns the tables for positions `[b, t]`.
+    fn at(p: &Params, c: &Gemma3Config, positions: &Value) -> Self {
+        let [b, t] = [positions.dim(0), positions.dim(1)];
+        let frequencies = frequencies(p, c).reshape(vec![2, 1, 1, c.heads.dim / 2]);
+        RopeTables::new(p, c, &(positions.reshape(vec![1, b, t, 1]) * frequencies))
+    }
+
+    /// Returns the kind of a layer as an index into the tables, and whether it is full attention, a boolean scalar.
+    fn kind(&self, layer: &Value) -> (Value, Value) {
         let kind = self.kinds.index(layer);
+        let is_full = kind.compare(Comparison::Ne, &kind.like(0.0));
+        (kind, is_full)
+    }
+
+    /// Returns the tables of one kind of layer.
+    fn of_kind(&self, kind: &Value) -> LayerRope {
         let table = |t: &Value| {
-            let row = t.index(&kind);
-            row.reshape(vec![1, row.dim(0), 1, row.dim(1)])
+            let own = t.index(kind);
+            let rows = if own.rank() == 3 { own.dim(0) } else { 1 };
+            own.reshape(vec![rows, own.dim(-2), 1, own.dim(-1)])
         };
-        let full = kind.compare(Comparison::Ne, &kind.like(0.0));
-        let seen = self.visible.earlier.and(&self.near.or(&full));
-        Gemma3LayerInputs { cos: table(&self.cos), sin: table(&self.sin), bias: bias(&seen) }
+        LayerRope { cos: table(&self.cos), sin: table(&self.sin) }
     }
 }
 
@@ -128,25 +219,26 @@ fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
     (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())
 }
 
-fn layer(p: &Params, c: &Gemma3Config, h: &Value, inputs: &Gemma3LayerInputs) -> Value {
+/// Attention of one layer: receives the prefix of the attention layer, queries `[b, t, heads, dim]`, and keys and
+/// values `[b, t, kv_heads, dim]`.
+type Sdpa<'a> = &'a dyn Fn(&Params, &Value, &Value, &Value) -> Value;
+
+fn run_layer(p: &Params, c: &Gemma3Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
     let norm = |p: &Params, x: &Value| norm(p, c, x);
-    let attention = |x: &Value| attention(&p.pp("self_attn"), c, x, inputs);
+    let attention = |x: &Value| attention(&p.pp("self_attn"), c, x, rope, sdpa);
     DecoderLayer { norm, attention, intermediate_size: c.intermediate_size }.run(p, h)
 }
 
-fn attention(p: &Params, c: &Gemma3Config, x: &Value, inputs: &Gemma3LayerInputs) -> Value {
+fn attention(p: &Params, c: &Gemma3Config, x: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
     let _scope = p.scope();
     let (heads, kv) = (c.heads, c.kv_heads());
-    let rotated = |x: &Value| rotate(p, x, &inputs.cos, &inputs.sin, Pairing::Split, RoundingPoints::Default);
+    let rotated = |x: &Value| rotate(p, x, &rope.cos, &rope.sin, Pairing::Split, RoundingPoints::Default);
     let axes = [Axis::Heads, Axis::HeadDim];
     let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
     let kv = keys_values(p, kv, x, c.attention_bias);
     let q = rotated(&norm(&p.pp("q_norm"), c, &q));
     let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
-    let scale = c.query_pre_attn_scalar.powf(-0.5);
-    let o =
-        Attention { q: &q, k: &k, v: &kv.at(2, 1), bias: Some(&inputs.bias), scale, sequence: [Axis::TextSequence; 2] }
-            .run(p);
+    let o = sdpa(p, &q, &k, &kv.at(2, 1));
     let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
     project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
 }

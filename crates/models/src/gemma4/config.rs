@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::rope::{RopeFile, RopeSettings};
 use crate::config_keys::refuse_unread;
-use crate::gemma::{COMPONENT, LayerKind, every, listed};
+use crate::gemma::{COMPONENT, LayerKind, every, is_tied, listed};
 use crate::ranges::check_heads;
 use crate::{ComponentConfigError, parse_config, require, unsupported};
 use ltx2_base::with_defaults;
@@ -36,6 +36,10 @@ pub struct Gemma4Config {
     pub(crate) layers: Vec<LayerKind>,
     pub(crate) sliding: AttentionConfig,
     pub(crate) full: AttentionConfig,
+    /// Bound of the output head's logits: they are mapped by `bound · tanh(x / bound)`. `None`: unchanged.
+    pub(crate) final_logit_softcapping: Option<f64>,
+    /// Whether the embedding table is also the output head.
+    pub(crate) is_tied: bool,
 }
 
 with_defaults! {
@@ -57,6 +61,8 @@ with_defaults! {
         rms_norm_eps: f64 = 1e-6,
         attention_bias: bool = false,
         attention_k_eq_v: bool = false,
+        final_logit_softcapping: Option<f64> = None,
+        tie_word_embeddings: bool = true,
         sliding_window: usize = 1024,
         layer_types: Option<Vec<LayerKind>> = None,
         rope_parameters: Option<RopeParameters> = None,
@@ -190,6 +196,8 @@ impl Gemma4Config {
             rms_norm_eps: f.rms_norm_eps,
             sliding_window: f.sliding_window,
             attention_bias: f.attention_bias,
+            final_logit_softcapping: f.final_logit_softcapping,
+            is_tied: f.tie_word_embeddings && is_tied(json),
             sliding: f.attention(LayerOverride::default(), false, &rope.sliding_attention)?,
             full: f.attention(full, f.attention_k_eq_v, &rope.full_attention)?,
             layers,

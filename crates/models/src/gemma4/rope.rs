@@ -5,7 +5,7 @@ use serde::Deserialize;
 use crate::gemma::COMPONENT;
 use crate::{ComponentConfigError, require, unsupported};
 use ltx2_nn::Params;
-use ltx2_stablehlo::{DType, Type, Value};
+use ltx2_stablehlo::{Builder, DType, Type, Value};
 
 /// RoPE parameters of one kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,9 +71,18 @@ impl RopeSettings {
     /// Returns cosines and sines for `tokens` positions, `[1, tokens, 1, dim / 2]`, rounded to the model's element
     /// type.
     pub(super) fn tables(&self, p: &Params, tokens: usize, dim: usize) -> [Value; 2] {
+        self.rounded(p, dim, |b| b.iota(Type::new(DType::F32, vec![1, tokens, 1, 1]), 1))
+    }
+
+    /// Returns cosines and sines for f32 positions `[b, t]`, `[b, t, 1, dim / 2]`, rounded to the model's element type.
+    pub(super) fn tables_at(&self, p: &Params, positions: &Value, dim: usize) -> [Value; 2] {
+        self.rounded(p, dim, |_| positions.unsqueeze(2).unsqueeze(3))
+    }
+
+    fn rounded(&self, p: &Params, dim: usize, positions: impl FnOnce(&Builder) -> Value) -> [Value; 2] {
         let b = p.builder();
         let frequencies = b.constant(&[dim / 2], &self.frequencies(dim)).reshape(vec![1, 1, 1, dim / 2]);
-        let angles = b.iota(Type::new(DType::F32, vec![1, tokens, 1, 1]), 1) * frequencies;
+        let angles = positions(b) * frequencies;
         [angles.cos(), angles.sin()].map(|table| table.round_to(p.dtype()))
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{CompileFlags, NO_HLO_SHARDING_V3, PlatformSpec, TargetDevices, Wheel, wheel};
 use crate::flags::Toolchain;
 use ltx2_nn::kernels::Kernel;
-use ltx2_nn::{Lowering, RopeForm, StackOrder};
+use ltx2_nn::{Lowering, RopeForm, RowProductForm, StackOrder};
 use ltx2_pjrt::{AttributeValue, Attributes, OptionValue, with_sources};
 use ltx2_stablehlo::{MemorySpace, Program};
 use ltx2_xla_analysis::{Chip, Links};
@@ -76,11 +76,14 @@ fn lowering(toolchain: &Toolchain) -> Lowering {
         rope: RopeForm::Reversal,
         pads_by_index: true,
         unroll_layers: true,
+        row_products: RowProductForm::Kernel,
         ..Lowering::default()
     };
     let major = toolchain.compute_capability.as_ref().and_then(|text| text.split('.').next()?.parse::<u32>().ok());
     match major.is_some_and(|major| major < FUSED_KERNELS) {
-        true => Lowering { attention: Kernel::Plain, rotates_by_kernel: false, ..newest },
+        true => {
+            Lowering { attention: Kernel::Plain, rotates_by_kernel: false, row_products: RowProductForm::Sum, ..newest }
+        }
         false => newest,
     }
 }

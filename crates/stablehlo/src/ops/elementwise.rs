@@ -183,6 +183,16 @@ impl Value {
         self.b.op("convert", text, ty).with_sharding(self.sharding.clone())
     }
 
+    /// Reinterprets the bits of each element as an element of `dtype`, which has the same size.
+    pub fn bitcast(&self, dtype: DType) -> Value {
+        let ty = self.ty.with_dtype(dtype);
+        if dtype.size() != self.dtype().size() {
+            return self.b.poison("bitcast_convert", format!("{} and {ty} differ in size", self.ty), ty);
+        }
+        let text = format!("stablehlo.bitcast_convert {} : ({}) -> {ty}", self.local(), self.ty);
+        self.b.op("bitcast_convert", text, ty).with_sharding(self.sharding.clone())
+    }
+
     /// Compares elementwise, with broadcasting. The result is boolean.
     pub fn compare(&self, direction: Comparison, other: &Value) -> Value {
         let Some((a, b)) = self.b.align("compare", self, other) else {

@@ -42,7 +42,20 @@ impl Value {
         let Some(axis) = self.dynamic_axis("dynamic_update_slice", axis, start, size) else {
             return self.clone();
         };
-        let starts = self.starts(axis, start);
+        self.update_slice(&self.starts(axis, start), part)
+    }
+
+    /// Returns a copy of this value in which `part` replaces the elements that begin at the positions `starts`, which
+    /// has one integer scalar for each dimension. XLA clamps the positions so that the slice is in range.
+    pub fn update_slice(&self, starts: &[Value], part: &Value) -> Value {
+        let fits = part.rank() == self.rank()
+            && part.dtype() == self.dtype()
+            && starts.len() == self.rank()
+            && part.ty.dims.iter().zip(&self.ty.dims).all(|(part, all)| part <= all);
+        if !fits {
+            let message = format!("{} with {} positions does not fit into {}", part.ty, starts.len(), self.ty);
+            return self.b.poison("dynamic_update_slice", message, self.ty.clone());
+        }
         let text = format!(
             "stablehlo.dynamic_update_slice {}, {}, {} : ({}, {}, {}) -> {}",
             self.local(),

@@ -1,13 +1,15 @@
-//! Triton kernels for CUDA, written as MLIR text in custom calls that XLA's CUDA plugin compiles: window attention, and
-//! the rotation of int8-convrot. The calls operate on local shards, because the SPMD partitioner does not split them.
+//! Triton kernels for CUDA, written as MLIR text in custom calls that XLA's CUDA plugin compiles: window attention, the
+//! rotation of int8-convrot, and products of single rows. The calls operate on local shards, because the SPMD partitioner does not split them.
 
 mod neighborhood;
 mod rotation;
+mod row_product;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub(crate) use rotation::RowRotation;
+pub(crate) use row_product::RowProduct;
 
 use ltx2_stablehlo::{Attribute, CustomCall, DType, Type, Value};
 

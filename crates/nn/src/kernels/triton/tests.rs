@@ -104,3 +104,20 @@ fn rotation_kernel_is_used_for_int8_activations_on_one_cuda_device() {
     let layout = Layout::new(mesh, vec![], vec![], vec![], crate::ContextParallelPolicy::default()).expect("valid");
     assert_eq!(rotations(Build { layout, ..cuda(DType::BF16) }, true), [0, 1], "several devices");
 }
+
+#[test]
+fn row_product_kernel_matches_snapshot() {
+    let b = Builder::new("row_product");
+    let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
+    let (x, weight) = (argument("x", &[1, 1, 1280]), argument("weight", &[2, 8, 1280]));
+    let product = RowProduct::new(&x, &weight, DType::BF16).expect("supported");
+    insta::assert_snapshot!(product.text());
+    for (x, weight, dtype) in [
+        (argument("rows", &[2, 1280]), &weight, DType::BF16),
+        (argument("short", &[1, 1, 640]), &argument("narrow", &[8, 640]), DType::BF16),
+        (x.clone(), &argument("few", &[6, 1280]), DType::BF16),
+        (x.to(DType::F32), &weight.to(DType::F32), DType::F32),
+    ] {
+        assert!(RowProduct::new(&x, weight, dtype).is_none(), "{} and {}", x.ty(), weight.ty());
+    }
+}

@@ -151,19 +151,19 @@ impl TritonCode {
 
     /// Writes a loop over `0..n` with the loop-carried values `carried`: each iteration passes the results of `body` to
     /// the next. Returns the results of the last iteration.
-    pub(crate) fn repeat(
+    pub(crate) fn repeat<const N: usize>(
         &self,
         n: usize,
-        carried: [TritonTile; 3],
-        body: impl FnOnce(&TritonTile, &[TritonTile; 3]) -> [TritonTile; 3],
-    ) -> [TritonTile; 3] {
+        carried: [TritonTile; N],
+        body: impl FnOnce(&TritonTile, &[TritonTile; N]) -> [TritonTile; N],
+    ) -> [TritonTile; N] {
         let [from, to, step] = [0, n, 1].map(|value| self.int(value));
         let (index, result) = (self.fresh(), self.fresh());
         let inside = carried.clone().map(|tile| TritonTile { name: self.fresh(), ..tile });
         let pairs: Vec<String> = inside.iter().zip(&carried).map(|(i, c)| format!("{} = {}", i.name, c.name)).collect();
         let types = carried.each_ref().map(TritonTile::ty).join(", ");
         self.line(&format!(
-            "{result}:3 = scf.for {index} = {} to {} step {} iter_args({}) -> ({types})  : i32 {{",
+            "{result}:{N} = scf.for {index} = {} to {} step {} iter_args({}) -> ({types})  : i32 {{",
             from.name,
             to.name,
             step.name,
@@ -313,6 +313,12 @@ impl TritonTile {
         let element = TileElement::Stored(dtype);
         let to = ty(element, &self.dims);
         self.code.define(&format!("arith.truncf {} : {} to {to}", self.name, self.ty()), element, &self.dims)
+    }
+
+    /// Converts the element type of an array in memory to f32.
+    pub(crate) fn widened(&self) -> TritonTile {
+        let to = ty(TileElement::F32, &self.dims);
+        self.code.define(&format!("arith.extf {} : {} to {to}", self.name, self.ty()), TileElement::F32, &self.dims)
     }
 
     /// Rounds f32 values between -2^22 and 2^22 to the nearest integers, ties to even, and returns their lowest 8 bits.
