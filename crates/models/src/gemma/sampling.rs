@@ -5,8 +5,6 @@ use super::generate::GenerationSpec;
 use ltx2_nn::{Axis, Params};
 use ltx2_stablehlo::{Comparison, DType, Type, Value};
 
-/// Number of tokens whose probabilities are summed together when a token is drawn.
-const BLOCK: usize = 512;
 /// Bits of a threshold that one round of the search determines.
 const DIGIT_BITS: u32 = 4;
 
@@ -159,22 +157,24 @@ fn largest_threshold(keys: &Value, holds: impl Fn(&Value) -> Value) -> Value {
 /// the sum of all weights `[rows, n]`. Never returns an index whose weight is 0.
 fn inverse_cdf(weights: &Value, uniform: &Value) -> Value {
     let (rows, n) = (weights.dim(0), weights.dim(1));
-    let blocks = n.div_ceil(BLOCK);
-    let blocked = weights.pad(1, 0, blocks * BLOCK - n, 0.0).reshape(vec![rows, blocks, BLOCK]);
+    // About as many blocks as weights in a block, because the running sums take quadratic time.
+    let size = n.isqrt().next_power_of_two();
+    let blocks = n.div_ceil(size);
+    let blocked = weights.pad(1, 0, blocks * size - n, 0.0).reshape(vec![rows, blocks, size]);
     let sums = running_sums(&blocked.sum(&[-1]));
     let target = uniform * sums.slice(1, blocks - 1, blocks);
     let block = count_up_to(&sums, &target).minimum(&target.like(blocks as f64 - 1.0).to(DType::I32));
     let index = positions(&sums, 1);
     let before = index.compare(Comparison::Lt, &block).select(&sums, &sums.like(0.0)).max_keep(&[-1]);
-    let own = blocked.take_along(&block).reshape(vec![rows, BLOCK]);
+    let own = blocked.take_along(&block).reshape(vec![rows, size]);
     let place = count_up_to(&running_sums(&own), &(target - before));
     // Sums that are rounded differently must not lead to an index outside of the block or with weight 0.
     let index = positions(&own, 1);
     let is_positive = own.compare(Comparison::Gt, &own.like(0.0));
-    let first = is_positive.select(&index, &index.like(BLOCK as f64)).min_keep(&[-1]);
+    let first = is_positive.select(&index, &index.like(size as f64)).min_keep(&[-1]);
     let last = is_positive.select(&index, &index.like(0.0)).max_keep(&[-1]);
     let place = place.maximum(&first).minimum(&last);
-    (block * BLOCK as f64 + place).reshape(vec![rows])
+    (block * size as f64 + place).reshape(vec![rows])
 }
 
 /// Returns the running sums along the last axis of `x [rows, n]`.
