@@ -4,6 +4,7 @@
 
 pub mod audio_vae;
 pub mod av;
+pub mod chat;
 pub(crate) mod config_keys;
 pub mod connectors;
 pub mod diffusion_decoder;

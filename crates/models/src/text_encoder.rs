@@ -1,5 +1,6 @@
 //! The text encoder trait; each model family implements it in its own module.
 
+use super::chat::ChatFormat;
 use super::connectors::ConnectorsConfig;
 use super::gemma::GenerationSpec;
 use super::tokenizer::TokenizerRules;
@@ -28,6 +29,9 @@ pub trait TextEncoder {
 
     /// Returns the default special tokens and the BOS rule of the model family.
     fn tokenizer(&self) -> &'static TokenizerRules;
+
+    /// Returns the chat format of the model family.
+    fn chat(&self) -> &'static ChatFormat;
 
     /// Builds the program for `batch` prompts of `tokens` tokens. Inputs: `input_ids` and `attention_mask`, both i32
     /// `[batch, tokens]`.

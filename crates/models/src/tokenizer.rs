@@ -46,6 +46,9 @@ pub enum TokenizerError {
         /// Description of the problem with the content.
         why: String,
     },
+    /// The tokenizer library failed or panicked while it decoded token ids; contains its message.
+    #[error("the tokenizer failed on the model's answer: {0}")]
+    Decode(String),
     /// The maximum length is smaller than the number of tokens added to every prompt.
     #[error("max_sequence_length is {given}; it must be at least {least}")]
     Length {
@@ -211,6 +214,30 @@ impl Tokenizer {
         Ok(Encoding { ids, mask, cut: words.len() - kept })
     }
 
+    /// Returns the id of a token that the tokenizer recognizes inside texts; `None` if it does not.
+    pub fn special_id(&self, token: &str) -> Option<i32> {
+        let id = self.inner.token_to_id(token).and_then(|id| i32::try_from(id).ok())?;
+        (self.encode_text(token).ok()?[..] == [id]).then_some(id)
+    }
+
+    /// Encodes a text, including the special tokens in it, and adds no tokens.
+    ///
+    /// # Errors
+    /// Returns [`TokenizerError::Encode`] if the tokenizer library fails.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<i32>, TokenizerError> {
+        Ok(ids(&encode(&self.inner, text, false)?))
+    }
+
+    /// Decodes token ids to text, without special tokens.
+    ///
+    /// # Errors
+    /// Returns [`TokenizerError::Decode`] if an id is negative or the tokenizer library fails.
+    pub fn decode(&self, ids: &[i32]) -> Result<String, TokenizerError> {
+        let unsigned = ids.iter().map(|id| u32::try_from(*id)).collect::<Result<Vec<u32>, _>>();
+        let unsigned = unsigned.map_err(|_| TokenizerError::Decode("a token id is negative".into()))?;
+        catch_silently(|| self.inner.decode(&unsigned, true).map_err(|e| e.to_string())).map_err(TokenizerError::Decode)
+    }
+
     /// Returns the size of the vocabulary: the largest id plus one, special tokens and unused ids included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
@@ -327,6 +354,20 @@ mod tests {
 
     fn fixtures() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizer")
+    }
+
+    #[test]
+    fn special_tokens_are_encoded_and_not_decoded() {
+        let tokenizer = Tokenizer::open(&fixtures().join("merges"), &RULES).expect("a tokenizer");
+        let [start, end] = ["<start_of_turn>", "<end_of_turn>"].map(|token| tokenizer.special_id(token));
+        assert_eq!(
+            (start, end, tokenizer.special_id("<|turn>"), tokenizer.special_id("abc")),
+            (Some(5), Some(6), None, None)
+        );
+        let ids = tokenizer.encode_text("<start_of_turn>user\na red “fox”<end_of_turn>").expect("encodes");
+        assert_eq!((ids.first(), ids.last()), (Some(&5), Some(&6)));
+        assert_eq!(tokenizer.decode(&ids).expect("decodes"), "user\na red “fox”");
+        assert!(tokenizer.decode(&[-1]).is_err());
     }
 
     #[test]

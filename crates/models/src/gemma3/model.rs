@@ -1,6 +1,7 @@
 //! The Gemma 3 language model.
 
 use super::config::{Gemma3Config, RopeBase};
+use crate::chat::{ChatFormat, GEMMA_3};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::COMPONENT;
 use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
@@ -23,6 +24,10 @@ impl TextEncoder for Gemma3Config {
 
     fn tokenizer(&self) -> &'static TokenizerRules {
         &GEMMA
+    }
+
+    fn chat(&self) -> &'static ChatFormat {
+        &GEMMA_3
     }
 
     fn program(

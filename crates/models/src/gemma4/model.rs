@@ -1,6 +1,7 @@
 //! The Gemma 4 language model.
 
 use super::config::{AttentionConfig, Gemma4Config};
+use crate::chat::{ChatFormat, GEMMA_4};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
 use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
@@ -28,6 +29,10 @@ impl TextEncoder for Gemma4Config {
 
     fn tokenizer(&self) -> &'static TokenizerRules {
         &GEMMA
+    }
+
+    fn chat(&self) -> &'static ChatFormat {
+        &GEMMA_4
     }
 
     fn program(

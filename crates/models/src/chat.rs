@@ -1,0 +1,80 @@
+//! Chat formats of the Gemma families: how a system prompt and a user's message become the text that the model
+//! continues.
+
+/// Chat format of a model family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChatFormat {
+    /// Name of the model family, for messages.
+    pub family: &'static str,
+    /// Tokens that the tokenizer must have: those that start and end a turn.
+    pub turn: [&'static str; 2],
+    /// Whether the system prompt has its own turn. If not, it is the start of the user's turn.
+    has_system_turn: bool,
+    /// Tokens around the model's reasoning. If the tokenizer has them, the text ends with an empty reasoning, so that
+    /// the answer starts immediately. `None`: the family does not reason.
+    reasoning: Option<[&'static str; 2]>,
+    /// Number of BOS tokens at the start.
+    bos: usize,
+    /// Length of n-grams that an answer does not repeat; 0: may repeat all.
+    pub no_repeat_ngram_size: usize,
+}
+
+/// Gemma 3. The text starts with two BOS tokens, because Lightricks' and diffusers' pipelines tokenize the rendered chat
+/// template, which contains BOS, with a tokenizer that adds BOS.
+pub const GEMMA_3: ChatFormat = ChatFormat {
+    family: "Gemma 3",
+    turn: ["<start_of_turn>", "<end_of_turn>"],
+    has_system_turn: false,
+    reasoning: None,
+    bos: 2,
+    no_repeat_ngram_size: 0,
+};
+
+/// Gemma 4.
+pub const GEMMA_4: ChatFormat = ChatFormat {
+    family: "Gemma 4",
+    turn: ["<|turn>", "<turn|>"],
+    has_system_turn: true,
+    reasoning: Some(["<|channel>", "<channel|>"]),
+    bos: 1,
+    no_repeat_ngram_size: 5,
+};
+
+impl ChatFormat {
+    /// Returns the text whose continuation is the model's answer. `has_token`: whether the tokenizer has a token.
+    pub fn text(&self, system: &str, user: &str, has_token: impl Fn(&str) -> bool) -> String {
+        let [start, end] = self.turn;
+        let (system, user) = (system.trim(), user.trim());
+        let asked = match self.has_system_turn {
+            true => format!("{start}system\n{system}{end}\n{start}user\n{user}{end}\n"),
+            false => format!("{start}user\n{system}\n\n{user}{end}\n"),
+        };
+        let reasoning = match self.reasoning.filter(|tokens| tokens.iter().all(|token| has_token(token))) {
+            Some([start, end]) => format!("{start}thought\n{end}"),
+            None => String::new(),
+        };
+        format!("{}{asked}{start}model\n{reasoning}", "<bos>".repeat(self.bos))
+    }
+
+    /// Returns the token after which the answer starts, if the model writes its reasoning first.
+    pub fn end_of_reasoning(&self) -> Option<&'static str> {
+        self.reasoning.map(|[_, end]| end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chat_texts_follow_the_family_templates() {
+        let text = |format: ChatFormat, has: bool| format.text("Be brief.\n", " user prompt: a fox ", |_| has);
+        assert_eq!(
+            text(GEMMA_3, true),
+            "<bos><bos><start_of_turn>user\nBe brief.\n\nuser prompt: a fox<end_of_turn>\n<start_of_turn>model\n"
+        );
+        let turns = "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nuser prompt: a fox<turn|>\n<|turn>model\n";
+        assert_eq!(text(GEMMA_4, true), format!("{turns}<|channel>thought\n<channel|>"));
+        assert_eq!(text(GEMMA_4, false), turns);
+    }
+}
