@@ -114,6 +114,11 @@ impl DownloadError {
         move |source| DownloadError::File { path, action, source }
     }
 
+    /// Returns whether no response arrived in time.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, DownloadError::Request { source, .. } if matches!(**source, ureq::Error::Timeout(_)))
+    }
+
     /// Returns whether another attempt may succeed: the connection failed, or the server is overloaded.
     pub fn is_temporary(&self) -> bool {
         match self {

@@ -43,6 +43,7 @@ impl Default for HttpSettings {
 #[derive(Debug)]
 pub struct HttpClient {
     agent: Agent,
+    timeout: Duration,
 }
 
 impl HttpClient {
@@ -64,7 +65,7 @@ impl HttpClient {
                 |error| DownloadError::Settings(format!("{setting}: {}: {error}", without_credentials(proxy)));
             config = config.proxy(Some(parsed.map_err(invalid)?));
         }
-        Ok(HttpClient { agent: config.build().into() })
+        Ok(HttpClient { agent: config.build().into(), timeout: settings.timeout })
     }
 
     /// Sends a GET request, follows redirects, and returns the response of any status. The redirected requests do not
@@ -82,6 +83,27 @@ impl HttpClient {
     /// Returns an error if no response arrives.
     pub fn get_once(&self, url: &str, headers: &[(HeaderName, String)]) -> Result<Response<Body>, DownloadError> {
         self.send(url, headers, 0)
+    }
+
+    /// Sends a POST request with a JSON body and returns the response of any status, also of a redirect. The client's
+    /// timeout is that of the complete exchange, including the response's body.
+    ///
+    /// # Errors
+    /// Returns an error if no response arrives in time.
+    pub fn post_json(
+        &self,
+        url: &str,
+        headers: &[(HeaderName, String)],
+        body: &serde_json::Value,
+    ) -> Result<Response<Body>, DownloadError> {
+        let json = (header::CONTENT_TYPE, "application/json".to_string());
+        let limits = self.agent.post(url).config().max_redirects(0).timeout_global(Some(self.timeout));
+        let mut request = limits.build();
+        for (name, value) in headers.iter().chain([&json]) {
+            request = request.header(name, value);
+        }
+        let sent = request.send(body.to_string());
+        sent.map_err(|source| DownloadError::Request { url: without_credentials(url), source: Box::new(source) })
     }
 
     fn send(
