@@ -50,6 +50,8 @@ impl RunArgs {
         given.flag("prompt", "request.prompt", &r.prompt);
         given.flag("prompts", "request.prompts", &r.prompts);
         given.flag("num-videos", "request.num_videos", r.num_videos);
+        given.flag("enhance-prompt", "request.enhance_prompt", r.enhance_prompt.then_some(true));
+        given.flag("enhance-system", "enhance.system", &r.enhance_system);
         given.flag("negative-prompt", "request.negative_prompt", &r.negative_prompt);
         given.flag("negative-prompt-file", "request.negative_prompt_file", &r.negative_prompt_file);
         given.flag("image", "request.images", images(&r.image.0, r.num_frames.as_ref())?);
@@ -107,6 +109,7 @@ const PROMPT: &str = "a red fox in the snow";
 pub(crate) fn timed_job(loaded: &LoadedConfig) -> anyhow::Result<Job> {
     let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
     loaded.check_read("this command writes no video and shows no progress", |path| !is_of_files(path))?;
+    loaded.check_read("this command does not enhance prompts", |path| !path.starts_with("enhance."))?;
     let jobs = loaded.config.jobs()?;
     if jobs.len() > 1 {
         let is_of_several = |path: &str| matches!(path, "request.num_videos" | "request.prompts");
@@ -175,6 +178,13 @@ pub(crate) struct RequestArgs {
     /// Number of videos per prompt, with consecutive seeds
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) num_videos: Option<u64>,
+    /// Rewrites each prompt into a detailed one, with the text encoder or the chat server of enhance.endpoint; with
+    /// --dry-run, prints the result
+    #[arg(long)]
+    pub(crate) enhance_prompt: bool,
+    /// Text file with the system prompt of --enhance-prompt
+    #[arg(long, value_name = "FILE")]
+    pub(crate) enhance_system: Option<String>,
     /// Negative prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "negative_prompt_file")]
     pub(crate) negative_prompt: Option<String>,

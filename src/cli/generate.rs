@@ -4,7 +4,7 @@ use super::args::{OutputArgs, RerunArgs, RunArgs};
 use super::plan::PlanSummary;
 use super::progress::ProgressDisplay;
 use super::{log, print, signals, tell};
-use crate::config::{Config, WeightSource, load};
+use crate::config::{Config, LoadedConfig, WeightSource, load};
 use crate::pipeline::PipelineError;
 use crate::pipeline::generate::generate;
 use crate::pipeline::plan::options::GenerateOptions;
@@ -12,6 +12,7 @@ use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::processes::together;
+use crate::pipeline::stages::enhance::enhance_prompts;
 use crate::pjrt::prepend_libtpu_flags;
 
 /// Generates videos with sound from prompts.
@@ -21,6 +22,7 @@ use crate::pjrt::prepend_libtpu_flags;
   ltx2 generate -c configs/ltx2.yml -p \"a cat plays the piano\" --seconds 5 --seed 1 -o cat.mp4
   ltx2 generate -c my.yml --set guidance.video.cfg=3 --print-config
   ltx2 generate -c out/ltx2_10.json -o again.mp4          generates an earlier video again
+  ltx2 generate -c ltx2 -p \"a cat\" --enhance-prompt --dry-run      prints the detailed prompt
   ltx2 generate -c ltx2 --prompts prompts.txt --num-videos 2 -o clips")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
@@ -51,14 +53,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         resume: args.output.resume,
     };
     if args.output.dry_run {
-        let videos = RunVideos::new(config, options, None)?;
-        let verified = verify(config, &videos);
-        let plan = PlanSummary::new(&loaded, &videos, &verified);
-        match args.output.json {
-            true => print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?,
-            false => tell(plan.to_string().trim_end()),
-        }
-        return verified;
+        return dry_run(&loaded, options, args.output.json);
     }
     prepare_run(config);
     let finished = together(&config.runtime.distributed, |group| {
@@ -76,6 +71,34 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         true => print(&format!("{}\n", serde_json::to_string_pretty(&finished)?)),
         false => print(&finished.iter().map(|f| format!("{}\n", f.path.display())).collect::<String>()),
     }
+}
+
+/// Prints the plan of a run. If the run enhances prompts, also enhances and prints them.
+///
+/// # Errors
+/// Returns the error that the run would fail with before it compiles a program, or the error of the enhancement.
+fn dry_run(loaded: &LoadedConfig, options: GenerateOptions, as_json: bool) -> anyhow::Result<()> {
+    let config = &loaded.config;
+    let videos = RunVideos::new(config, options, None)?;
+    let mut verified = verify(config, &videos);
+    let mut prompts = Vec::new();
+    if verified.is_ok() && config.request.enhance_prompt {
+        prepare_run(config);
+        match enhance_prompts(config, &videos) {
+            Ok(enhanced) => prompts = enhanced,
+            Err(error) => verified = Err(error.into()),
+        }
+    }
+    let mut plan = PlanSummary::new(loaded, &videos, &verified);
+    plan.prompts = prompts;
+    if as_json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&plan)?))?;
+        return verified;
+    }
+    tell(plan.to_string().trim_end());
+    let lines = plan.prompts.iter().map(|prompt| format!("{}\n", prompt.enhanced));
+    print(&lines.collect::<String>())?;
+    verified
 }
 
 /// Validates a run for its plan. If the model is a published one that is not on this machine, validates the request

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::compile_table::mesh_text;
 use super::one_line;
 use crate::config::{Config, LoadedConfig, NumFrames, WeightSource, encoded_frames};
+use crate::pipeline::enhancement::EnhancedPrompt;
 use crate::pipeline::plan::origin::{Origin, download_command};
 use crate::pipeline::plan::videos::RunVideos;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -51,6 +52,9 @@ pub(crate) struct PlanSummary {
     layout: String,
     mesh: String,
     outputs: Vec<String>,
+    /// Enhanced prompts; empty if the run does not enhance prompts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) prompts: Vec<EnhancedPrompt>,
 }
 
 impl PlanSummary {
@@ -107,6 +111,7 @@ impl PlanSummary {
             layout: config.layout.clone(),
             mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(axes.iter().map(|(a, n)| (a, n)))),
             outputs: videos.outputs.iter().map(|p| p.display().to_string()).collect(),
+            prompts: Vec::new(),
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::models::upsampler::Upsampling;
 use crate::runtime::platform::Choice;
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
+use ltx2_download::http::{authority, without_credentials};
 
 /// Deserializes the merged tree. Every layer was validated against the schema, so the only possible failure is a number
 /// that is too large for its type.
@@ -33,6 +34,7 @@ pub(super) fn typed(tree: &Tree) -> Result<Config, ConfigError> {
 pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
     check_upsampling(config)
         .and_then(|()| check_request(config))
+        .and_then(|()| check_enhancement(config))
         .and_then(|()| check_sampling(config))
         .and_then(|()| check_run(config))
         .map_err(|error| {
@@ -220,6 +222,55 @@ fn check_run(config: &Config) -> Result<(), ConfigError> {
         return fail(OutOfRange, "mesh", layout::mesh_text(mesh), why);
     }
     Ok(())
+}
+
+fn check_enhancement(config: &Config) -> Result<(), ConfigError> {
+    let own = &config.enhance;
+    if let Some(endpoint) = &own.endpoint {
+        let is_http = ["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme));
+        let host = authority(endpoint);
+        if !is_http || host.1.is_empty() {
+            let why = "must be the base URL of a chat server, such as http://localhost:8080/v1";
+            return fail(OutOfRange, "enhance.endpoint", without_credentials(endpoint), why);
+        }
+        if host.0.is_some() || endpoint.contains(['?', '#']) {
+            let why = "must not contain credentials or a query, because sidecars record it; pass the API key in the \
+                       environment variable that enhance.key_env names";
+            let shown = without_credentials(endpoint);
+            return fail(OutOfRange, "enhance.endpoint", shown.split(['?', '#']).next().unwrap_or_default(), why);
+        }
+        if own.model.as_ref().is_none_or(|model| model.trim().is_empty()) {
+            return fail(
+                Conflict,
+                "enhance.endpoint",
+                endpoint,
+                "set enhance.model to the name of the endpoint's model",
+            );
+        }
+    }
+    if let Some(name) = own.key_env.as_ref().filter(|name| !is_variable_name(name)) {
+        // Not quoted, because the value may be a key.
+        let shown = format!("{} characters", name.chars().count());
+        return fail(OutOfRange, "enhance.key_env", shown, "must be the name of an environment variable, not the key");
+    }
+    if own.top_p == Some(0.0) {
+        return fail(OutOfRange, "enhance.top_p", 0, "must be more than 0");
+    }
+    let later = config.request.chain.iter().flat_map(|chain| &chain.prompts);
+    let mut prompts = config.request.prompt.iter().filter(|_| config.request.prompts.is_none()).chain(later);
+    if config.request.enhance_prompt && prompts.any(|prompt| prompt.trim().is_empty()) {
+        let why = "an empty prompt cannot be enhanced; write a prompt, or set request.enhance_prompt to false";
+        return fail(Conflict, "request.enhance_prompt", true, why);
+    }
+    Ok(())
+}
+
+fn is_variable_name(name: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    !name.is_empty()
+        && name.len() <= 128
+        && name.chars().all(is_word)
+        && !name.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.

@@ -103,6 +103,22 @@ pub(super) const RULES: &[EffectRule] = &[
         let forced = f.config.text.bos == Bos::Always && f.config.reference == Reference::Official;
         f.unless(!forced, remove("prompts always begin with BOS if reference is official"))
     }),
+    // Prompt enhancement. Files may configure it for runs that enable it with a flag or a request field.
+    flags(&["enhance.system", "enhance.max_new_tokens", "enhance.temperature", "enhance.endpoint"], |f, _| {
+        f.without_enhancement()
+    }),
+    flags(&["enhance.model", "enhance.key_env", "enhance.timeout"], |f, _| {
+        let why = or_remove(message!["only chat servers use ", This, "; set ", Key("enhance.endpoint"), " too"]);
+        f.without_enhancement().or_else(|| f.unless(f.config.enhance.endpoint.is_some(), why))
+    }),
+    flags(&["enhance.top_k", "enhance.top_p", "enhance.seed"], |f, key| {
+        let is_sampled = f.enhancement_temperature() > 0.0;
+        let why = or_remove("the most likely token is always selected; set enhance.temperature to more than 0");
+        let is_sent = key != "enhance.top_k" || f.config.enhance.endpoint.is_none();
+        f.without_enhancement()
+            .or_else(|| f.unless(is_sent, remove("the protocol of enhance.endpoint has no such option")))
+            .or_else(|| f.unless(is_sampled, why))
+    }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),
     request(&["sampler.step_noise"], |f, _| f.unused_step_noise()),

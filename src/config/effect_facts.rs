@@ -35,6 +35,11 @@ impl GuidanceStream {
     }
 }
 
+/// Returns the default of `enhance.temperature`, as in Lightricks' pipelines.
+pub(crate) fn default_temperature(version: Version) -> f64 {
+    if version == Version::V2_5 { 0.0 } else { 0.7 }
+}
+
 const VIDEO_STG: &str = "guidance.video.stg";
 const AUDIO_STG: &str = "guidance.audio.stg";
 
@@ -78,6 +83,19 @@ impl EffectFacts<'_> {
 
     pub(super) fn one_stage(&self) -> Option<Message> {
         if self.spec().has_two_stages() { None } else { self.by_pipeline("has only one stage") }
+    }
+
+    pub(super) fn without_enhancement(&self) -> Option<Message> {
+        let on = Key("request.enhance_prompt");
+        self.unless(
+            self.config.request.enhance_prompt,
+            or_remove(message!["prompts are not enhanced; set ", on, " to true"]),
+        )
+    }
+
+    /// Returns the temperature with which prompts are enhanced.
+    pub(super) fn enhancement_temperature(&self) -> f64 {
+        self.config.enhance.temperature.unwrap_or_else(|| default_temperature(self.version))
     }
 
     pub(super) fn given_sound(&self) -> Option<Message> {

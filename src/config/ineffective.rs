@@ -242,6 +242,13 @@ mod tests {
             ("ltx2", &["conditioning.crf=20"], "conditioning.crf = 20 (--set): no image uses it"),
             ("ltx2", &["request.num_frames=121", chain], "121 frames make 3 clips; remove 1"),
             ("ltx2", &["request.chain={clip: 121}"], "121 frames fit in one clip of up to 121; remove request.chain"),
+            ("ltx2", &["enhance.max_new_tokens=9"], "prompts are not enhanced; set request.enhance_prompt to true, or"),
+            ("ltx2", &["request.enhance_prompt=true", "enhance.key_env=A"], "only chat servers use this key; set"),
+            (
+                "ltx2_5",
+                &["request.enhance_prompt=true", "enhance.top_k=3"],
+                "enhance.top_k = 3 (--set): the most likely token is always selected",
+            ),
             ("ltx2", &["request.chain={}"], "request.chain = {} (--set): 121 frames fit in one clip"),
             ("ltx2", &["text.bos=always"], "text.bos = always (--set): prompts always begin with BOS"),
             ("ltx2", &[&lora], "LoRA 1 is for stages [2], and the pipeline text_to_video has only stage 1"),
@@ -274,6 +281,7 @@ mod tests {
             ("ltx2", &["pipeline=two_stage", "model.upsampler=up", "two_stage.adain=0.5"]),
             ("ltx2", &["reference=diffusers", "text.bos=always"]),
             ("ltx2", &["request.chain={}", "request.num_frames=241"]),
+            ("ltx2", &["request.enhance_prompt=true", "enhance.top_k=3", "enhance.seed=1"]),
         ] {
             assert!(effect(file, set).is_ok(), "{file} {set:?}");
         }

@@ -36,6 +36,7 @@ mod yaml;
 pub(crate) use check_chain::outside;
 #[cfg(test)]
 pub(crate) use effect::reasons;
+pub(crate) use effect_facts::default_temperature;
 pub use error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;

@@ -37,6 +37,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                     ["path", "attention_mask"].iter().for_each(|key| text(item, key, |t| join(folder, t)))
                 });
             }
+            "enhance" => text(node, "system", |t| join(folder, t)),
             "output" => {
                 for key in ["path", "save_frames", "save_audio"] {
                     text(node, key, |t| join(folder, t));

@@ -45,6 +45,8 @@ with_defaults! {
         pub reference: Reference = Reference::Official,
         /// Tokenization of prompts.
         pub text: Text = Text::default(),
+        /// Prompt enhancement, which `request.enhance_prompt` enables.
+        pub enhance: Enhance = Enhance::default(),
         /// Sampler and noise levels of the denoising loop.
         pub sampler: SamplerConfig = SamplerConfig::default(),
         /// Guidance of the video and the audio stream.
@@ -190,6 +192,9 @@ with_defaults! {
     pub struct RequestConfig {
         /// Text prompt; an empty prompt generates an unconditional video.
         pub prompt: Option<String> = None,
+        /// Whether a language model rewrites each prompt into a detailed one before it is encoded: the text encoder or, if
+        /// `enhance.endpoint` is set, a chat server. Negative prompts are never rewritten.
+        pub enhance_prompt: bool = false,
         /// Negative prompt: what to avoid.
         pub negative_prompt: String = NEGATIVE_PROMPT.trim().into(),
         /// File with the negative prompt, instead of `negative_prompt`.
@@ -550,6 +555,43 @@ with_defaults! {
     pub struct Text {
         /// Whether prompts start with the BOS token.
         pub bos: Bos = Bos::Auto,
+    }
+}
+
+with_defaults! {
+    /// Prompt enhancement, which `request.enhance_prompt` enables. Null sampling values: those of the model generation.
+    /// LTX-2.0 and LTX-2.3: temperature 0.7 and 512 tokens; LTX-2.5: temperature 0 and 600 tokens.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct Enhance {
+        /// Text file with the system prompt. Null: `enhance_t2v.txt` or, with conditioning images, `enhance_i2v.txt` in
+        /// the model's folder or its `text_encoder` folder, otherwise the built-in prompt.
+        pub system: Option<String> = None,
+        /// Maximum number of tokens of an enhanced prompt.
+        #[schemars(range(min = 1, max = 4096))]
+        pub max_new_tokens: Option<usize> = None,
+        /// Sampling temperature; 0 always selects the most likely token.
+        #[schemars(range(min = 0, max = 2))]
+        pub temperature: Option<f64> = None,
+        /// Number of most likely tokens to sample from; 0 samples from all. Null: from the text encoder's
+        /// `generation_config.json`.
+        pub top_k: Option<usize> = None,
+        /// Samples from the most likely tokens whose probabilities add up to this value. Null: from the text encoder's
+        /// `generation_config.json`.
+        #[schemars(range(min = 0, max = 1))]
+        pub top_p: Option<f64> = None,
+        /// Random seed; null uses `request.seed`.
+        pub seed: Option<u64> = None,
+        /// Base URL of an OpenAI-compatible chat server that enhances the prompts, such as `http://localhost:8080/v1`.
+        /// Null: the text encoder enhances them.
+        pub endpoint: Option<String> = None,
+        /// Name of the endpoint's model.
+        pub model: Option<String> = None,
+        /// Name of the environment variable with the endpoint's API key. Null sends no key.
+        pub key_env: Option<String> = None,
+        /// Seconds to wait for the endpoint's answer to a prompt.
+        #[schemars(range(min = 1, max = 3600))]
+        pub timeout: u64 = 120,
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Sidecar {
     pub model: Value,
     /// Versions of this program, the plugin and the platform.
     pub versions: Value,
+    /// Prompts as the user wrote them and how they were enhanced; null if they were not enhanced.
+    pub enhancement: Value,
     /// Whether a flag, `--set` or another file selects a model other than that of the sidecar.
     pub uses_other_model: bool,
     /// Whether a model or input file that differs from the one recorded in the sidecar causes a warning instead of an
@@ -47,6 +49,7 @@ impl Sidecar {
             inputs: part("inputs"),
             model: part("model"),
             versions: part("versions"),
+            enhancement: part("enhancement"),
             uses_other_model: false,
             allows_changes: false,
         })

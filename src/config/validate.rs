@@ -208,8 +208,7 @@ fn wrong(node: &YamlNode, options: &[&Value], path: &str, locate: Locate) -> Con
 
 fn unknown(key: &str, known: Option<&Map<String, Value>>, path: &str, origin: ValueOrigin) -> ConfigError {
     if path == "model" && key == "prompt_enhancer" {
-        let hint =
-            "prompt enhancement is not supported; write the enhanced prompt as request.prompt (docs/models.md)".into();
+        let hint = "the text encoder or enhance.endpoint enhances prompts; set request.enhance_prompt to true".into();
         return ConfigError::key(ConfigErrorKind::UnknownKey, join(path, key), Limit::Schema(hint)).at(origin);
     }
     let names: Vec<&str> = known.into_iter().flat_map(|k| k.keys()).map(String::as_str).collect();
@@ -247,8 +246,8 @@ mod tests {
             ("request:\n  # size\n  widht: 512\n", "3: unknown key 'request.widht'; did you mean 'width'?"),
             (
                 "model: {prompt_enhancer: google/gemma-4-E2B-it}\n",
-                "1: unknown key 'model.prompt_enhancer'; prompt enhancement is not supported; write the enhanced prompt as \
-                 request.prompt (docs/models.md)",
+                "1: unknown key 'model.prompt_enhancer'; the text encoder or enhance.endpoint enhances prompts; set \
+                 request.enhance_prompt to true",
             ),
             ("\nsampelr: {steps: 3}\n", "2: unknown key 'sampelr'; did you mean 'sampler'?"),
             ("steps: 3\n", "1: unknown key 'steps'; 'steps' belongs under 'sampler'"),

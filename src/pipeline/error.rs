@@ -49,6 +49,9 @@ pub enum PipelineError {
         key: &'static str,
         source: Box<PipelineError>,
     },
+    /// The language model did not enhance a prompt. Contains no API key.
+    #[error("prompt enhancement: {0}")]
+    Enhancement(String),
     /// The model or the options do not support the request.
     #[error("{0}")]
     Usage(String),

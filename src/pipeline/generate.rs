@@ -34,6 +34,7 @@ use super::runner::Runner;
 use super::session::Session;
 use super::stages::batch::videos_at_once;
 use super::stages::duration;
+use super::stages::enhance::{self, enhance_all};
 use super::stages::text_to_video::Generated;
 use crate::config::Config;
 use crate::destination::Destination;
@@ -82,26 +83,24 @@ pub fn generate(
     group: Option<&Arc<Group>>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<FinishedVideo>> {
-    let videos = &RunVideos::new(config, options, group.map(|group| &**group))?;
+    let mut videos = RunVideos::new(config, options, group.map(|group| &**group))?;
     if videos.jobs.is_empty() {
         return Ok(Vec::new());
     }
-    processes::compare(group, config, videos)?;
-    let replaceable = outputs::replaceable(config, videos);
-    let (mut plan, mut model) = RunPlan::new(config, videos)?;
-    if let Some(frames) = duration::resolve(config, &videos.jobs, group)? {
-        let resolved = ResolvedConfig::with_frames(config, frames)?;
-        (plan, model) = RunPlan::new(&resolved, videos)?;
-    }
+    processes::compare(group, config, &videos)?;
+    let replaceable = outputs::replaceable(config, &videos);
+    let PlannedRun { plan, model } = plan_run(config, &mut videos, group)?;
     observer.planned(&videos.jobs);
-    let requests = std::mem::take(&mut plan.requests);
     let mut started = Instant::now();
     let mut session = Session::start(plan, model, group)?;
-    warn_of_plugin(&session, videos);
+    warn_of_plugin(&session, &videos);
     session.runner.executor.on_load(observer.on_load());
-    check_steps(&session, videos)?;
+    check_steps(&session, &videos)?;
     session.fit_memory(group)?;
-    let Session { plan, mut runner, versions, first } = session;
+    enhance_with_text_encoder(&mut session, &mut videos)?;
+    let videos = &videos;
+    let Session { mut plan, mut runner, versions, first } = session;
+    let requests = std::mem::take(&mut plan.requests);
     let mut run = run_options(videos, first);
     let mut results = Results::default();
     let size = videos_at_once(&runner.build.layout);
@@ -110,7 +109,7 @@ pub fn generate(
         let mut writer = VideoWriter::new(scope, &plan.config, videos);
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
-            let checkpoint = checkpoint(&plan.config, videos, &runner.model, jobs, &paths[0], group.is_none());
+            let checkpoint = checkpoint(&plan, videos, &runner.model, jobs, &paths[0], group.is_none());
             let resumed = |new: CheckpointSettings| if videos.resume { new.resumed() } else { Ok(new) };
             run.checkpoint = match checkpoint.and_then(|checkpoint| checkpoint.map(resumed).transpose()) {
                 Ok(checkpoint) => checkpoint,
@@ -167,6 +166,63 @@ pub fn generate(
     Ok(finished)
 }
 
+/// The plan of a run, and its model.
+struct PlannedRun {
+    plan: RunPlan,
+    model: OpenModel,
+}
+
+/// Plans a run. Enhances its prompts if an endpoint enhances them, and predicts the number of frames if it is `auto`.
+fn plan_run(config: &Config, videos: &mut RunVideos, group: Option<&Arc<Group>>) -> Result<PlannedRun> {
+    let mut config = videos.resolved(config);
+    let (mut plan, mut model) = RunPlan::new(&config, videos)?;
+    let enhancer = plan.enhancer.clone();
+    if let (Some(enhancer), Some(group)) = (&enhancer, group) {
+        let differ = |name: &str, _: &str, _: &str| {
+            format!("{name} and process 0 have different system prompts or sampling options for request.enhance_prompt")
+        };
+        group.ensure_equal(&enhancer.fingerprint(), differ)?;
+    }
+    let known = videos.enhancement.take();
+    let mut enhanced = None;
+    if let Some(enhancer) = enhancer.as_ref().filter(|enhancer| !enhancer.needs_devices()) {
+        let ask = |prompt: &str, seed| enhance::ask(enhancer, prompt, seed, group);
+        enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut videos.jobs, ask)?);
+        plan.set_enhanced(enhanced.clone(), &videos.jobs);
+        config.set_prompts_enhanced();
+    }
+    let mut jobs = videos.jobs.clone();
+    let frames = duration::resolve(&config, &videos.jobs, group, |runner, job| {
+        if let Some(enhancer) = enhancer.as_ref().filter(|enhancer| enhancer.needs_devices()) {
+            let generate = |prompt: &str, seed| enhancer.generate(runner, prompt, seed);
+            enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut jobs, generate)?);
+        }
+        Ok(jobs.first().unwrap_or(job).clone())
+    })?;
+    videos.jobs = jobs;
+    if let Some(frames) = frames {
+        let mut resolved = ResolvedConfig::with_frames(&config, frames)?;
+        if enhanced.is_some() {
+            resolved.set_prompts_enhanced();
+        }
+        (plan, model) = RunPlan::new(&resolved, videos)?;
+        plan.set_enhanced(enhanced, &videos.jobs);
+    }
+    videos.enhancement = known;
+    Ok(PlannedRun { plan, model })
+}
+
+/// Enhances the prompts of a run with the text encoder, if they are not enhanced yet.
+fn enhance_with_text_encoder(session: &mut Session, videos: &mut RunVideos) -> Result<()> {
+    let Session { plan, runner, .. } = session;
+    let Some(enhancer) = plan.enhancer.take() else { return Ok(()) };
+    let generate = |prompt: &str, seed| enhancer.generate(runner, prompt, seed);
+    let known = videos.enhancement.as_ref();
+    let enhanced = enhance_all(&enhancer, &plan.config, known, &mut videos.jobs, generate)?;
+    plan.set_enhanced(Some(enhanced), &videos.jobs);
+    Ok(())
+}
+
 /// Returns the options of a batch. `first`: whether this process writes the videos.
 fn run_options(videos: &RunVideos, first: bool) -> RunOptions {
     let dump = videos.dump.is_some();
@@ -216,16 +272,17 @@ fn write_times(path: Option<&PathBuf>, mut figures: Vec<Value>, replaceable: &Re
 /// `--checkpoint-every` and `--resume`, a checkpoint is written only if the run is interrupted after a finished pass.
 /// `None`: no checkpoint is written.
 fn checkpoint(
-    config: &Config,
+    plan: &RunPlan,
     videos: &RunVideos,
     model: &OpenModel,
     jobs: &[Job],
     output: &Path,
     is_alone: bool,
 ) -> Result<Option<CheckpointSettings>> {
-    let every = videos.checkpoint_every.map(Every::Steps);
+    let (config, every) = (&plan.config, videos.checkpoint_every.map(Every::Steps));
     let new = || {
-        CheckpointSettings::new(config, model, jobs, output, every).map(|s| s.writing(outputs::files(config, videos)))
+        let own = CheckpointSettings::new(config, model, jobs, output, every)?;
+        Ok::<_, PipelineError>(own.writing(outputs::files(config, videos)).with_enhancement(plan.enhancement.clone()))
     };
     if videos.checkpoint_every.is_some() || videos.resume {
         return new().map(Some);
@@ -250,10 +307,10 @@ fn check_steps(session: &Session, videos: &RunVideos) -> Result<()> {
     if !videos.resume {
         return Ok(());
     }
-    let (config, size) = (&session.plan.config, videos_at_once(&session.runner.build.layout));
+    let size = videos_at_once(&session.runner.build.layout);
     let mut batches = videos.jobs.chunks(size).zip(videos.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
-        let checkpoint = checkpoint(config, videos, &session.runner.model, jobs, &paths[0], true)?;
+        let checkpoint = checkpoint(&session.plan, videos, &session.runner.model, jobs, &paths[0], true)?;
         checkpoint.as_ref().map_or(Ok(()), CheckpointSettings::check)
     })
 }
@@ -285,7 +342,7 @@ fn pending_videos(
         replaceable: replaceable.clone(),
         fallback: Some(FallbackLocation::Temporary),
         report: RunReport::new(&generated, &runner.executor, made),
-        sidecar: config.output.sidecar.then(|| sidecar(config, job, &model, &plan.inputs, runner, versions)),
+        sidecar: config.output.sidecar.then(|| sidecar(plan, job, &model, runner, versions)),
         generated,
     };
     together.jobs.iter().zip(together.paths).zip(videos).map(of).collect()
@@ -328,7 +385,7 @@ fn chained(
     }
     let Some(files) = files else { return Ok(Vec::new()) };
     let model = sidecar_model(config, runner);
-    let sidecar = |job: &Job| sidecar(config, job, &model, &plan.inputs, runner, versions);
+    let sidecar = |job: &Job| sidecar(plan, job, &model, runner, versions);
     interrupts::doing("while files were written");
     observer.writing(paths);
     let outcomes = files.finish(&runner.executor, started.elapsed(), sidecar);

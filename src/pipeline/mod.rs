@@ -1,5 +1,6 @@
 //! Runs requests, from the prompt to the video file.
 
+pub mod enhancement;
 mod error;
 pub mod generate;
 pub mod model;

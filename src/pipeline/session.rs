@@ -57,9 +57,15 @@ impl Session {
     /// Returns the requests of the configuration, one for each combination of prompt and seed.
     ///
     /// # Errors
-    /// Returns an error if the model does not support the sizes or the noise schedule.
+    /// Returns an error if the model does not support the sizes or the noise schedule, or if the configuration enhances
+    /// prompts, which only [`generate`](super::generate::generate) does.
     pub fn requests(&self) -> Result<Vec<Request>> {
         let config = &self.plan.config;
+        if config.request.enhance_prompt {
+            let why = "Session::requests does not enhance prompts; call pipeline::generate::generate, or set \
+                       request.enhance_prompt to false";
+            return Err(PipelineError::Usage(why.into()));
+        }
         config.jobs()?.iter().map(|job| self.runner.model.request(config, job)).collect()
     }
 

@@ -164,6 +164,9 @@ pub struct VideoProperties {
     pub samples_sha256: String,
     /// Durations of the phases, in the format of the sidecar.
     pub timings: Value,
+    /// Prompt that a language model made from the request's prompt; `None` if the prompt was not enhanced.
+    #[serde(default)]
+    pub enhanced_prompt: Option<String>,
     /// Warnings of the run.
     pub warnings: Vec<String>,
 }
@@ -181,6 +184,8 @@ pub enum JobPhase {
     Compiling,
     /// Weights are being loaded.
     Loading,
+    /// A language model is rewriting the prompt.
+    PromptEnhancer,
     /// The prompt is being encoded.
     TextEncoder,
     /// First denoising pass.

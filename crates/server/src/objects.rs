@@ -30,6 +30,7 @@ pub(crate) fn video(snapshot: &Snapshot) -> Value {
         "completed_at": record.completed_at,
         "expires_at": record.expires_at,
         "prompt": accepted.prompt(),
+        "enhanced_prompt": record.produced.as_ref().and_then(|made| made.enhanced_prompt.as_ref()),
         "size": format!("{width}x{height}"),
         "seconds": seconds(accepted, duration),
         "error": record.failure.as_ref().map(Failure::to_json),
@@ -92,7 +93,7 @@ pub(crate) fn without_paths(value: Value) -> Value {
             let shown = map.into_iter().filter(|(key, _)| !["serve", "distributed"].contains(&key.as_str()));
             let cut = shown.map(|(key, value)| match key.as_str() {
                 // Prompts contain the client's own text, in which slashes do not indicate paths.
-                "prompt" | "negative_prompt" => (key, value),
+                "prompt" | "negative_prompt" | "enhanced" => (key, value),
                 // Keys are reduced too, because the keys of `inputs` are paths.
                 _ => (name_of(&key).to_string(), without_paths(value)),
             });
@@ -198,6 +199,7 @@ mod tests {
             frames_sha256: String::new(),
             samples_sha256: String::new(),
             timings: json!({"denoise": 1.23456, "timeline": []}),
+            enhanced_prompt: Some("a red fox / at dawn".into()),
             warnings: vec!["cut".into()],
         }
     }
@@ -234,6 +236,10 @@ mod tests {
             (&json!(4.042), &json!("4"), &json!(97))
         );
         assert_eq!(done["timings"]["denoise"], json!(1.235));
+        assert_eq!(
+            (&done["enhanced_prompt"], &running["enhanced_prompt"]),
+            (&json!("a red fox / at dawn"), &Value::Null)
+        );
         assert_eq!(done["warnings"], json!(["size 1280x720 is an alias of 1280x704", "cut"]));
     }
 
@@ -256,6 +262,7 @@ mod tests {
             },
             "inputs": {"/state/inputs/ab.png": "ff"},
             "versions": {"plugin": "/opt/p/plugin.so"},
+            "enhancement": {"prompts": [{"prompt": "a/b", "enhanced": "c/d"}], "enhancer": {"endpoint": "http://10.0.0.1/v1"}},
             "list": ["/x/y", 1],
         });
         let expected = json!({
@@ -266,6 +273,7 @@ mod tests {
             },
             "inputs": {"ab.png": "ff"},
             "versions": {"plugin": "plugin.so"},
+            "enhancement": {"prompts": [{"prompt": "a/b", "enhanced": "c/d"}], "enhancer": {"endpoint": "v1"}},
             "list": ["y", 1],
         });
         assert_eq!(without_paths(sidecar), expected);

@@ -19,6 +19,7 @@ use super::tensors::fixed;
 use crate::config::Config;
 use crate::interrupts::{self, InterruptGuard};
 use crate::media::Frames;
+use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::videos::Job;
@@ -36,6 +37,8 @@ pub struct CheckpointSettings {
     identity: RunIdentity,
     /// Output files of the run. The checkpoint records them, because a resumed run may replace them.
     outputs: Vec<PathBuf>,
+    /// Enhanced prompts. The checkpoint records them, because a resumed run must use the same ones.
+    enhancement: Option<Enhancement>,
     found: Option<DenoiseState>,
     /// For chained videos: number of clips that the interrupted run saved.
     clips: usize,
@@ -56,6 +59,9 @@ struct RunIdentity {
     /// The JSON text that `hash` covers. Error messages quote the keys in which two runs differ.
     text: String,
 }
+
+/// Metadata key of the enhanced prompts.
+const ENHANCEMENT: &str = "enhancement";
 
 /// Interval between two checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,6 +135,7 @@ impl CheckpointSettings {
             every,
             identity,
             outputs: Vec::new(),
+            enhancement: None,
             found: None,
             clips: 0,
             clip: 0,
@@ -186,6 +193,11 @@ impl CheckpointSettings {
     /// Sets the output files that the checkpoint records.
     pub(crate) fn writing(self, outputs: Vec<PathBuf>) -> Self {
         CheckpointSettings { outputs, ..self }
+    }
+
+    /// Sets the enhanced prompts that the checkpoint records.
+    pub(crate) fn with_enhancement(self, enhancement: Option<Enhancement>) -> Self {
+        CheckpointSettings { enhancement, ..self }
     }
 
     /// Checks the files that [`CheckpointSettings::resumed`] reads. Changes nothing.
@@ -270,7 +282,8 @@ impl CheckpointSettings {
     fn about<const N: usize>(&self, more: [(&str, String); N]) -> HashMap<String, String> {
         let RunIdentity { hash, text } = self.identity.clone();
         let all = [("identity", hash), ("request", text), ("outputs", json!(self.outputs).to_string())];
-        let all = all.into_iter().chain(more);
+        let enhancement = self.enhancement.iter().map(|own| (ENHANCEMENT, json!(own).to_string()));
+        let all = all.into_iter().chain(enhancement).chain(more);
         all.map(|(key, value)| (key.to_string(), value)).collect()
     }
 
@@ -401,6 +414,17 @@ pub(in crate::pipeline) fn recorded_outputs(output: &Path) -> Vec<PathBuf> {
         serde_json::from_str::<Vec<PathBuf>>(file.metadata("outputs")?).ok()
     });
     recorded.flatten().collect()
+}
+
+/// Returns the enhanced prompts recorded in a video's checkpoint and in its first clip.
+pub(in crate::pipeline) fn recorded_enhancements(output: &Path) -> Vec<Enhancement> {
+    [path_of(output), path_of_clip(output, 0)].iter().filter_map(|path| recorded_enhancement(path)).collect()
+}
+
+/// Returns the enhanced prompts recorded in a checkpoint file; `None` if it cannot be read or has none.
+pub(crate) fn recorded_enhancement(path: &Path) -> Option<Enhancement> {
+    let file = path.is_file().then(|| Checkpoint::open(path).ok()).flatten()?;
+    serde_json::from_str(file.metadata(ENHANCEMENT)?).ok()
 }
 
 fn read_clip(path: &Path, identity: &RunIdentity) -> Result<SavedClip> {

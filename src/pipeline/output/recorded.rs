@@ -13,8 +13,11 @@ use crate::pipeline::plan::videos::{Job, sidecar_path};
 use crate::weights::fingerprint::SAMPLED;
 
 /// Config keys that do not affect the results of a run.
-const IGNORED_KEYS: [&str; 11] = [
+const IGNORED_KEYS: [&str; 13] = [
     "/output",
+    // Requests are compared with enhanced prompts.
+    "/request/enhance_prompt",
+    "/enhance",
     "/sampler/progress_every",
     "/runtime/distributed",
     "/runtime/compile_cache",

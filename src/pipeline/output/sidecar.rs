@@ -7,27 +7,28 @@ use serde_json::{Value, json};
 
 use super::writer::{FinishedVideo, write_json};
 use crate::config::Config;
+use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::Job;
 use crate::pipeline::runner::Runner;
 
-/// Returns the sidecar of a video without the output hashes and the timings.
-pub(crate) fn sidecar(
-    config: &Config,
-    job: &Job,
-    model: &Value,
-    inputs: &Value,
-    runner: &Runner,
-    versions: &Value,
-) -> Value {
-    json!({
+/// Returns the sidecar of a video without the output hashes and the timings. The key `enhancement` exists only if the
+/// prompt was enhanced.
+pub(crate) fn sidecar(plan: &RunPlan, job: &Job, model: &Value, runner: &Runner, versions: &Value) -> Value {
+    let config = &plan.config;
+    let mut own = json!({
         "config": config.effective(&job.prompt, job.seed),
         "seed": job.seed,
         "model": model,
-        "inputs": inputs,
+        "inputs": plan.inputs,
         "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
         "versions": versions,
-    })
+    });
+    if let Some(record) = plan.enhancement.as_ref().map(|own: &Enhancement| own.of_video(config, &job.prompt)) {
+        own["enhancement"] = record;
+    }
+    own
 }
 
 /// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and

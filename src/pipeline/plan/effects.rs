@@ -22,7 +22,9 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
-const ELSEWHERE: [(&str, &str); 36] = [
+const ELSEWHERE: [(&str, &str); 38] = [
+    ("request.enhance_prompt", "prompts"),
+    ("enhance", "prompts"),
     ("model.path", "weights"),
     ("model.variant", "weights"),
     ("model.text_encoder", "weights"),

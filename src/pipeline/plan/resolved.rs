@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Mesh, NumFrames, Pipeline, outside};
 use crate::media::ImageH264;
+use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result};
 
 /// A loaded configuration with the decisions of the plan. Only the methods of this type change a loaded value.
@@ -53,6 +54,19 @@ impl ResolvedConfig {
         (request.images, request.audio_latents, request.audio) = (Vec::new(), Vec::new(), None);
         request.num_frames = NumFrames::Count(frames);
         own
+    }
+
+    /// Replaces the prompts of later clips that `enhancement` has.
+    pub(in crate::pipeline) fn set_enhanced_clips(&mut self, enhancement: &Enhancement) {
+        let seed = self.enhancement_seed();
+        for prompt in self.0.request.chain.iter_mut().flat_map(|chain| &mut chain.prompts) {
+            enhancement.replace(prompt, seed);
+        }
+    }
+
+    /// Records that the prompts are enhanced, so that a rerun uses them unchanged.
+    pub(crate) fn set_prompts_enhanced(&mut self) {
+        self.0.request.enhance_prompt = false;
     }
 
     pub(super) fn set_layout(&mut self, layout: String, mesh: Option<Mesh>) {

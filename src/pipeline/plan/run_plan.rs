@@ -9,9 +9,10 @@ use super::loras::Loras;
 use super::outputs;
 use super::preflight::{check_chain, check_input_files, check_placement, give, inputs};
 use super::resolved::ResolvedConfig;
-use super::videos::RunVideos;
+use super::videos::{Job, RunVideos};
 use crate::config::{Config, Pipeline, training_length_warning};
 use crate::media::RoundTrip;
+use crate::pipeline::enhancement::{Enhancement, Enhancer};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::recorded;
@@ -34,6 +35,10 @@ pub struct RunPlan {
     pub programs: Programs,
     /// Hashes of the input files by path, for sidecars; null if no sidecar is written.
     pub inputs: Value,
+    /// Enhances the prompts. `None`: the run does not enhance prompts, or they are enhanced.
+    pub(crate) enhancer: Option<Enhancer>,
+    /// Enhanced prompts, for sidecars. `None`: no prompt has been enhanced.
+    pub(crate) enhancement: Option<Enhancement>,
     /// H.264 encoder of the conditioning images. `None`: not chosen yet, or there are no images to encode.
     pub(crate) round_trip: Option<RoundTrip>,
     /// Whether programs are compiled so that a trace distinguishes their operations.
@@ -60,7 +65,8 @@ impl RunPlan {
 
     fn with_programs(config: &Config, programs: Programs) -> Self {
         let (config, requests, inputs) = (config.into(), Vec::new(), Value::Null);
-        RunPlan { config, requests, programs, inputs, round_trip: None, traceable: false }
+        let (enhancer, enhancement, round_trip, traceable) = (None, None, None, false);
+        RunPlan { config, requests, programs, inputs, enhancer, enhancement, round_trip, traceable }
     }
 
     /// Plans a run and verifies its output files, the disk space for them, its model components, requests, input files and
@@ -91,6 +97,11 @@ impl RunPlan {
         };
         // `config` still has `auto`, so that the duration head is among the components to verify.
         let model = OpenModel::from_config(config)?;
+        // A benchmark only times the prompt enhancer.
+        let enhancer = match videos.outputs.is_empty() {
+            true => None,
+            false => Enhancer::new(config, &model.configs, Some(&model.tokenizer))?,
+        };
         let requests = videos.jobs.iter().map(|job| model.request(&longest, job));
         let mut requests = requests.collect::<Result<Vec<Request>>>()?;
         give(&longest, &mut requests)?;
@@ -112,7 +123,24 @@ impl RunPlan {
         }
         plan.programs = plan.programs.dumping(videos.dump.is_some());
         (plan.requests, plan.inputs) = (requests, inputs(&longest)?);
+        (plan.enhancer, plan.enhancement) = (enhancer, videos.recorded_enhancement());
         Ok((plan, model))
+    }
+
+    /// Replaces the prompts of the plan by the enhanced ones. `jobs`: the run's videos, with enhanced prompts. Does
+    /// nothing if `enhancement` is `None`.
+    pub(crate) fn set_enhanced(&mut self, enhancement: Option<Enhancement>, jobs: &[Job]) {
+        let Some(enhancement) = enhancement else { return };
+        self.config.set_enhanced_clips(&enhancement);
+        self.config.set_prompts_enhanced();
+        let clips = self.config.request.chain.as_ref().map(|chain| &chain.prompts);
+        for (request, job) in self.requests.iter_mut().zip(jobs) {
+            request.prompt.clone_from(&job.prompt);
+            if let (Some(chain), Some(clips)) = (&mut request.chain, clips) {
+                chain.prompts.clone_from(clips);
+            }
+        }
+        (self.enhancer, self.enhancement) = (None, Some(enhancement));
     }
 
     /// Warns if a model of the published size runs a pipeline whose second stage needs the distilled LoRA, without a LoRA

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::options::GenerateOptions;
 use super::outputs::{check_outputs, unfinished};
+use super::resolved::ResolvedConfig;
 use crate::config::{Config, ConfigError, ProgressEvery, Sidecar};
 use crate::destination::check_ending;
+use crate::pipeline::enhancement::{self, Enhancement};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::runtime::processes::Group;
 use crate::text_file;
@@ -36,6 +38,8 @@ pub struct RunVideos {
     pub options: GenerateOptions,
     /// Number of steps between two progress reports. `None`: progress is not reported.
     pub(in crate::pipeline) progress_every: Option<usize>,
+    /// With `--resume`, the prompts that the interrupted run has enhanced. Jobs have the enhanced prompts.
+    pub(in crate::pipeline) enhancement: Option<Enhancement>,
     /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
     /// only one video remains to be generated after `--resume`.
     pub(super) several: bool,
@@ -72,8 +76,16 @@ impl RunVideos {
             _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
         };
         let several = jobs.len() > 1;
+        let (mut enhancement, mut resolved) = (None, ResolvedConfig::from(config));
         if options.resume {
-            (jobs, outputs) = unfinished(config, jobs, outputs, options.force)?;
+            if config.request.enhance_prompt {
+                enhancement = enhancement::recorded(config, &outputs);
+            }
+            if let Some(known) = &enhancement {
+                jobs.iter_mut().for_each(|job| known.replace(&mut job.prompt, config.enhancement_seed()));
+                resolved.set_enhanced_clips(known);
+            }
+            (jobs, outputs) = unfinished(&resolved, jobs, outputs, options.force)?;
         }
         let progress_every = match config.sampler.progress_every {
             ProgressEvery::Steps(steps) => Some(steps),
@@ -81,8 +93,8 @@ impl RunVideos {
             // several processes, all must make the same calls, so a terminal has no influence.
             ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
         };
-        let videos = RunVideos { jobs, outputs, options, progress_every, several };
-        check_outputs(config, &videos)?;
+        let videos = RunVideos { jobs, outputs, options, progress_every, enhancement, several };
+        check_outputs(&resolved, &videos)?;
         Ok(videos)
     }
 
@@ -90,6 +102,21 @@ impl RunVideos {
     pub fn unwritten(jobs: Vec<Job>, sidecar: Option<&Sidecar>) -> Self {
         let options = GenerateOptions { sidecar: sidecar.cloned(), ..GenerateOptions::default() };
         RunVideos { jobs, options, ..RunVideos::default() }
+    }
+
+    /// Returns the configuration with the prompts of later clips that the interrupted run has enhanced.
+    pub(in crate::pipeline) fn resolved(&self, config: &Config) -> ResolvedConfig {
+        let mut own = ResolvedConfig::from(config);
+        self.enhancement.iter().for_each(|known| own.set_enhanced_clips(known));
+        own
+    }
+
+    /// Returns the record of prompts that an earlier run has enhanced: the run to resume, or that of the sidecar to
+    /// repeat. `None`: there is none, or the prompts are others.
+    pub(super) fn recorded_enhancement(&self) -> Option<Enhancement> {
+        let repeated = || Enhancement::from_sidecar(&self.options.sidecar.as_ref()?.enhancement);
+        let own = self.enhancement.clone().or_else(repeated)?;
+        self.jobs.iter().any(|job| own.has_enhanced(&job.prompt)).then_some(own)
     }
 
     /// Returns whether frames, audio and dumps have a separate name for each video.

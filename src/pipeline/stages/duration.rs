@@ -98,15 +98,21 @@ pub(crate) fn smallest_valid_prediction(config: &Config, jobs: &[Job]) -> Result
 }
 
 /// Returns the number of frames that the duration head predicts. `None`: the configuration sets the number of frames, or
-/// there are no jobs.
+/// there are no jobs. `enhance`: returns the job with an enhanced prompt; called before the prompt is encoded.
 ///
 /// # Errors
-/// Returns the errors of [`longest`], of the model and of the device.
-pub(in crate::pipeline) fn resolve(config: &Config, jobs: &[Job], group: Option<&Arc<Group>>) -> Result<Option<usize>> {
+/// Returns the errors of [`longest`], of the model, of the device and of `enhance`.
+pub(in crate::pipeline) fn resolve(
+    config: &Config,
+    jobs: &[Job],
+    group: Option<&Arc<Group>>,
+    enhance: impl FnOnce(&mut Runner, &Job) -> Result<Job>,
+) -> Result<Option<usize>> {
     resolve_with(config, jobs, |short, job| {
         let model = OpenModel::from_config(short)?;
         let mut session = Session::start(RunPlan::of_model(short, &model)?, model, group)?;
-        predict(&mut session.runner, short, job)
+        let job = enhance(&mut session.runner, job)?;
+        predict(&mut session.runner, short, &job)
     })
 }
 
@@ -174,14 +180,15 @@ mod tests {
         config.request.images = images;
         let job = |(index, prompt): (usize, &&str)| Job { prompt: (*prompt).into(), seed: index as u64, index };
         let jobs: Vec<Job> = prompts.iter().enumerate().map(job).collect();
-        let count = resolve(&config, &jobs, None)?;
+        let count = resolve(&config, &jobs, None, |_, job| Ok(job.clone()))?;
         count.map(|count| ResolvedConfig::with_frames(&config, count).map(|_| count)).transpose()
     }
 
     #[test]
     fn explicit_frame_count_is_kept() {
         let job = Job { index: 0, prompt: "a".into(), seed: 0 };
-        assert_eq!(resolve(&Config::default(), &[job], None).expect("nothing to do"), None);
+        let count = resolve(&Config::default(), &[job], None, |_, job| Ok(job.clone()));
+        assert_eq!(count.expect("nothing to do"), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(in crate::pipeline) mod denoising;
 pub(in crate::pipeline) mod dfr;
 pub(in crate::pipeline) mod diffusion_tiles;
 pub(crate) mod duration;
+pub mod enhance;
 pub mod packing;
 pub mod prompts;
 pub(in crate::pipeline) mod run;

@@ -108,6 +108,7 @@ impl Fields {
             "num_frames": r.num_frames,
             "fps": r.frame_rate,
             "seconds": seconds,
+            "enhance_prompt": r.enhance_prompt,
             "negative_prompt": r.negative_prompt,
             "num_inference_steps": config.sampler.steps,
             "fixed_steps": config.sampler.sigmas.is_some(),

@@ -19,13 +19,13 @@ pub(super) fn batch(config: &Config, id: &VideoId) -> String {
     hash(&json!({"config": own, "alone": goes_alone.then_some(id)}))
 }
 
-/// Returns the shape key. Requests with equal shape keys run the same programs. Prompts, seeds, numbers of steps, noise
-/// levels, guidance scales, LoRAs and the contents of input files do not affect the key, because they do not change the
+/// Returns the shape key. Requests with equal shape keys run the same programs. Prompts, their enhancement, seeds, numbers of steps,
+/// noise levels, guidance scales, LoRAs and the contents of input files do not affect the key, because they do not change the
 /// programs.
 pub(super) fn shape(config: &Config) -> String {
     let mut own = config.clone();
     let r = &mut own.request;
-    (r.prompt, r.negative_prompt, r.seed) = (None, String::new(), 0);
+    (r.prompt, r.negative_prompt, r.seed, r.enhance_prompt) = (None, String::new(), 0, false);
     r.images.iter_mut().for_each(|image| image.path.clear());
     r.reference_videos.iter_mut().for_each(|video| {
         video.path.clear();

@@ -86,6 +86,13 @@ const UNIT: FieldKind = Number(0.0, 1.0);
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
 pub static FIELDS: [Spec; 72] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
+    row(
+        "enhance_prompt",
+        &[],
+        Flag,
+        Keys(&["request.enhance_prompt"]),
+        "Whether a language model rewrites the prompt into a detailed one; the video object has it as enhanced_prompt.",
+    ),
     row("model", &[], Word(256), Own, "Name of the model, as listed by /v1/models. Default: the first one."),
     row(
         "pipeline",
@@ -376,7 +383,6 @@ pub static FIELDS: [Spec; 72] = [
     row("frame_interpolation_scale", &[], Word(64), Neutral(&["1", "1.0"]), "Not supported; only 1 is accepted."),
     row("enable_upscaling", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
     row("upscaling_scale", &[], Word(64), Neutral(&["4", "4.0"]), "No effect: upscaling is not supported."),
-    row("enhance_prompt", &[], Word(64), Neutral(&["false"]), "Only false: prompts are not rewritten."),
     row("profile", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
     row("profile_all_stages", &[], Word(64), Neutral(&["false"]), "Not supported; only false is accepted."),
     row(

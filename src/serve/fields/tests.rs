@@ -206,6 +206,7 @@ fn fields_set_their_configuration_keys() {
             json!({"seed": 7, "n": 1, "quality": "standard", "response_format": "file", "enhance_prompt": false}),
             json!({}),
         ),
+        (json!({"seed": 7, "enhance_prompt": true}), json!({"request.enhance_prompt": true})),
         (json!({"seed": 7, "negative_prompt": "blur"}), json!({"request.negative_prompt": "blur"})),
         (json!({"seed": 7, "max_sequence_length": 64}), json!({"request.max_sequence_length": 64})),
     ] {

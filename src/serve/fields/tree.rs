@@ -9,10 +9,11 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or entire sections of keys, that a request may set.
-pub(super) const ALLOWED: [&str; 32] = [
+pub(super) const ALLOWED: [&str; 33] = [
     "pipeline",
     "reference",
     "request.prompt",
+    "request.enhance_prompt",
     "request.negative_prompt",
     "request.width",
     "request.height",
@@ -46,8 +47,9 @@ pub(super) const ALLOWED: [&str; 32] = [
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
 /// paths, and keys that create more than one video.
-pub(super) const REFUSED: [&str; 21] = [
+pub(super) const REFUSED: [&str; 22] = [
     "extends",
+    "enhance",
     "model",
     "mesh",
     "layout",

@@ -23,6 +23,16 @@ fn by_kind(error: &PipelineError) -> RunError {
     match error {
         PipelineError::NotFinite(what) => job("not_finite", format!("{what} contain NaN or infinite values")),
         PipelineError::TooLarge(_) => RunError::Job(Failure::field("too_large", "size", client_message(error))),
+        PipelineError::Enhancement(_) => {
+            // The message may contain the operator's address and the answer of another server.
+            tracing::error!("{}", one_line(error));
+            let why = "the prompt could not be enhanced; try again later, or set enhance_prompt to false";
+            job("enhancement_failed", why.into())
+        }
+        PipelineError::Given { key: "request.enhance_prompt", .. } => {
+            let field = "enhance_prompt";
+            RunError::Job(Failure::field("unsupported_parameter", field, of_given(error, field)))
+        }
         PipelineError::Given { key, .. } => {
             let (code, field) = match *key {
                 "request.video" => ("invalid_video", "input_video"),

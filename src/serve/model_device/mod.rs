@@ -11,7 +11,8 @@ mod video_output;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -22,8 +23,9 @@ use super::job::{AcceptedJob, JobPhase};
 use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
+use crate::pipeline::enhancement::{EnhancedPrompt, Enhancement, Enhancer};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every};
+use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every, recorded_enhancement};
 use crate::pipeline::output::report::RunReport;
 use crate::pipeline::output::sidecar::sidecar;
 use crate::pipeline::output::writer::UnwrittenVideo;
@@ -36,7 +38,7 @@ use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::programs::configs::bos_rule;
 use crate::pipeline::stages::batch::videos_at_once;
-use crate::pipeline::stages::duration;
+use crate::pipeline::stages::{duration, enhance};
 use crate::pipeline::{Generated, Phase, PipelineError, Session, one_line};
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
@@ -46,6 +48,9 @@ pub use process_group::follow;
 use process_group::{DeviceCall, SentBatch, ServerProcesses};
 use shapes::PreparedShapes;
 use video_output::ModelVideo;
+
+/// Interval at which a batch that waits for a chat server is checked for cancellation.
+const POLL: Duration = Duration::from_millis(200);
 
 /// Target duration of a device call. It is short, so that a cancelled job stops soon.
 const CALL: Duration = Duration::from_millis(50);
@@ -114,6 +119,11 @@ impl ModelDevice {
         let process_group = ServerProcesses::meet(group, &plain)?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
+        Enhancer::new(config, &model.configs, Some(&model.tokenizer))?;
+        // Only process 0 asks the endpoint.
+        if group.is_none_or(|group| group.id() == 0) {
+            Enhancer::check_key(&config.enhance)?;
+        }
         for pipeline in config.served_pipelines()? {
             model.verify(&Config { pipeline, ..config.clone() })?;
         }
@@ -140,6 +150,7 @@ impl ModelDevice {
     fn prepare(
         &mut self,
         order: &JobBatch,
+        is_warm_up: bool,
         tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
     ) -> Result<PreparedBatch, PipelineError> {
         let started = Instant::now();
@@ -153,7 +164,7 @@ impl ModelDevice {
         }
         (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
         let shape = first.shape.clone();
-        let jobs: Vec<Job> = order
+        let mut jobs: Vec<Job> = order
             .jobs
             .iter()
             .enumerate()
@@ -174,6 +185,7 @@ impl ModelDevice {
             self.loras = (config.model.loras.clone(), config.model.lora_merge);
         }
         let group = self.process_group.group().cloned();
+        let enhancement = self.enhance(order, &config, &mut jobs, is_warm_up, tell)?;
         let is_predicted = config.request.num_frames.count().is_none();
         if is_predicted {
             tell(JobPhase::TextEncoder)?;
@@ -184,6 +196,7 @@ impl ModelDevice {
             None => ResolvedConfig::from(&config),
         };
         let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
+        plan.set_enhanced(enhancement, &jobs);
         plan.choose_encoder(group.as_deref())?;
         if let Some(round_trip) = plan.round_trip.clone() {
             self.session.versions["h264"] = Value::from(round_trip.to_string());
@@ -213,6 +226,45 @@ impl ModelDevice {
         plan.programs = plan.programs.of_rows(rows);
         self.shapes.plan(&shape, &plan, rows, &mut self.session.runner, group.as_ref())?;
         Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings: Vec::new(), model })
+    }
+
+    /// Enhances the prompts of a batch's jobs, each with the seed of its job. A resumed batch uses the prompts that its
+    /// checkpoint records. A warm-up does not ask an endpoint. `None`: the jobs request no enhancement.
+    fn enhance(
+        &mut self,
+        order: &JobBatch,
+        config: &Config,
+        jobs: &mut [Job],
+        is_warm_up: bool,
+        tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
+    ) -> Result<Option<Enhancement>, PipelineError> {
+        let given = |source| PipelineError::Given { key: "request.enhance_prompt", source: Box::new(source) };
+        let runner = &mut self.session.runner;
+        let enhancer = Enhancer::new(config, &runner.model.configs, Some(&runner.model.tokenizer)).map_err(given)?;
+        let Some(enhancer) = enhancer.filter(|enhancer| enhancer.needs_devices() || !is_warm_up) else {
+            return Ok(None);
+        };
+        let known = order.steps.as_ref().filter(|_| order.resume).and_then(|path| recorded_enhancement(path));
+        let known = known.filter(|known| known.has_keys_of(config));
+        let mut prompts = Vec::new();
+        for job in jobs {
+            let seed = config.enhance.seed.unwrap_or(job.seed);
+            let found = known.as_ref().and_then(|known| known.find(&job.prompt, seed)).cloned();
+            let enhanced = match found {
+                Some(enhanced) => enhanced,
+                None => {
+                    tell(JobPhase::PromptEnhancer)?;
+                    match (enhancer.needs_devices(), self.process_group.group()) {
+                        (true, _) => enhancer.generate(&mut self.session.runner, &job.prompt, seed)?,
+                        (false, None) => ask_until_stopped(&enhancer, &job.prompt, seed, tell)?,
+                        (false, group) => enhance::ask(&enhancer, &job.prompt, seed, group)?,
+                    }
+                }
+            };
+            job.prompt.clone_from(&enhanced.enhanced);
+            prompts.push(enhanced);
+        }
+        Ok(Some(enhancer.record(config, prompts)))
     }
 
     /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
@@ -247,6 +299,7 @@ impl ModelDevice {
         let checkpoint =
             CheckpointSettings::new(&work.plan.config, &self.session.runner.model, &work.jobs, path, every)?;
         let checkpoint = checkpoint.in_server_file(path, &self.counts.checkpoints);
+        let checkpoint = checkpoint.with_enhancement(work.plan.enhancement.clone());
         if !order.resume {
             return Ok(Some(checkpoint));
         }
@@ -317,11 +370,10 @@ impl ModelDevice {
         videos: Vec<Generated>,
     ) -> Vec<Box<dyn GeneratedVideo>> {
         let Session { runner, versions, .. } = &self.session;
-        let (model, hashes) = (&work.model, &work.plan.inputs);
+        let (plan, model) = (&work.plan, &work.model);
         let took = work.started.elapsed();
-        let config = &work.plan.config;
         let of = |((job, generated), accepted): ((Job, Generated), &Arc<AcceptedJob>)| {
-            let mut sidecar = sidecar(config, &job, model, hashes, runner, versions);
+            let mut sidecar = sidecar(plan, &job, model, runner, versions);
             if let Some(trace) = &accepted.traceparent {
                 sidecar["traceparent"] = trace.as_str().into();
             }
@@ -334,7 +386,8 @@ impl ModelDevice {
                 job,
                 generated,
             };
-            Box::new(ModelVideo::new(written, Config::clone(config), work.warnings.clone())) as Box<dyn GeneratedVideo>
+            Box::new(ModelVideo::new(written, Config::clone(&plan.config), work.warnings.clone()))
+                as Box<dyn GeneratedVideo>
         };
         work.jobs.into_iter().zip(videos).zip(&order.jobs).map(of).collect()
     }
@@ -355,7 +408,7 @@ impl ModelDevice {
                 Err(PipelineError::Interrupted(0, 0))
             }
         };
-        let prepared = self.prepare(order, &mut tell);
+        let prepared = self.prepare(order, false, &mut tell);
         let mut work = prepared.map_err(|error| BatchFailure { error, stopped })?;
         work.chunk = chunk;
         let videos = self.make(order, &mut work, false, watch);
@@ -386,6 +439,31 @@ impl ModelDevice {
         };
         self.process_group.agree(&outcome).map_err(|error| RunError::Device(one_line(&error)))?;
         made
+    }
+}
+
+/// Asks the endpoint on another thread, so that the batch can be stopped while it waits. The answer to a stopped batch is
+/// discarded.
+fn ask_until_stopped(
+    enhancer: &Enhancer,
+    prompt: &str,
+    seed: u64,
+    tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
+) -> Result<EnhancedPrompt, PipelineError> {
+    let (send, answer) = mpsc::channel();
+    let (own, text) = (enhancer.clone(), prompt.to_string());
+    // Sending fails if the batch was stopped.
+    let ask = move || drop(send.send(own.ask(&text, seed)));
+    let fail = |error: std::io::Error| PipelineError::Enhancement(format!("cannot start a thread: {error}"));
+    thread::Builder::new().name("enhance".into()).spawn(ask).map_err(fail)?;
+    loop {
+        match answer.recv_timeout(POLL) {
+            Ok(enhanced) => return enhanced,
+            Err(mpsc::RecvTimeoutError::Timeout) => tell(JobPhase::PromptEnhancer)?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(PipelineError::Enhancement("the thread that asked the chat server failed".into()));
+            }
+        }
     }
 }
 
@@ -496,7 +574,7 @@ impl ModelDevice {
     /// Runs a batch with one step per denoising pass and discards the results.
     fn run_once(&mut self, order: &JobBatch) -> Result<(), RunError> {
         self.counts.begin(&mut self.session.runner.executor);
-        let mut work = self.prepare(order, &mut |_| Ok(())).map_err(BatchFailure::from)?;
+        let mut work = self.prepare(order, true, &mut |_| Ok(())).map_err(BatchFailure::from)?;
         match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // After a single step, the values may contain NaN or infinity.
             Ok(_) | Err(BatchFailure { error: PipelineError::NotFinite(_), .. }) => {}

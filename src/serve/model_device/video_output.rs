@@ -20,6 +20,8 @@ pub(super) struct ModelVideo {
     written: UnwrittenVideo,
     config: Config,
     warnings: Vec<String>,
+    /// `None`: the prompt was not enhanced.
+    enhanced_prompt: Option<String>,
     /// The written MP4; `None` until it is written. If it is set, later attempts write only the other files.
     finished: Option<WrittenVideo>,
 }
@@ -35,7 +37,9 @@ impl ModelVideo {
         if let Some(Value::Object(sidecar)) = written.sidecar.as_mut().filter(|_| !warnings.is_empty()) {
             sidecar.insert("warnings".into(), warnings.clone().into());
         }
-        ModelVideo { written, config, warnings, finished: None }
+        let is_enhanced = written.sidecar.as_ref().is_some_and(|sidecar| sidecar.get("enhancement").is_some());
+        let enhanced_prompt = is_enhanced.then(|| written.job.prompt.clone());
+        ModelVideo { written, config, warnings, enhanced_prompt, finished: None }
     }
 
     /// Writes the MP4 with its sidecar, and then the files that are derived from the video. Fails if the disk is full
@@ -105,6 +109,7 @@ impl GeneratedVideo for ModelVideo {
             frames_sha256,
             samples_sha256,
             timings,
+            enhanced_prompt: self.enhanced_prompt.clone(),
             warnings: self.warnings.clone(),
         })
     }

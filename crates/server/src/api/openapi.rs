@@ -136,6 +136,7 @@ fn video() -> Value {
             "completed_at": maybe("integer"),
             "expires_at": maybe("integer"),
             "prompt": maybe("string"),
+            "enhanced_prompt": maybe("string"),
             "size": text,
             "seconds": text,
             "error": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Failure"}]},

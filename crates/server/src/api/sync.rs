@@ -120,6 +120,7 @@ mod tests {
             frames_sha256: String::new(),
             samples_sha256: String::new(),
             timings: json!({"denoise": {"total": 0.31652, "steps": 3}, "refine": null, "total": 2.0, "timeline": []}),
+            enhanced_prompt: None,
             warnings: Vec::new(),
         };
         let stages = stages(&produced);

@@ -82,6 +82,10 @@ fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<VideoProper
         frames_sha256: hash("frames")?,
         samples_sha256: hash("samples")?,
         timings,
+        enhanced_prompt: match &sidecar["enhancement"] {
+            Value::Null => None,
+            _ => sidecar["config"]["request"]["prompt"].as_str().map(String::from),
+        },
         warnings: match &sidecar["warnings"] {
             Value::Null => Vec::new(),
             warnings => serde_json::from_value(warnings.clone()).ok()?,

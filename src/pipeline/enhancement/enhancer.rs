@@ -1,0 +1,344 @@
+//! Checks that a run can enhance prompts, and enhances them one at a time.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::clean::clean;
+use super::endpoint::Endpoint;
+use super::prompts::{EnhancedPrompt, Enhancement};
+use super::system::SystemPrompt;
+use crate::config::{Config, Enhance, default_temperature};
+use crate::models::chat::{ChatFormat, GEMMA_4};
+use crate::models::tokenizer::Tokenizer;
+use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::plan::origin::Origin;
+use crate::pipeline::programs::configs::ModelConfigs;
+use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling};
+use crate::pipeline::runner::Runner;
+use crate::text_file;
+use crate::weights::{Component, Version};
+
+/// File of the text encoder's folder with its stop tokens and sampling options.
+const GENERATION_CONFIG: &str = "generation_config.json";
+/// Other ways to get enhanced prompts, for errors.
+const OTHER_WAYS: &str = "use an instruction-tuned Gemma's folder as model.text_encoder, set enhance.endpoint to a chat \
+                          server, or write the enhanced prompt yourself and set request.enhance_prompt to false";
+
+/// Number of tokens and sampling of an enhanced prompt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sampling {
+    pub(super) max_new_tokens: usize,
+    /// 0: the most likely token.
+    pub(super) temperature: f64,
+    top_k: usize,
+    top_p: f64,
+    /// Value of `enhance.top_p`.
+    pub(super) asked_top_p: Option<f64>,
+}
+
+/// Language model that enhances prompts.
+#[derive(Clone)]
+enum PromptSource {
+    Endpoint(Box<Endpoint>),
+    /// The text encoder.
+    TextEncoder(Box<TextEncoderChat>),
+}
+
+/// The text encoder as a chat model.
+#[derive(Clone)]
+struct TextEncoderChat {
+    format: &'static ChatFormat,
+    stop_tokens: Vec<i32>,
+    /// Folder of the text encoder.
+    folder: PathBuf,
+}
+
+/// Enhances the prompts of a run.
+#[derive(Clone)]
+pub(crate) struct Enhancer {
+    system: SystemPrompt,
+    /// Start and end of the user's message, around the prompt.
+    message: [&'static str; 2],
+    sampling: Sampling,
+    source: PromptSource,
+}
+
+impl Enhancer {
+    /// Returns the enhancer of a run; `None` if it does not enhance prompts. `tokenizer`: that of the model; not needed
+    /// for an endpoint.
+    ///
+    /// # Errors
+    /// Returns an error if the system prompt cannot be read, if the API key is not set, or if the text encoder cannot
+    /// generate text; it says what to do.
+    pub(crate) fn new(config: &Config, configs: &ModelConfigs, tokenizer: Option<&Tokenizer>) -> Result<Option<Self>> {
+        if !config.request.enhance_prompt {
+            return Ok(None);
+        }
+        let format = configs.text_encoder()?.chat();
+        let has_images = !config.request.images.is_empty();
+        let own = &config.enhance;
+        let version = if *format == GEMMA_4 { Version::V2_5 } else { Version::V2_0 };
+        let mut sampling = Sampling {
+            max_new_tokens: own.max_new_tokens.unwrap_or(if version == Version::V2_5 { 600 } else { 512 }),
+            temperature: own.temperature.unwrap_or_else(|| default_temperature(version)),
+            top_k: own.top_k.unwrap_or(0),
+            top_p: own.top_p.unwrap_or(1.0),
+            asked_top_p: own.top_p,
+        };
+        let source = match Endpoint::from_config(own) {
+            Some(endpoint) => PromptSource::Endpoint(Box::new(endpoint)),
+            None => {
+                let tokenizer = tokenizer.ok_or_else(|| no_files(configs.origin()))?;
+                let (chat, defaults) = TextEncoderChat::open(configs, format, tokenizer)?;
+                sampling.top_k = own.top_k.unwrap_or(defaults.top_k);
+                sampling.top_p = own.top_p.unwrap_or(defaults.top_p);
+                PromptSource::TextEncoder(Box::new(chat))
+            }
+        };
+        let message = if has_images { ["User Raw Input Prompt: ", "."] } else { ["user prompt: ", ""] };
+        Ok(Some(Enhancer { system: SystemPrompt::read(config, configs.origin())?, message, sampling, source }))
+    }
+
+    /// Checks that the API key of the configured endpoint can be sent; does nothing without an endpoint.
+    ///
+    /// # Errors
+    /// Returns an error if the environment variable of `enhance.key_env` does not contain a key.
+    pub(crate) fn check_key(config: &Enhance) -> Result<()> {
+        Endpoint::from_config(config).map_or(Ok(()), |endpoint| endpoint.check_key())
+    }
+
+    /// Warns once per run if the enhancer does not see images that condition the video.
+    pub(in crate::pipeline) fn warn_of_images(&self, config: &Config) {
+        if !config.request.images.is_empty() {
+            tracing::warn!("prompts are enhanced without the conditioning images: the enhancer reads only text");
+        }
+    }
+
+    /// Returns whether the text encoder enhances the prompts, which needs the devices.
+    pub(crate) fn needs_devices(&self) -> bool {
+        matches!(self.source, PromptSource::TextEncoder(_))
+    }
+
+    fn message(&self, prompt: &str) -> String {
+        let [before, after] = self.message;
+        format!("{before}{prompt}{after}")
+    }
+
+    /// Asks the endpoint to enhance a prompt. Blocks until the answer or the timeout.
+    ///
+    /// # Errors
+    /// Returns an error if the endpoint gives no usable answer, or if the prompt is empty.
+    pub(crate) fn ask(&self, prompt: &str, seed: u64) -> Result<EnhancedPrompt> {
+        let PromptSource::Endpoint(endpoint) = &self.source else {
+            return Err(PipelineError::Bug("the text encoder is not an endpoint".into()));
+        };
+        check_prompt(prompt)?;
+        let answer = endpoint.ask(&self.system.text, &self.message(prompt), &self.sampling, seed)?;
+        self.finish(prompt, &answer, seed)
+    }
+
+    /// Enhances a prompt with the text encoder on the devices.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails, or if the prompt or the answer is empty.
+    pub(crate) fn generate(&self, runner: &mut Runner, prompt: &str, seed: u64) -> Result<EnhancedPrompt> {
+        let PromptSource::TextEncoder(chat) = &self.source else {
+            return Err(PipelineError::Bug("the endpoint is not a text encoder".into()));
+        };
+        check_prompt(prompt)?;
+        let tokenizer = &runner.model.tokenizer;
+        let has_token = |token: &str| tokenizer.special_id(token).is_some();
+        let text = chat.format.text(&self.system.text, &self.message(prompt), has_token);
+        let ids = tokenizer.encode_text(&text)?;
+        let Sampling { max_new_tokens, temperature, top_k, top_p, .. } = self.sampling;
+        let sampling = TokenSampling { temperature: temperature as f32, top_k, top_p: top_p as f32, seed };
+        let generated = runner.generate_text(&TextGeneration {
+            prompts: &[ids],
+            max_new_tokens,
+            stop_tokens: &chat.stop_tokens,
+            sampling,
+            no_repeat_ngram_size: chat.format.no_repeat_ngram_size,
+        })?;
+        let answer = generated.first().map(Vec::as_slice).unwrap_or_default();
+        if answer.len() >= max_new_tokens {
+            tracing::warn!("the enhanced prompt was cut off after {max_new_tokens} tokens (enhance.max_new_tokens)");
+        }
+        let tokenizer = &runner.model.tokenizer;
+        let reasoning = chat.format.end_of_reasoning().and_then(|token| tokenizer.special_id(token));
+        let start = answer.iter().rposition(|id| Some(*id) == reasoning).map_or(0, |at| at + 1);
+        self.finish(prompt, &tokenizer.decode(&answer[start..])?, seed)
+    }
+
+    fn finish(&self, prompt: &str, answer: &str, seed: u64) -> Result<EnhancedPrompt> {
+        let enhanced = clean(answer);
+        if enhanced.is_empty() {
+            let why = "the language model answered without text; rephrase the prompt, change enhance.seed or \
+                       enhance.temperature, or set request.enhance_prompt to false";
+            return Err(PipelineError::Enhancement(why.into()));
+        }
+        Ok(EnhancedPrompt { prompt: prompt.into(), enhanced, seed })
+    }
+
+    /// Returns the record of prompts that this enhancer enhanced.
+    pub(crate) fn record(&self, config: &Config, prompts: Vec<EnhancedPrompt>) -> Enhancement {
+        Enhancement::new(config, prompts, self.describe())
+    }
+
+    /// Returns the settings that must be equal in all processes of a run; without paths, which may differ.
+    pub(in crate::pipeline) fn fingerprint(&self) -> String {
+        format!("{} {:?}", self.system.sha256(), self.sampling)
+    }
+
+    /// Describes text encoder or endpoint, system prompt and sampling.
+    fn describe(&self) -> Value {
+        let sampling = &self.sampling;
+        let mut own = json!({
+            "system": self.system.source,
+            "system_sha256": self.system.sha256(),
+            "max_new_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+        });
+        match &self.source {
+            PromptSource::Endpoint(endpoint) => {
+                endpoint.describe().into_iter().for_each(|(key, value)| own[key] = value.into());
+                if let Some(top_p) = sampling.asked_top_p {
+                    own["top_p"] = top_p.into();
+                }
+            }
+            PromptSource::TextEncoder(chat) => {
+                own["model"] = chat.folder.display().to_string().into();
+                (own["top_k"], own["top_p"]) = (sampling.top_k.into(), sampling.top_p.into());
+                own["no_repeat_ngram_size"] = chat.format.no_repeat_ngram_size.into();
+            }
+        }
+        own
+    }
+}
+
+fn check_prompt(prompt: &str) -> Result<()> {
+    if prompt.trim().is_empty() {
+        let why = "an empty prompt cannot be enhanced; write a prompt, or set request.enhance_prompt to false";
+        return Err(PipelineError::Usage(why.into()));
+    }
+    Ok(())
+}
+
+fn no_files(origin: &Origin) -> PipelineError {
+    PipelineError::Usage(format!(
+        "request.enhance_prompt: the text encoder of {} is not on this machine; {OTHER_WAYS}",
+        origin.name()
+    ))
+}
+
+/// Sampling options of `generation_config.json`.
+struct SamplingDefaults {
+    top_k: usize,
+    top_p: f64,
+}
+
+impl TextEncoderChat {
+    /// Reads the stop tokens and sampling options of the text encoder.
+    fn open(
+        configs: &ModelConfigs,
+        format: &'static ChatFormat,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Self, SamplingDefaults)> {
+        let origin = configs.origin();
+        let Origin::Files(source) = origin else { return Err(no_files(origin)) };
+        let path = match source.folder(Component::TextEncoder) {
+            Ok(folder) => folder.join(GENERATION_CONFIG),
+            Err(_) => {
+                let path = origin.config_place(Component::TextEncoder);
+                let reason = format!("the text encoder is a single file without {GENERATION_CONFIG}; {OTHER_WAYS}");
+                return Err(PipelineError::File { path, reason });
+            }
+        };
+        if !path.is_file() {
+            let reason = format!("this file is missing, so the text encoder cannot enhance prompts; {OTHER_WAYS}");
+            return Err(PipelineError::File { path, reason });
+        }
+        let end_of_turn = turn_ids(format, tokenizer, &path)?;
+        let (mut stop_tokens, defaults) = read_generation_config(&path, configs.text_encoder()?.vocab_size())?;
+        if !stop_tokens.contains(&end_of_turn) {
+            stop_tokens.push(end_of_turn);
+        }
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Ok((TextEncoderChat { format, stop_tokens, folder }, defaults))
+    }
+}
+
+/// Checks that the tokenizer has the tokens of turns, and returns the id of the token that ends a turn.
+fn turn_ids(format: &ChatFormat, tokenizer: &Tokenizer, path: &Path) -> Result<i32> {
+    let mut end = None;
+    for token in format.turn {
+        end = tokenizer.special_id(token);
+        if end.is_none() {
+            let reason = format!(
+                "the model's tokenizer lacks the token `{token}` of {}'s chat format, so the text encoder cannot enhance \
+                 prompts; {OTHER_WAYS}",
+                format.family
+            );
+            let path = path.parent().unwrap_or(path).to_path_buf();
+            return Err(PipelineError::File { path, reason });
+        }
+    }
+    end.ok_or_else(|| PipelineError::Bug("a chat format has no turn tokens".into()))
+}
+
+/// Reads `eos_token_id` (a number or a list), `top_k` and `top_p`.
+fn read_generation_config(path: &Path, vocabulary: usize) -> Result<(Vec<i32>, SamplingDefaults)> {
+    let wrong = |reason: String| PipelineError::File { path: path.into(), reason };
+    let text = text_file::read(path).map_err(|error| wrong(format!("cannot read the file: {error}")))?;
+    let json: Value = serde_json::from_str(&text).map_err(|error| wrong(format!("not a JSON object: {error}")))?;
+    let ids = match &json["eos_token_id"] {
+        Value::Array(ids) => ids.clone(),
+        Value::Null => Vec::new(),
+        id => vec![id.clone()],
+    };
+    let id = |id: &Value| {
+        let known = id.as_u64().filter(|id| *id < vocabulary as u64).and_then(|id| i32::try_from(id).ok());
+        known.ok_or_else(|| wrong(format!("eos_token_id = {id} must be a token id below {vocabulary}")))
+    };
+    let top_k = match &json["top_k"] {
+        Value::Null => 0,
+        value => value.as_u64().ok_or_else(|| wrong(format!("top_k = {value} must be a whole number, at least 0")))?,
+    };
+    let top_p = match &json["top_p"] {
+        Value::Null => 1.0,
+        value => {
+            let share = value.as_f64().filter(|share| *share > 0.0 && *share <= 1.0);
+            share.ok_or_else(|| wrong(format!("top_p = {value} must be more than 0 and at most 1")))?
+        }
+    };
+    let ids = ids.iter().map(id).collect::<Result<_>>()?;
+    Ok((ids, SamplingDefaults { top_k: top_k as usize, top_p }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_config_gives_stop_tokens_and_sampling() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(GENERATION_CONFIG);
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            read_generation_config(&path, 400).map(|(ids, own)| (ids, own.top_k, own.top_p))
+        };
+        let all = r#"{"eos_token_id": [1, 106], "top_k": 64, "top_p": 0.95}"#;
+        assert_eq!(read(all).expect("valid"), (vec![1, 106], 64, 0.95));
+        assert_eq!(read(r#"{"eos_token_id": 1}"#).expect("valid"), (vec![1], 0, 1.0));
+        assert_eq!(read("{}").expect("valid"), (vec![], 0, 1.0));
+        for (text, want) in [
+            (r#"{"eos_token_id": [1, 400]}"#, "eos_token_id = 400 must be a token id below 400"),
+            (r#"{"top_k": -1}"#, "top_k = -1 must be a whole number"),
+            (r#"{"top_p": 0}"#, "top_p = 0 must be more than 0"),
+            ("[", "not a JSON object"),
+        ] {
+            let error = read(text).expect_err(want).to_string();
+            assert!(error.contains(want) && error.contains(GENERATION_CONFIG), "{error}");
+        }
+    }
+}

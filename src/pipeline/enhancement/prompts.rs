@@ -1,0 +1,173 @@
+//! Enhanced prompts of a run, and their records in sidecars and checkpoints.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::pipeline::output::denoise_checkpoint;
+use crate::pipeline::plan::videos::{Job, sidecar_path};
+
+/// A prompt and the prompt that replaces it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnhancedPrompt {
+    /// The prompt as the user wrote it.
+    pub prompt: String,
+    /// The prompt that is encoded.
+    pub enhanced: String,
+    /// Random seed of the enhancement.
+    pub seed: u64,
+}
+
+/// Enhanced prompts of a run, and how they were enhanced.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Enhancement {
+    /// The prompts, each with its enhanced form.
+    pub prompts: Vec<EnhancedPrompt>,
+    /// Text encoder or endpoint, system prompt and sampling.
+    pub enhancer: Value,
+    /// Configuration keys that determine the enhancement. A resumed run reuses the prompts if its keys are the same.
+    keys: Value,
+}
+
+/// Returns the configuration keys on which enhanced prompts depend.
+fn keys(config: &Config) -> Value {
+    let mut own = json!(config.enhance);
+    if let Value::Object(own) = &mut own {
+        own.retain(|key, _| !["key_env", "timeout", "seed"].contains(&key.as_str()));
+    }
+    own
+}
+
+impl Enhancement {
+    /// Creates the record of a run's prompts. `enhancer`: text encoder or endpoint, system prompt and sampling.
+    pub(super) fn new(config: &Config, prompts: Vec<EnhancedPrompt>, enhancer: Value) -> Self {
+        Enhancement { prompts, enhancer, keys: keys(config) }
+    }
+
+    /// Returns the record of a prompt that was enhanced with this seed.
+    pub(crate) fn find(&self, prompt: &str, seed: u64) -> Option<&EnhancedPrompt> {
+        self.prompts.iter().find(|own| own.prompt == prompt && own.seed == seed)
+    }
+
+    /// Returns whether the prompts were enhanced with the same configuration keys as those of `config`.
+    pub(crate) fn has_keys_of(&self, config: &Config) -> bool {
+        self.keys == keys(config)
+    }
+
+    /// Replaces a prompt by its enhanced form. `seed`: random seed of its enhancement. A prompt that is not in this
+    /// record is kept.
+    pub(crate) fn replace(&self, prompt: &mut String, seed: u64) {
+        if let Some(own) = self.find(prompt, seed) {
+            prompt.clone_from(&own.enhanced);
+        }
+    }
+
+    /// Returns the record for the sidecar of one video: its own prompt, and the prompts of its later clips.
+    pub(in crate::pipeline) fn of_video(&self, config: &Config, prompt: &str) -> Value {
+        let clips = config.request.chain.iter().flat_map(|chain| &chain.prompts);
+        let used: Vec<&str> = clips.map(String::as_str).chain([prompt]).collect();
+        let own = self.prompts.iter().filter(|own| used.contains(&own.enhanced.as_str()));
+        json!(Enhancement { prompts: own.cloned().collect(), ..self.clone() })
+    }
+
+    /// Returns the record in a sidecar's key `enhancement`; `None` if no prompt of the video was enhanced.
+    pub(crate) fn from_sidecar(recorded: &Value) -> Option<Self> {
+        serde_json::from_value(recorded.clone()).ok()
+    }
+
+    /// Returns whether `prompt` is an enhanced form.
+    pub(crate) fn has_enhanced(&self, prompt: &str) -> bool {
+        self.prompts.iter().any(|own| own.enhanced == prompt)
+    }
+}
+
+/// Returns the prompts that an interrupted run with the same keys has enhanced, from the sidecars and checkpoints next
+/// to its output files. `None`: there are none.
+pub(in crate::pipeline) fn recorded(config: &Config, outputs: &[PathBuf]) -> Option<Enhancement> {
+    let in_sidecar = |path: &Path| {
+        let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(path)).ok()?).ok()?;
+        Enhancement::from_sidecar(&sidecar["enhancement"])
+    };
+    let checkpoints = outputs.iter().flat_map(|path| denoise_checkpoint::recorded_enhancements(path));
+    let all = outputs.iter().filter_map(|path| in_sidecar(path)).chain(checkpoints);
+    merge(all.filter(|own| own.has_keys_of(config)))
+}
+
+/// Combines records of the same enhancer.
+fn merge(records: impl Iterator<Item = Enhancement>) -> Option<Enhancement> {
+    records.reduce(|mut all, own| {
+        for prompt in own.prompts {
+            if all.find(&prompt.prompt, prompt.seed).is_none() {
+                all.prompts.push(prompt);
+            }
+        }
+        all
+    })
+}
+
+impl Config {
+    /// Returns the random seed with which the prompts of this configuration are enhanced.
+    pub(crate) fn enhancement_seed(&self) -> u64 {
+        self.enhance.seed.unwrap_or(self.request.seed)
+    }
+
+    /// Returns the prompts of a run, each once: those of the jobs and of the later clips of chained videos.
+    pub(crate) fn distinct_prompts(&self, jobs: &[Job]) -> Vec<String> {
+        let clips = self.request.chain.iter().flat_map(|chain| &chain.prompts);
+        let mut distinct: Vec<String> = Vec::new();
+        for prompt in jobs.iter().map(|job| &job.prompt).chain(clips) {
+            if !distinct.contains(prompt) {
+                distinct.push(prompt.clone());
+            }
+        }
+        distinct
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enhancement(prompts: &[(&str, &str)]) -> Enhancement {
+        let of = |(prompt, enhanced): &(&str, &str)| EnhancedPrompt {
+            prompt: (*prompt).into(),
+            enhanced: (*enhanced).into(),
+            seed: 10,
+        };
+        Enhancement::new(&Config::default(), prompts.iter().map(of).collect(), json!({"model": "m"}))
+    }
+
+    #[test]
+    fn records_of_finished_videos_are_reused_only_with_the_same_keys() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let outputs = [folder.path().join("a.mp4"), folder.path().join("b.mp4")];
+        let write = |path: &Path, own: &Enhancement| {
+            let sidecar = json!({"enhancement": own.of_video(&Config::default(), "A")});
+            std::fs::write(sidecar_path(path), sidecar.to_string()).expect("written");
+        };
+        assert_eq!(recorded(&Config::default(), &outputs), None);
+        write(&outputs[0], &enhancement(&[("a", "A"), ("b", "B")]));
+        write(&outputs[1], &enhancement(&[("a", "A")]));
+        // A video's sidecar has only its own prompt.
+        assert_eq!(recorded(&Config::default(), &outputs), Some(enhancement(&[("a", "A")])));
+        let mut other = Config::default();
+        (other.enhance.timeout, other.enhance.key_env) = (3, Some("KEY".into()));
+        assert!(recorded(&other, &outputs).is_some());
+        other.enhance.model = Some("n".into());
+        assert_eq!(recorded(&other, &outputs), None);
+    }
+
+    #[test]
+    fn prompts_are_replaced_by_prompt_and_seed() {
+        let own = enhancement(&[("a", "A")]);
+        let replaced = |prompt: &str, seed| {
+            let mut text = prompt.to_string();
+            own.replace(&mut text, seed);
+            text
+        };
+        assert_eq!([replaced("a", 10), replaced("a", 11), replaced("b", 10)], ["A", "a", "b"]);
+        assert!(own.has_enhanced("A") && !own.has_enhanced("a"));
+    }
+}
