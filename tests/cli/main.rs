@@ -19,6 +19,7 @@ mod concurrency;
 mod convert;
 mod crash_safety;
 mod disk_failures;
+mod enhance;
 mod examples;
 mod faults;
 mod generate;

@@ -142,9 +142,9 @@ fn sampling_and_model_values_are_accepted_in_yaml_and_by_set() {
     for name in ["ltx2_5", "ltx2_5_distilled", "ltx2_5_two_stage", "ltx2_5_hq", "ltx2_5_dfr", "nano_2_5", "tpu/v6e-8"] {
         assert!(Config::load(name, [""; 0]).is_ok(), "{name}");
     }
-    // Prompt enhancement is not supported, and the error says so.
+    // The key of diffusers' component has a hint.
     let error = Config::load("ltx2", ["model.prompt_enhancer=x"]).expect_err("refused").to_string();
-    assert!(error.contains("write the enhanced prompt as request.prompt"), "{error}");
+    assert!(error.contains("set request.enhance_prompt to true"), "{error}");
 }
 
 /// Returns the merged YAML of `generate` with these flags.

@@ -126,6 +126,7 @@ impl GeneratedVideo for Written {
             frames_sha256: String::new(),
             samples_sha256: String::new(),
             timings: Value::Null,
+            enhanced_prompt: None,
             warnings: Vec::new(),
         })
     }

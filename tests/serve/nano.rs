@@ -6,8 +6,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::support::chat::{Answer, ChatServer};
 use crate::support::{self, needs};
 use ltx2::config::{Config, load};
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
@@ -198,6 +199,41 @@ fn image_size(path: &Path) -> [usize; 2] {
     let at = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a baseline JPEG");
     let word = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
     [word(at + 7), word(at + 5)]
+}
+
+/// The operator's configuration has the chat server; a job only requests the enhancement.
+#[needs(cpu)]
+fn enhanced_job_equals_job_with_the_enhanced_prompt() {
+    let chat = ChatServer::start([Answer::Text("A blue ball.")]);
+    let keys = chat.keys("enhance.timeout=20");
+    let mut server = Server::start(&keys.each_ref().map(String::as_str));
+    let asked = server.job("small", &["request.prompt=a ball", "request.enhance_prompt=true", "request.seed=3"], &[]);
+    let enhanced = server.make(&asked);
+    assert_eq!(enhanced.produced.enhanced_prompt.as_deref(), Some("A blue ball."));
+    let sidecar = enhanced.sidecar();
+    assert_eq!(sidecar["config"]["request"]["prompt"], "A blue ball.");
+    let recorded = serde_json::json!([{"prompt": "a ball", "enhanced": "A blue ball.", "seed": 3}]);
+    assert_eq!(sidecar["enhancement"]["prompts"], recorded);
+    let plain = server.make(&server.job("small", &["request.prompt=A blue ball.", "request.seed=3"], &[]));
+    assert_eq!((plain.hashes(), &plain.produced.enhanced_prompt), (enhanced.hashes(), &None));
+    assert_eq!(chat.requests().len(), 1, "only a job that requests it is enhanced");
+
+    // A failure names neither the address nor the answer, and the next job can run.
+    chat.answer(Answer::Raw("500 Internal Server Error", "secret".into()));
+    let failed = server.device.run(&order(std::slice::from_ref(&asked)), &mut |_| ControlFlow::Continue(()));
+    let Err(RunError::Job(failure)) = failed else { panic!("the job succeeded") };
+    assert_eq!(failure.code, "enhancement_failed");
+    assert!(!failure.message.contains("secret") && !failure.message.contains("127.0.0.1"), "{}", failure.message);
+
+    // A job that waits for the chat server can be cancelled.
+    chat.answer(Answer::Silence(Duration::from_secs(15)));
+    let (since, mut reports) = (Instant::now(), 0);
+    let ended = server.device.run(&order(&[asked]), &mut |moment| {
+        reports += usize::from(moment.stage == JobPhase::PromptEnhancer);
+        if reports == 3 { ControlFlow::Break(Stop::Cancelled) } else { ControlFlow::Continue(()) }
+    });
+    assert!(matches!(ended, Err(RunError::Stopped(Stop::Cancelled))), "the job was not cancelled");
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 }
 
 #[needs(cpu)]

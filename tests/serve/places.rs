@@ -247,6 +247,7 @@ fn video_drained_at_any_stage_completes_after_restart() {
     let stages = [
         JobPhase::Compiling,
         JobPhase::Loading,
+        JobPhase::PromptEnhancer,
         JobPhase::TextEncoder,
         JobPhase::Denoise,
         JobPhase::Upsampler,

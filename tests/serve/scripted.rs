@@ -126,6 +126,7 @@ impl ScriptedDevice {
         };
         pass(JobPhase::Compiling, false, &mut tell)?;
         pass(JobPhase::Loading, false, &mut tell)?;
+        pass(JobPhase::PromptEnhancer, false, &mut tell)?;
         pass(JobPhase::TextEncoder, true, &mut tell)?;
         for step in first..steps {
             for job in &order.jobs {
@@ -282,6 +283,7 @@ impl GeneratedVideo for ScriptedVideo {
             frames_sha256: frames,
             samples_sha256: samples,
             timings: sidecar["timings"].clone(),
+            enhanced_prompt: None,
             warnings: Vec::new(),
         })
     }

@@ -1,6 +1,7 @@
 //! Common code of the integration tests: the CPU plugin, fixtures, distances.
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub mod chat;
 pub mod cudnn;
 pub mod drawn;
 pub mod harness;
