@@ -16,6 +16,7 @@ mod samplers;
 pub mod schedules;
 mod shape;
 pub mod sigmas;
+mod step_record;
 
 pub use error::SamplingError;
 pub(crate) use guidance_steps::GuidancePlan;
@@ -23,6 +24,7 @@ pub use guidance_steps::{BranchSet, GuidanceSteps, SigmaGuidance};
 pub use noise::TorchRng;
 pub use sampler::{AnySampler, Evaluation, Sampler, Schedule, StepNoise, StreamState};
 pub use samplers::*;
+pub use step_record::{StepRecord, StepWeights, TokenConditions};
 
 /// Maximum number of steps. The schedule tables of the denoising program have `MAX_STEPS + 1` rows.
 pub const MAX_STEPS: usize = 256;

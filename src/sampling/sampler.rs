@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ndarray::Array3;
 
 use super::condition::ConditionInputs;
+use super::step_record::StepRecord;
 use crate::av::Av;
 use crate::hlo::Value;
 
@@ -74,6 +75,13 @@ pub trait Sampler: Debug + Send + Sync {
     /// each tensor of [`Sampler::state`], in order; all f32 with the shape of the latents. Latents at noise level `σ`
     /// are `(1 - σ) · clean + σ · noise`.
     fn step(&self, at: &Evaluation, stream: &StreamState) -> Vec<Value>;
+
+    /// Returns the clean prediction of the last evaluation of a call, `[b, n, c]`, from host copies of the call's
+    /// tensors. Only previews read it. The default is exact for steps that are equal to Euler's method, and an estimate
+    /// for other steps.
+    fn clean_prediction(&self, record: &StepRecord) -> Array3<f32> {
+        record.euler_prediction()
+    }
 }
 
 /// Type-erased sampler. Two samplers are equal if they have the same type and compare equal.

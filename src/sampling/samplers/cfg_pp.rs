@@ -1,9 +1,12 @@
 //! CFG++ (Chung et al. 2024): ancestral Euler that steps away from the negative-prompt prediction (Lightricks' ltx-core
 //! 1.2.0).
 
+use ndarray::Array3;
+
 use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
 use crate::sampling::samplers::EulerAncestral;
+use crate::sampling::step_record::{StepRecord, StepWeights};
 
 /// Ancestral Euler with the noise direction `(x - (1 - σ)·u) / σ`, where `u` is the negative-prompt prediction. Each
 /// step first goes below the next noise-to-signal ratio, by an amount that grows with `eta`. Fresh noise then raises
@@ -65,6 +68,14 @@ impl Sampler for CfgPlusPlus {
             None => next,
             Some(conditioned) => &conditioned * k(4) + &next * (k(4).like(1.0) - k(4)),
         }]
+    }
+
+    /// Exact for the last step. An earlier step combines the clean and the negative-prompt prediction, which cannot be
+    /// separated; the result is then the clean prediction moved further away from the negative-prompt one, as with a
+    /// larger guidance scale.
+    fn clean_prediction(&self, record: &StepRecord) -> Array3<f32> {
+        let row = &record.coefficients;
+        record.solve(StepWeights { latents: row[0], clean: row[1] + row[2], noise: row[3] }, row[4] == 1.0)
     }
 }
 

@@ -5,6 +5,7 @@ use ndarray::Array3;
 use crate::hlo::{Comparison, Value};
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
+use crate::sampling::step_record::{StepRecord, StepWeights};
 
 /// Default of [`EulerAncestral::seed_offset`] (Lightricks' ltx-pipelines).
 pub const SEED_OFFSET: u64 = 10_000;
@@ -94,6 +95,13 @@ impl Sampler for EulerAncestral {
         // The last step (factor 0 for the latents) returns the prediction, which is already blended.
         let last = row.at(0, 0).compare(Comparison::Eq, &row.at(0, 0).like(0.0));
         vec![last.select(&next, &conditioned)]
+    }
+
+    /// Exact: inverts the step.
+    fn clean_prediction(&self, record: &StepRecord) -> Array3<f32> {
+        let row = &record.coefficients;
+        let blended = self.eta != 0.0 && (self.blends_every_step || row[0] != 0.0);
+        record.solve(StepWeights { latents: row[0], clean: row[1], noise: row[2] }, blended)
     }
 }
 

@@ -1,8 +1,11 @@
 //! Gradient estimation: Euler's method with a velocity extrapolated from two evaluations (Permenter & Yuan 2024,
 //! "Interpreting and Improving Diffusion Models from an Optimization Perspective"; Lightricks' ltx-pipelines).
 
+use ndarray::{Array3, Zip};
+
 use crate::hlo::Value;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StreamState};
+use crate::sampling::step_record::StepRecord;
 
 /// Euler's method along `γ·v + (1 - γ)·v'`, with the velocity `v` of this step and `v'` of the previous one. The first
 /// step, which has no previous velocity, and the last step, which ends at its prediction, are plain Euler steps.
@@ -34,6 +37,11 @@ impl Sampler for GradientEstimation {
         let velocity = (x - stream.clean) / at.sigma;
         let estimate = (&velocity - before) * gamma + before;
         vec![x + estimate * at.change(), velocity]
+    }
+
+    /// Exact: the state contains the velocity of the last step.
+    fn clean_prediction(&self, record: &StepRecord) -> Array3<f32> {
+        Zip::from(&record.before).and(&record.state[0]).map_collect(|x, velocity| x - record.sigma * velocity)
     }
 }
 

@@ -12,6 +12,7 @@ use ndarray::{Array3, Axis as Dim};
 use crate::hlo::Value;
 use crate::sampling::noise::TorchRng;
 use crate::sampling::sampler::{Evaluation, Sampler, Schedule, StepNoise, StreamState};
+use crate::sampling::step_record::StepRecord;
 
 /// Coefficients per evaluation.
 const COEFFICIENTS: usize = 9;
@@ -174,6 +175,11 @@ impl Sampler for Res2s {
         };
         let anchor = &next * k(6) + clean * k(7) + x * k(8);
         vec![next, anchor, clean.clone()]
+    }
+
+    /// Exact: the state contains the clean prediction of the last evaluation.
+    fn clean_prediction(&self, record: &StepRecord) -> Array3<f32> {
+        record.state[1].clone()
     }
 }
 
