@@ -63,6 +63,67 @@ fn queue_events_report_every_video() {
     site.end();
 }
 
+/// Returns the steps of the previews among events.
+fn preview_steps(events: &[(String, serde_json::Value)]) -> Vec<u64> {
+    let previews = events.iter().filter(|(name, _)| name == "preview");
+    previews.map(|(_, data)| data["step"].as_u64().expect("a step")).collect()
+}
+
+#[needs(nothing)]
+fn previews_are_sent_only_to_clients_that_ask() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=12 ms=20 preview=1");
+    let path = format!("/v1/videos/{id}/events");
+    let streams = [path.clone(), format!("{path}?previews=true"), "/v1/queue/events?previews=true".into()];
+    let is_over = |(name, data): &(String, serde_json::Value)| name == "video" && data["status"] == json!("completed");
+    let readers = streams.map(|path| {
+        let events = Events::subscribe(&site, &path);
+        std::thread::spawn(move || {
+            let mut all = Vec::new();
+            for event in events {
+                all.push(event);
+                if is_over(&all[all.len() - 1]) {
+                    break;
+                }
+            }
+            all
+        })
+    });
+    let [without, of_video, of_queue] = readers.map(|reader| reader.join().expect("read"));
+    assert_eq!(preview_steps(&without), Vec::<u64>::new());
+    for events in [&of_video, &of_queue] {
+        let steps = preview_steps(events);
+        assert!(steps.len() > 1 && steps.windows(2).all(|pair| pair[0] < pair[1]), "{steps:?}");
+        let (_, preview) = events.iter().find(|(name, _)| name == "preview").expect("a preview");
+        assert_eq!((&preview["id"], &preview["phase"], &preview["steps"]), (&json!(id), &json!("denoise"), &json!(12)));
+        assert_eq!((&preview["frames"], &preview["columns"], &preview["fps"]), (&json!(4), &json!(2), &json!(3.0)));
+        let image = preview["image"].as_str().expect("an image");
+        assert!(image.starts_with("data:image/jpeg;base64,") && image.len() > 1024 * 4 / 3, "{}", image.len());
+    }
+    // The preview is dropped when the video ends.
+    let after: Vec<_> = Events::subscribe(&site, &format!("{path}?previews=true")).collect();
+    assert_eq!((after.len(), preview_steps(&after).len()), (1, 0));
+    let (status, code, _) = site.get(&format!("{path}?previews=1")).error();
+    assert_eq!((status, code.as_str()), (400, "invalid_value"));
+    assert_eq!(site.get("/v1/queue/events?preview=true").error().1, "unknown_field");
+    site.end();
+}
+
+/// A client that does not read its stream misses previews; the device does not wait for it.
+#[needs(nothing)]
+fn slow_clients_do_not_delay_the_device() {
+    let site = Site::new(&[]);
+    let id = site.create("steps=400 ms=1 preview=64");
+    let mut slow = Events::subscribe(&site, &format!("/v1/videos/{id}/events?previews=true"));
+    let since = Instant::now();
+    site.wait(&id);
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    let events: Vec<_> = slow.by_ref().collect();
+    assert!(preview_steps(&events).len() < 400, "the stream sent every preview");
+    assert_eq!(events[events.len() - 1].1["status"], json!("completed"));
+    site.end();
+}
+
 #[needs(nothing)]
 fn removal_of_queued_video_sends_an_event() {
     let site = Site::new(&[]);

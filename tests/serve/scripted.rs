@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use ltx2::config::{Config, Serve};
 use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
-use ltx2::serve::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
+use ltx2::serve::device::{
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewImage, PreviewSink, RunError, StepProgress, Stop,
+};
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
 use ltx2::serve::job::{AcceptedJob, JobPhase, Snapshot, VideoProperties};
@@ -53,11 +55,12 @@ pub struct Log {
 
 pub struct ScriptedDevice {
     log: Arc<Log>,
+    previews: Option<PreviewSink>,
 }
 
 impl ScriptedDevice {
     pub fn new(log: Arc<Log>) -> Self {
-        ScriptedDevice { log }
+        ScriptedDevice { log, previews: None }
     }
 }
 
@@ -78,6 +81,10 @@ impl JobDevice for ScriptedDevice {
         let result = self.run_order(order, watch);
         *self.log.ended.lock().unwrap() = Some(Instant::now());
         result
+    }
+
+    fn send_previews(&mut self, sink: PreviewSink) {
+        self.previews = Some(sink);
     }
 
     fn evict(&mut self, shape: &str) {
@@ -134,6 +141,7 @@ impl ScriptedDevice {
             }
             reach(&format!("step {step}"));
             std::thread::sleep(pause);
+            self.preview(order, StepProgress { stage: JobPhase::Denoise, step: step + 1, steps });
             let told = tell(JobPhase::Denoise, step + 1, steps);
             if matches!(told, Err(RunError::Stopped(Stop::Draining))) || (step + 1) % every == 0 {
                 keep(step + 1);
@@ -145,6 +153,14 @@ impl ScriptedDevice {
         pass(JobPhase::VideoDecoder, true, &mut tell)?;
         pass(JobPhase::AudioDecoder, false, &mut tell)?;
         Ok(order.jobs.iter().map(|job| Box::new(ScriptedVideo { job: Arc::clone(job), tries: 0 }) as _).collect())
+    }
+
+    /// Sends a preview of the first job if its prompt contains `preview=KIB`, the size of the image in KiB.
+    fn preview(&self, order: &JobBatch, at: StepProgress) {
+        let Some(kib) = word::<usize>(order.jobs[0].prompt(), "preview") else { return };
+        let sink = self.previews.as_ref().expect("a receiver of previews");
+        let jpeg = vec![at.step as u8; kib << 10];
+        sink(&order.jobs[0].id, PreviewImage { jpeg, frames: 4, columns: 2, width: 16, height: 12, fps: 3.0, at });
     }
 
     fn fault(&self, prompt: &str, step: usize) -> Result<(), RunError> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Failure;
+use super::id::VideoId;
 use super::job::{AcceptedJob, JobPhase, VideoProperties};
 
 /// A batch of jobs for a device. The jobs differ only in prompt and seed.
@@ -38,6 +39,28 @@ pub enum Stop {
     /// The server is shutting down. The device keeps a checkpoint.
     Draining,
 }
+
+/// Preview of a running video: frames of the current prediction in one JPEG file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreviewImage {
+    /// The file. All frames have the same size; they are in rows, the first in the upper left corner.
+    pub jpeg: Vec<u8>,
+    /// Number of frames.
+    pub frames: usize,
+    /// Number of frames per row.
+    pub columns: usize,
+    /// Width of a frame in pixels.
+    pub width: u32,
+    /// Height of a frame in pixels.
+    pub height: u32,
+    /// Frames per second.
+    pub fps: f64,
+    /// The denoising pass, with its number of finished steps and of all steps.
+    pub at: StepProgress,
+}
+
+/// Callback that receives the previews of running jobs. It may be called on any thread and does not block.
+pub type PreviewSink = Arc<dyn Fn(&VideoId, PreviewImage) + Send + Sync>;
 
 /// Progress callback. It returns whether the run continues.
 pub type BatchWatch<'a> = &'a mut dyn FnMut(StepProgress) -> ControlFlow<Stop>;
@@ -86,6 +109,10 @@ pub trait JobDevice {
     /// # Errors
     /// See [`RunError`].
     fn run(&mut self, order: &JobBatch, watch: BatchWatch) -> Result<Vec<Box<dyn GeneratedVideo>>, RunError>;
+
+    /// Sets the receiver of the previews of jobs that request some. Called once, before the first batch. The default
+    /// is for devices without previews.
+    fn send_previews(&mut self, _sink: PreviewSink) {}
 
     /// Unloads the programs of a shape.
     fn evict(&mut self, shape: &str);

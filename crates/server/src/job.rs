@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::device::PreviewImage;
 use super::error::Failure;
 use super::id::VideoId;
 use super::job_config::JobConfig;
@@ -228,4 +229,6 @@ pub struct Snapshot {
     pub progress: Progress,
     /// Number of jobs ahead of this one in the queue; `None` if it is not queued.
     pub queue_position: Option<usize>,
+    /// Latest preview of the running job; `None` if there is none.
+    pub preview: Option<Arc<PreviewImage>>,
 }

@@ -280,6 +280,9 @@ impl Jobs {
                     entry.ended = Some(now);
                     entry.deadline = now.checked_add(self.settings.keep.duration());
                 }
+                if record.state != JobState::InProgress {
+                    entry.preview = None;
+                }
                 entry.record = Arc::new(record);
                 index.tell(id);
             }

@@ -1,13 +1,15 @@
 //! API objects: OpenAI's video and list objects, with additional fields.
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Map, Value, json};
 
+use super::device::PreviewImage;
 use super::error::Failure;
 use super::job::{AcceptedJob, JobPhase, JobState, Progress, Snapshot};
 
 /// Returns the API object of a job's video. All of OpenAI's fields are always present.
 pub(crate) fn video(snapshot: &Snapshot) -> Value {
-    let Snapshot { accepted, record, progress, queue_position } = snapshot;
+    let Snapshot { accepted, record, progress, queue_position, preview: _ } = snapshot;
     let config = accepted.config.summary();
     let (width, height, frames, fps) = match (&record.produced, accepted.expected) {
         (Some(made), _) => (made.width, made.height, Some(made.num_frames), made.fps),
@@ -59,7 +61,7 @@ pub(crate) fn video(snapshot: &Snapshot) -> Value {
 
 /// Returns the progress of a job in the format of `progress` events.
 pub(crate) fn progress(snapshot: &Snapshot) -> Value {
-    let Snapshot { accepted, record, progress, queue_position } = snapshot;
+    let Snapshot { accepted, record, progress, queue_position, preview: _ } = snapshot;
     json!({
         "id": accepted.id,
         "progress": percent(record.state, progress),
@@ -69,6 +71,23 @@ pub(crate) fn progress(snapshot: &Snapshot) -> Value {
         "queue_position": queue_position,
         "eta_s": progress.eta_s.filter(|_| record.state == JobState::InProgress).map(short),
     })
+}
+
+/// Returns the data of a `preview` event; `None` if the job has no preview.
+pub(crate) fn preview(snapshot: &Snapshot) -> Option<Value> {
+    let PreviewImage { jpeg, frames, columns, width, height, fps, at } = &**snapshot.preview.as_ref()?;
+    Some(json!({
+        "id": snapshot.accepted.id,
+        "phase": at.stage,
+        "step": at.step,
+        "steps": at.steps,
+        "frames": frames,
+        "columns": columns,
+        "width": width,
+        "height": height,
+        "fps": short(*fps),
+        "image": format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(jpeg)),
+    }))
 }
 
 /// Returns the list object for one page of videos.
@@ -186,7 +205,13 @@ mod tests {
             batch_key: String::new(),
         };
         let progress = Progress { stage: JobPhase::Denoise, step: 17, steps: 40, percent: 100, eta_s: Some(14.21987) };
-        Snapshot { accepted: Arc::new(accepted), record: Arc::new(record), progress, queue_position: None }
+        Snapshot {
+            accepted: Arc::new(accepted),
+            record: Arc::new(record),
+            progress,
+            queue_position: None,
+            preview: None,
+        }
     }
 
     fn produced() -> VideoProperties {

@@ -124,7 +124,7 @@ fn fail(jobs: &Jobs, status: &StatusSender, reason: &str) {
 }
 
 fn own_device(
-    jobs: &Jobs,
+    jobs: &Arc<Jobs>,
     status: &StatusSender,
     factory: Factory,
     warm: &[JobBatch],
@@ -134,6 +134,8 @@ fn own_device(
     let mut tells_other_processes = false;
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
+        let receiver = Arc::clone(jobs);
+        device.send_previews(Arc::new(move |id, preview| receiver.show_preview(id, preview)));
         for order in warm {
             if jobs.is_draining() {
                 return Ok(());

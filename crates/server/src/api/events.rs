@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `video` | the complete video object: at the start of the stream, and at each state transition |
 //! | `progress` | id, progress, phase, step, steps, queue_position, eta_s |
+//! | `preview` | id, phase, step, steps, frames, columns, width, height, fps, image: only with `?previews=true` |
 //! | `queue` | the object of `GET /v1/queue`: at the start of the stream, and when running or queued videos change |
 //! | `deleted` | the id of a removed video |
 //! | `shutdown` | an empty object: the server is shutting down |
@@ -18,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Extension;
-use axum::extract::{ConnectInfo, State};
+use axum::extract::{ConnectInfo, RawQuery, State};
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -29,12 +30,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::App;
 use super::guard::About;
 use super::videos::{Id, queue_object};
+use crate::device::PreviewImage;
 use crate::error::ApiError;
 use crate::id::VideoId;
 use crate::job::{JobState, Progress, Snapshot};
 use crate::jobs::{Caller, ListQuery};
 use crate::listen::ended;
 use crate::objects;
+use crate::query::parameters;
 use crate::streams::{StreamOwner, StreamPermit, StreamRefusal};
 
 /// Time that clients wait before they reconnect.
@@ -121,11 +124,13 @@ pub(super) async fn of_video(
     Extension(caller): Extension<Caller>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Id(id): Id,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    let previews = wants_previews(query.as_deref())?;
     let changes = app.jobs.watch(&caller, &id)?;
     let (stream, mut response) = EventStream::open(&app, StreamOwner::from_caller(&caller, Some(peer)))?;
     response.extensions_mut().insert(About(id.to_string()));
-    tokio::spawn(stream_video(stream, changes));
+    tokio::spawn(stream_video(stream, changes, previews));
     Ok(response)
 }
 
@@ -135,9 +140,31 @@ fn milestone(snapshot: &Snapshot) -> (JobState, u32, usize) {
     (snapshot.record.state, snapshot.record.attempts, snapshot.record.batch)
 }
 
-async fn stream_video(mut stream: EventStream, mut changes: watch::Receiver<Snapshot>) {
+/// Returns whether the query of an event stream asks for previews.
+fn wants_previews(query: Option<&str>) -> Result<bool, ApiError> {
+    match parameters(query, &["previews"])?.first().map(|(_, value)| value.as_str()) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => Err(ApiError::field("invalid_value", "previews", "previews: must be true or false")),
+    }
+}
+
+/// Returns whether two snapshots of a job have the same preview.
+fn is_same_preview(one: &Snapshot, other: &Snapshot) -> bool {
+    match (&one.preview, &other.preview) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    }
+}
+
+async fn stream_video(mut stream: EventStream, mut changes: watch::Receiver<Snapshot>, previews: bool) {
     let mut snapshot = changes.borrow_and_update().clone();
     if !stream.send(Event::default().retry(RETRY)).await || !stream.event("video", &objects::video(&snapshot)).await {
+        return;
+    }
+    if let Some(preview) = objects::preview(&snapshot).filter(|_| previews)
+        && !stream.event("preview", &preview).await
+    {
         return;
     }
     while !snapshot.record.state.is_terminal() {
@@ -147,9 +174,16 @@ async fn stream_video(mut stream: EventStream, mut changes: watch::Receiver<Snap
             StreamAction::Shutdown => return stream.shutdown().await,
         }
         let now = changes.borrow_and_update().clone();
+        let is_new = !is_same_preview(&now, &snapshot);
         let sent = match milestone(&now) == milestone(&snapshot) {
+            true if is_new && now.progress == snapshot.progress => true,
             true => stream.event("progress", &objects::progress(&now)).await,
             false => stream.event("video", &objects::video(&now)).await,
+        };
+        let preview = if previews && is_new { objects::preview(&now) } else { None };
+        let sent = match preview {
+            Some(preview) if sent => stream.event("preview", &preview).await,
+            _ => sent,
         };
         if !sent {
             return;
@@ -162,9 +196,11 @@ pub(super) async fn of_queue(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    let previews = wants_previews(query.as_deref())?;
     let (stream, response) = EventStream::open(&app, StreamOwner::from_caller(&caller, Some(peer)))?;
-    tokio::spawn(stream_queue(stream, caller));
+    tokio::spawn(stream_queue(stream, caller, previews));
     Ok(response)
 }
 
@@ -174,18 +210,28 @@ struct SentState {
     milestone: (JobState, u32, usize),
     progress: Progress,
     position: Option<usize>,
+    /// Preview of the event, if the stream sends previews.
+    preview: Option<Arc<PreviewImage>>,
 }
 
 impl SentState {
-    fn from_snapshot(snapshot: &Snapshot) -> Self {
+    fn from_snapshot(snapshot: &Snapshot, previews: bool) -> Self {
         let Snapshot { progress, queue_position, .. } = snapshot;
-        SentState { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position }
+        let preview = snapshot.preview.clone().filter(|_| previews);
+        SentState { milestone: milestone(snapshot), progress: progress.clone(), position: *queue_position, preview }
+    }
+
+    /// Returns whether only the preview differs.
+    fn is_preview_of(&self, before: &SentState) -> bool {
+        SentState { preview: None, ..self.clone() } == SentState { preview: None, ..before.clone() }
     }
 }
 
 /// State of a queue stream: the jobs in the events that it has sent.
 struct QueueState {
     caller: Caller,
+    /// Whether the stream sends previews.
+    previews: bool,
     sent: BTreeMap<VideoId, SentState>,
     /// Newest job about which an event was sent.
     newest: Option<VideoId>,
@@ -223,11 +269,15 @@ impl QueueState {
             }
         }
         for (id, job) in &now {
-            let sent = SentState::from_snapshot(job);
+            let sent = SentState::from_snapshot(job, self.previews);
             match self.sent.get(id) {
                 Some(before) if *before == sent => continue,
+                Some(before) if sent.is_preview_of(before) => {}
                 Some(before) if before.milestone == sent.milestone => events.push(("progress", objects::progress(job))),
                 _ => events.push(("video", objects::video(job))),
+            }
+            if sent.preview != self.sent.get(id).and_then(|before| before.preview.clone()) {
+                events.extend(objects::preview(job).filter(|_| self.previews).map(|data| ("preview", data)));
             }
             if !job.record.state.is_terminal() {
                 self.sent.insert(id.clone(), sent);
@@ -244,12 +294,12 @@ impl QueueState {
     }
 }
 
-async fn stream_queue(mut stream: EventStream, caller: Caller) {
+async fn stream_queue(mut stream: EventStream, caller: Caller, previews: bool) {
     let mut changes = stream.app.jobs.version();
     changes.mark_unchanged();
     let newest = ListQuery { after: None, limit: 1, descending: true, state: None };
     let newest = stream.app.jobs.list(&caller, &newest).jobs.first().map(|job| job.accepted.id.clone());
-    let mut board = QueueState { caller, sent: BTreeMap::new(), newest, queue: Value::Null };
+    let mut board = QueueState { caller, previews, sent: BTreeMap::new(), newest, queue: Value::Null };
     if !stream.send(Event::default().retry(RETRY)).await {
         return;
     }

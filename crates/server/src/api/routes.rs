@@ -83,20 +83,26 @@ pub(super) static ROUTES: &[Route] = &[
         "Repeats the request of a finished video with changed fields. Its frames are not used as input.",
     ),
     asks(route(GET, "/v1/videos/{id}/content", Nothing, Media, "Downloads a file of a finished video."), &["variant"]),
-    route(
-        GET,
-        "/v1/videos/{id}/events",
-        Nothing,
-        Events,
-        "Streams a video's state and progress as server-sent events.",
+    asks(
+        route(
+            GET,
+            "/v1/videos/{id}/events",
+            Nothing,
+            Events,
+            "Streams a video's state and progress as server-sent events.",
+        ),
+        &["previews"],
     ),
     route(GET, "/v1/queue", Nothing, Queue, "Returns the caller's running and queued videos."),
-    route(
-        GET,
-        "/v1/queue/events",
-        Nothing,
-        Events,
-        "Streams changes of the caller's queue and videos as server-sent events.",
+    asks(
+        route(
+            GET,
+            "/v1/queue/events",
+            Nothing,
+            Events,
+            "Streams changes of the caller's queue and videos as server-sent events.",
+        ),
+        &["previews"],
     ),
     route(GET, "/v1/models", Nothing, Models, "Lists the model's names, each with its request fields and limits."),
     route(GET, "/v1/models/{model}", Nothing, Model, "Returns the model by one of its names."),

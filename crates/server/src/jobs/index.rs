@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::Caller;
 use super::progress::{BatchProgress, Profiles};
+use crate::device::PreviewImage;
 use crate::id::VideoId;
 use crate::job::{AcceptedJob, JobPhase, JobState, Progress, Record, Snapshot};
 use crate::schedule::{LoadedPrograms, ScheduleCandidate};
@@ -47,6 +48,8 @@ pub(super) struct JobEntry {
     pub(super) accepted: Arc<AcceptedJob>,
     pub(super) record: Arc<Record>,
     pub(super) progress: Progress,
+    /// Latest preview. `None`: the job is not running, or has no previews.
+    pub(super) preview: Option<Arc<PreviewImage>>,
     pub(super) at: JobLifecycle,
     /// Channel to the clients that watch the job; `None` if no clients watch it.
     pub(super) sender: Option<watch::Sender<Snapshot>>,
@@ -70,6 +73,7 @@ impl JobEntry {
             accepted: Arc::new(accepted),
             record: Arc::new(record),
             progress: Progress::default(),
+            preview: None,
             at,
             sender: None,
             cancelled: Arc::default(),
@@ -147,7 +151,8 @@ impl JobIndex {
             let stage = if self.is_short { JobPhase::WaitingForDisk } else { JobPhase::Queued };
             progress = Progress { stage, ..Progress::default() };
         }
-        Snapshot { accepted: Arc::clone(&entry.accepted), record: Arc::clone(&entry.record), progress, queue_position }
+        let (accepted, record) = (Arc::clone(&entry.accepted), Arc::clone(&entry.record));
+        Snapshot { accepted, record, progress, queue_position, preview: entry.preview.clone() }
     }
 
     /// Sends the current snapshot of a job to its watchers.

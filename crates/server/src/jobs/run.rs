@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::Jobs;
 use super::index::{JobIndex, JobLifecycle, QueuePosition, RunningBatch};
 use super::progress::BatchProgress;
-use crate::device::{JobBatch, StepProgress, Stop};
+use crate::device::{JobBatch, PreviewImage, StepProgress, Stop};
 use crate::id::VideoId;
 use crate::job::{AcceptedJob, JobPhase, JobState, Record};
 use crate::schedule::{self, ScheduleCandidate};
@@ -235,6 +235,17 @@ impl Jobs {
             return ControlFlow::Break(Stop::Draining);
         }
         ControlFlow::Continue(())
+    }
+
+    /// Publishes a preview of a running job. Only the latest one is kept, and only until the job ends.
+    pub fn show_preview(&self, id: &VideoId, preview: PreviewImage) {
+        let mut index = self.lock();
+        let entry = index.jobs.get_mut(id).filter(|entry| entry.record.state == JobState::InProgress);
+        let Some(entry) = entry else { return };
+        entry.preview = Some(Arc::new(preview));
+        index.tell(id);
+        drop(index);
+        self.is_changed();
     }
 
     fn show(&self, index: &mut JobIndex, running: &Running, moment: StepProgress) {

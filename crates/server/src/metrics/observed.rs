@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Metrics, OutcomeLabels, PhaseLabels, PipelineLabel, StateLabel};
-use crate::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
+use crate::device::{
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewSink, RunError, StepProgress, Stop,
+};
 use crate::error::Failure;
 use crate::id::VideoId;
 use crate::job::{AcceptedJob, JobPhase, JobState, Record, VideoProperties};
@@ -333,6 +335,10 @@ impl JobDevice for ObservedDevice {
             Box::new(ObservedVideo { inner, id, observed: Arc::clone(&observed) }) as Box<dyn GeneratedVideo>
         };
         result.map(|made| made.into_iter().zip(ids).map(measured).collect())
+    }
+
+    fn send_previews(&mut self, sink: PreviewSink) {
+        self.inner.send_previews(sink);
     }
 
     fn evict(&mut self, shape: &str) {
