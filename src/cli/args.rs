@@ -378,6 +378,9 @@ pub(crate) struct OutputArgs {
     /// Also writes the audio as a WAV file
     #[arg(long, value_name = "FILE")]
     pub(crate) save_audio: Option<String>,
+    /// Also writes small frames of the current prediction every N steps, into the folder OUT.preview
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
+    pub(crate) preview_every: Option<u64>,
     /// Also writes embeddings, noise, latents, frames and audio samples as f32 tensors
     #[arg(long, value_name = "FILE.safetensors")]
     pub(crate) dump: Option<PathBuf>,
@@ -413,6 +416,7 @@ impl OutputArgs {
         given.flag("output", "output.path", &self.output);
         given.flag("save-frames", "output.save_frames", &self.save_frames);
         given.flag("save-audio", "output.save_audio", &self.save_audio);
+        given.flag("preview-every", "output.preview_every", self.preview_every);
         given.flag("progress-every", "sampler.progress_every", self.progress_every);
     }
 }

@@ -274,6 +274,14 @@ pub(super) const RULES: &[EffectRule] = &[
     ),
     // Output files.
     request(&["output.save_frames"], |f, _| f.without_video()),
+    request(&["output.preview_every"], |f, _| match f.spec().generates_video {
+        true => None,
+        false => f.by_pipeline("generates no video"),
+    }),
+    flags(&["output.preview_decoder"], |f, _| {
+        let every = f.config.output.preview_every.is_some();
+        f.unless(every, or_remove(message!["no previews are shown; set ", Key("output.preview_every"), " too"]))
+    }),
 ];
 
 /// Returns, for each key that has no effect in a configuration, the reason. Includes keys that are not set.

@@ -39,7 +39,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
             }
             "enhance" => text(node, "system", |t| join(folder, t)),
             "output" => {
-                for key in ["path", "save_frames", "save_audio"] {
+                for key in ["path", "save_frames", "save_audio", "preview_decoder"] {
                     text(node, key, |t| join(folder, t));
                 }
             }

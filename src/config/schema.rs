@@ -1127,5 +1127,14 @@ with_defaults! {
         pub sidecar: bool = true,
         /// Whether the video file has a sound track.
         pub audio: bool = true,
+        /// Number of denoising steps between two previews: small frames of the current prediction. `ltx2 generate`
+        /// writes them to the folder `OUTPUT.preview`; the server sends them to clients. Null: no previews.
+        #[schemars(range(min = 1))]
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub preview_every: Option<usize> = None,
+        /// Safetensors file with the linear map from latents to RGB for previews: `weight [1 or 7, channels, 48]` and
+        /// `bias [48]`. Null: fitted to the model's decoder and stored in the folder of the compile cache.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub preview_decoder: Option<String> = None,
     }
 }

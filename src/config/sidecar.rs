@@ -66,9 +66,12 @@ impl Sidecar {
     }
 }
 
-/// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. Output paths are
-/// removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and frames and
-/// audio are saved only on request.
+/// Keys of `output` that request files.
+const OUTPUTS: [&str; 5] = ["path", "save_frames", "save_audio", "preview_every", "preview_decoder"];
+
+/// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. The keys that request
+/// files are removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and
+/// frames, audio and previews are saved only on request.
 pub(super) fn unwrap(root: YamlNode) -> (YamlNode, bool) {
     let YamlData::Map(entries) = root.data else { return (root, false) };
     let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, YamlData::Map(_))) else {
@@ -78,7 +81,7 @@ pub(super) fn unwrap(root: YamlNode) -> (YamlNode, bool) {
     if let YamlData::Map(sections) = &mut config.data {
         for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
             if let YamlData::Map(keys) = &mut section.data {
-                keys.retain(|(k, _)| !["path", "save_frames", "save_audio"].contains(&k.as_str()));
+                keys.retain(|(k, _)| !OUTPUTS.contains(&k.as_str()));
             }
         }
     }

@@ -113,7 +113,7 @@ impl Denoising {
     pub(crate) fn steps(&self, executor: &Executor, steps: usize) -> Result<Inputs<'static>> {
         let evaluations = if self.takes_all() { steps } else { self.sampler.noises() };
         let mut noise = CallNoise::new(&*self.sampler, self.seeds.iter().copied(), self.tokens);
-        self.steps.steps(executor, 0..evaluations, &mut noise)
+        self.steps.steps(executor, 0..evaluations, noise.draw())
     }
 
     pub(crate) fn start(&self, executor: &Executor) -> Result<Vec<ShardedTensor>> {

@@ -15,6 +15,7 @@ use super::error::{PipelineError, Result, one_line};
 use super::model::OpenModel;
 use super::output::chain_writer::ChainWriter;
 use super::output::denoise_checkpoint::{CheckpointSettings, Every};
+use super::output::preview_files;
 use super::output::recorded::warn_of_versions;
 use super::output::report::RunReport;
 use super::output::sidecar::{sidecar, sidecar_model};
@@ -114,6 +115,10 @@ pub fn generate(
             run.checkpoint = match checkpoint.and_then(|checkpoint| checkpoint.map(resumed).transpose()) {
                 Ok(checkpoint) => checkpoint,
                 // The previous batch is still written if this batch cannot be resumed.
+                Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
+            };
+            run.previews = match preview_files::options(&plan.config, paths, &replaceable, videos.resume) {
+                Ok(previews) => previews,
                 Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
             run.outputs = paths.to_vec();

@@ -7,6 +7,7 @@ pub mod model;
 pub mod output;
 pub mod phase;
 pub mod plan;
+pub mod preview;
 pub mod processes;
 pub mod programs;
 pub mod runner;

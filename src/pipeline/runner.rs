@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::error::{PipelineError, Result};
 use super::model::OpenModel;
 use super::plan::memory::FittedPlan;
+use super::preview::thread::SharedStatistics;
 use super::programs::ProgramKind;
 use super::programs::call::Call;
 use super::programs::configs::ModelConfigs;
@@ -39,6 +40,8 @@ pub struct Runner {
     pub(super) written: HashMap<NetworkKey, Rc<Network>>,
     /// Cache of the connectors' RoPE tables, by program hash and number of tokens.
     pub(super) tables: BTreeMap<(String, usize), Rc<UploadedTables>>,
+    /// Sums of the maps for previews, by decoder.
+    pub(super) preview_maps: HashMap<String, SharedStatistics>,
 }
 
 /// Everything that a cached network depends on, except the model, which is fixed for a runner.
@@ -94,6 +97,7 @@ impl Runner {
             loops: HashMap::new(),
             written: HashMap::new(),
             tables: BTreeMap::new(),
+            preview_maps: HashMap::new(),
         }
     }
 

@@ -160,6 +160,7 @@ impl Fields {
         own.serve = Serve::default();
         own.extends = None;
         (own.output.path, own.output.save_frames, own.output.save_audio) = (None, None, None);
+        own.output.preview_decoder = None;
         let mut names: Vec<String> = Vec::new();
         for path in own.request.files_mut() {
             let Some(name) = self.inputs.name(path).map(String::from) else { continue };

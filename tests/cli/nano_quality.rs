@@ -3,6 +3,7 @@
 
 mod conditions;
 mod hear;
+mod previews;
 mod see;
 
 use ltx2::request::Request;

@@ -123,13 +123,16 @@ pub(crate) fn json(path: &Path) -> Value {
 fn existing_outputs_are_rejected_before_opening_model() {
     let folder = Folder::new();
     fs::create_dir(folder.path("frames")).expect("a folder");
+    fs::create_dir(folder.path("a.mp4.preview")).expect("a folder");
     let all = ["--save-audio", "s.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
+    let all = [&all[..], &["--preview-every", "2"]].concat();
     let base = [&["generate", "-p", "x", "--model", "no/such/model", "-o", "a.mp4"], &all[..]].concat();
     let cases = [
         ("output.path", "a.mp4"),
         ("output.sidecar", "a.json"),
         ("output.save_audio", "s.wav"),
         ("output.save_frames", "frames/frame_00007.png"),
+        ("output.preview_every", "a.mp4.preview/step_002.webp"),
         ("--dump", "d.safetensors"),
         ("--perf-json", "p.json"),
     ];
@@ -138,7 +141,7 @@ fn existing_outputs_are_rejected_before_opening_model() {
         let before = folder.contents();
         for more in [&[][..], &["--dry-run"]] {
             let error = error(2, &mut folder.ltx2(&[&base[..], more].concat()));
-            let named = if key == "output.save_frames" { "frames" } else { name };
+            let named = name.split('/').next().expect("a name");
             assert!(error.starts_with(&format!("error: {key}: {named} ")) && error.contains("--force"), "{error}");
         }
         // With --force, the run proceeds to open the model.
@@ -218,10 +221,13 @@ fn rerun_and_forced_run_touch_no_other_files() {
     let folder = Folder::new();
     let places =
         ["--save-audio", "a.wav", "--save-frames", "frames", "--dump", "d.safetensors", "--perf-json", "p.json"];
-    succeed(&mut folder.generate(&[&["-o", "out/ltx2_10.mp4"], &places[..]].concat()));
+    let previews = ["--preview-every", "1"];
+    succeed(&mut folder.generate(&[&["-o", "out/ltx2_10.mp4"], &places[..], &previews].concat()));
     let first = folder.contents();
-    assert_eq!(first.len(), 2 + 9 + 3 + 1, "{first:?}");
-    // The first run has the default name: the rerun gets the next number, and saves neither frames nor sound.
+    assert_eq!(first.len(), 2 + 9 + 3 + 1 + 1, "{first:?}");
+    let preview = folder.path("out/ltx2_10.mp4.preview/step_001.webp");
+    assert_eq!(image::open(&preview).expect("an image").width(), 2 * 64 / 8);
+    // The first run has the default name: the rerun gets the next number, and saves no frames, sound and previews.
     succeed(&mut folder.ltx2(&["generate", "-c", "out/ltx2_10.json"]));
     let mut second = folder.contents();
     let [video, sidecar] = ["out/ltx2_10_1.mp4", "out/ltx2_10_1.json"].map(|name| folder.path(name));

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::chat::{Answer, ChatServer};
@@ -13,7 +13,7 @@ use crate::support::{self, needs};
 use ltx2::config::{Config, load};
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
 use ltx2::serve::device::{GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
-use ltx2::serve::id::Ids;
+use ltx2::serve::id::{Ids, VideoId};
 use ltx2::serve::job::{AcceptedJob, JobPhase, VideoProperties};
 use ltx2::serve::job_config::JobConfig;
 use ltx2::serve::model_device::{factory_together, follow};
@@ -191,6 +191,23 @@ fn compare_alone_and_in_a_batch() {
         assert_eq!(together.produced.timings["videos_together"], 2);
     }
     together[1].assert_matches_generate();
+
+    // Previews of both videos arrive after each step, and change no bit.
+    let shown: Arc<Mutex<Vec<(VideoId, usize)>>> = Arc::default();
+    let all = Arc::clone(&shown);
+    server.device.send_previews(Arc::new(move |id, preview| {
+        assert_eq!((preview.frames, preview.columns, preview.width, preview.height), (2, 2, 64 / 8, 96 / 8));
+        assert!(preview.jpeg.starts_with(&[0xff, 0xd8]) && preview.at.steps == 3);
+        all.lock().expect("previews").push((id.clone(), preview.at.step));
+    }));
+    let jobs = prompts.map(|set| server.job("small", &[set[0], set[1], "output.preview_every=1"], &[]));
+    let again: Vec<Video> = server.run(&order(&jobs)).into_iter().map(Video::write).collect();
+    for ((job, alone), again) in jobs.iter().zip(&alone).zip(&again) {
+        assert_eq!(again.hashes(), alone.hashes(), "previews change no bit");
+        let shown = shown.lock().expect("previews");
+        let steps: Vec<usize> = shown.iter().filter(|(id, _)| *id == job.id).map(|(_, step)| *step).collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
 }
 
 fn image_size(path: &Path) -> [usize; 2] {

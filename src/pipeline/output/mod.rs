@@ -7,6 +7,7 @@ pub(in crate::pipeline) mod differences;
 pub(in crate::pipeline) mod frame_collector;
 pub(in crate::pipeline) mod hashes;
 pub(in crate::pipeline) mod partial_results;
+pub(in crate::pipeline) mod preview_files;
 pub(in crate::pipeline) mod recorded;
 pub(crate) mod report;
 pub(crate) mod sidecar;

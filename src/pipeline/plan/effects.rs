@@ -22,7 +22,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
-const ELSEWHERE: [(&str, &str); 38] = [
+const ELSEWHERE: [(&str, &str); 40] = [
     ("request.enhance_prompt", "prompts"),
     ("enhance", "prompts"),
     ("model.path", "weights"),
@@ -59,6 +59,8 @@ const ELSEWHERE: [(&str, &str); 38] = [
     ("runtime.distributed", "processes"),
     ("output.sidecar", "files"),
     ("output.audio", "files"),
+    ("output.preview_every", "files"),
+    ("output.preview_decoder", "files"),
     ("request.video", "frames"),
     ("request.audio", "sound"),
 ];

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::config::Sidecar;
 use crate::media::Mp4Options;
 use crate::pipeline::output::denoise_checkpoint::CheckpointSettings;
+use crate::pipeline::preview::PreviewOptions;
 
 /// Arguments of `ltx2 generate` in addition to the configuration.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +56,8 @@ pub struct RunOptions {
     /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
     /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.
     pub encode: Option<Mp4Options>,
+    /// Previews of the current predictions. `None`: none are shown.
+    pub previews: Option<PreviewOptions>,
     /// Whether this is a warm-up, which runs one device call of each pass so that everything is compiled and loaded.
     /// The resulting videos are meaningless.
     pub is_warm_up: bool,

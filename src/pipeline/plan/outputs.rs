@@ -13,6 +13,7 @@ use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
+use crate::pipeline::output::preview_files;
 use crate::pipeline::output::recorded::{self, ExistingVideo};
 use crate::pipeline::output::writer::{dump_path, place_of};
 use crate::request::Request;
@@ -21,15 +22,17 @@ use crate::request::Request;
 const MP4: [f64; 2] = [0.00003, 0.02];
 const PNG: [f64; 2] = [0.001, 0.5];
 
-/// A file that a run writes, or a folder for frames.
+/// A file that a run writes, or a folder for frames or previews.
 struct OutputPath {
     /// Config key or flag that requests the output.
     key: &'static str,
     path: PathBuf,
 }
 
-/// Config key of the folder for frames. All other outputs are files.
+/// Config key of the folder for frames.
 const FRAMES: &str = "output.save_frames";
+/// Config key that requests previews, which are written to a folder next to the video.
+const PREVIEWS: &str = "output.preview_every";
 /// Flag that requests checkpoints.
 const CHECKPOINT: &str = "--checkpoint-every";
 
@@ -37,13 +40,17 @@ const CHECKPOINT: &str = "--checkpoint-every";
 const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov", "mp4", "png", "tiff", "webm", "webp"];
 
 impl OutputPath {
-    fn is_frames(&self) -> bool {
-        self.key == FRAMES
+    fn is_folder(&self) -> bool {
+        [FRAMES, PREVIEWS].contains(&self.key)
     }
 
     /// Returns the path of the first file that is created when this output is written.
     fn first_file(&self) -> PathBuf {
-        if self.is_frames() { png_frame_path(&self.path, 0) } else { self.path.clone() }
+        match self.key {
+            FRAMES => png_frame_path(&self.path, 0),
+            PREVIEWS => preview_files::first_file(&self.path),
+            _ => self.path.clone(),
+        }
     }
 }
 
@@ -58,6 +65,7 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<OutputPath> {
         ("output.sidecar", config.output.sidecar.then(|| sidecar_path(path))),
         (FRAMES, place(&config.output.save_frames, "")),
         ("output.save_audio", place(&config.output.save_audio, "wav")),
+        (PREVIEWS, config.output.preview_every.map(|_| preview_files::folder_of(path))),
     ];
     all.into_iter().filter_map(|(key, path)| Some(OutputPath { key, path: path? })).collect()
 }
@@ -119,7 +127,7 @@ fn check_distinct(outputs: &[OutputPath]) -> Result<()> {
     for (at, (one, path)) in outputs.iter().zip(&resolved).enumerate() {
         for (other, its) in outputs.iter().zip(&resolved).skip(at + 1) {
             let is_inside =
-                |inner: &Path, outer: &OutputPath, folder: &Path| !outer.is_frames() && inner.starts_with(folder);
+                |inner: &Path, outer: &OutputPath, folder: &Path| !outer.is_folder() && inner.starts_with(folder);
             let is_one = path == its || is_inside(path, other, its) || is_inside(its, one, path);
             if is_one && !is_device(path) {
                 let paths = if one.path == other.path {
@@ -157,12 +165,14 @@ fn check_format(OutputPath { key, path }: &OutputPath) -> Result<()> {
     }
 }
 
-/// Rejects outputs that would be written next to the video (sidecar, checkpoint) if the video is written to a device or
+/// Rejects outputs that would be written next to the video (sidecar, previews, checkpoint) if the video is written to a device or
 /// a pipe.
 fn check_streams(config: &Config, videos: &RunVideos) -> Result<()> {
     let Some(video) = videos.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
     let (key, cure) = if config.output.sidecar {
         ("output.sidecar", "pass --set output.sidecar=false")
+    } else if config.output.preview_every.is_some() {
+        (PREVIEWS, "remove this key")
     } else if videos.checkpoint_every.is_some() {
         (CHECKPOINT, "remove this flag")
     } else if videos.resume {
@@ -207,7 +217,10 @@ pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("contains frames of another video", "remove them with --force");
             }
-            FRAMES => {}
+            PREVIEWS if !preview_files::files_in(path)?.is_empty() => {
+                return refuse("contains previews of another video", "remove them with --force");
+            }
+            FRAMES | PREVIEWS => {}
             CHECKPOINT if videos.outputs.iter().any(|video| is_kept(video)) => {
                 let what = "or clips of an interrupted run exist";
                 return refuse(what, "resume that run with --resume, start over with --force");

@@ -53,7 +53,8 @@ impl Runner {
             failpoint::reach("clip", at + 1);
             failpoint::fail("clip", at + 1).map_err(|e| PipelineError::Input(e.to_string()))?;
             // The frames can only be encoded after they are blended with those of the adjacent clips.
-            let options = RunOptions { encode: None, checkpoint, ..options.clone() };
+            let mut options = RunOptions { encode: None, checkpoint, ..options.clone() };
+            options.previews.iter_mut().for_each(|previews| previews.clip = Some(at));
             let mut of_all = |phase: Phase, done, total| watch(phase, at * total + done, clips * total);
             let made = self.generate_clips(&own, Some(&mut ends), &options, &mut of_all)?;
             if let Some(checkpoint) = &options.checkpoint {

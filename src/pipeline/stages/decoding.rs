@@ -16,6 +16,7 @@ use crate::pipeline::output::frame_collector::{DecodedFrames, Pieces};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
 use crate::request::{OutputComposition, Request, Shapes, TileSizes};
+use crate::runtime::Outputs;
 use crate::tensor::Tensor;
 
 /// Thread that draws the diffusion decoder's noise.
@@ -98,14 +99,10 @@ impl Run<'_> {
         };
         let decoded = call.run(&self.runner.executor)?;
         self.clock.wait(&decoded)?;
-        let bytes = match decoded.tensor("video")? {
-            Tensor::U8(bytes) => bytes,
-            values => return whole(self.frames_of(fixed(values.into_f32())?)?),
-        };
-        finite(decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1), "frames")?;
-        let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
-        let videos: Result<_> = videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect();
-        whole(videos?)
+        match pixels {
+            Pixels::Values => whole(self.frames_of(fixed(decoded.tensor("video")?.into_f32())?)?),
+            Pixels::Bytes => whole(decoded_frames(&decoded, asked)?),
+        }
     }
 
     /// Decodes latents tile by tile to frames in -1..1. Passes consecutive pieces of the video to `each`.
@@ -197,6 +194,17 @@ impl Run<'_> {
         }
         Ok(samples)
     }
+}
+
+/// Returns the frames of the first `asked` videos that a decoder's program returned, in either format.
+pub(super) fn decoded_frames(decoded: &Outputs, asked: usize) -> Result<Vec<Frames>> {
+    let bytes = match decoded.tensor("video")? {
+        Tensor::U8(bytes) => bytes,
+        values => return frames(&shown(fixed(values.into_f32())?, asked)?),
+    };
+    finite(decoded.tensor("finite")?.to_i64().iter().all(|v| *v == 1), "frames")?;
+    let videos = split(fixed::<_, Ix5>(bytes)?, asked).into_iter();
+    videos.map(|one| Ok(Frames::new(one.index_axis_move(Dim(0), 0))?)).collect()
 }
 
 /// Converts the first `asked` videos of `[b, 3, frames, height, width]` in -1..1 to one array `[1, frames, 3, height,

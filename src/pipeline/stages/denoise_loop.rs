@@ -152,17 +152,17 @@ impl DenoiseLoop {
         names.iter().zip(carried).map(upload).collect()
     }
 
-    /// Uploads the inputs of one call: the range of evaluations, and the noise.
+    /// Uploads the inputs of one call: the range of evaluations, and the result of [`CallNoise::draw`].
     pub(crate) fn steps(
         &self,
         executor: &Executor,
         range: Range<usize>,
-        noise: &mut CallNoise<'_>,
+        noise: Vec<(String, Tensor)>,
     ) -> Result<Inputs<'static>> {
         let ends = [("begin", range.start), ("end", range.end)];
         let inputs = Inputs::default().for_evaluations(range.len());
         let range = ends.map(|(name, v)| (name.to_string(), Tensor::from(ndarray::arr0(v as i32))));
-        executor.give_all(self.program(), inputs, range.into_iter().chain(noise.draw()))
+        executor.give_all(self.program(), inputs, range.into_iter().chain(noise))
     }
 
     /// Runs the evaluations of one call (`steps`). `prepared`: outputs of the program that computes the step-invariant

@@ -14,6 +14,7 @@ use super::condition_encoder::PassTokens;
 use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::packing::unpack;
+use super::previews::FinishedCall;
 use super::prompts::branch_text;
 use super::run::Run;
 use crate::av::Av;
@@ -26,6 +27,7 @@ use crate::pipeline::plan::options::RunOptions;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::denoise::PassSpec;
 use crate::pipeline::programs::executor::Executor;
+use crate::pipeline::runner::Runner;
 use crate::request::{Noising, Request, Shapes};
 use crate::runtime::watchdog::at_steps;
 use crate::runtime::{Outputs, ShardedTensor};
@@ -54,7 +56,7 @@ pub(crate) const SECOND: PassNames = PassNames {
 };
 
 impl PassNames {
-    fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         self.denoise.declaration().phase
     }
 
@@ -92,13 +94,13 @@ pub(crate) struct DenoisedTokens {
 
 /// A pass whose inputs, except for the text contexts, are on the devices.
 pub(crate) struct Pass<'a> {
-    request: &'a Request,
-    shape: DenoiseShape,
-    shapes: Shapes,
+    pub(super) request: &'a Request,
+    pub(super) shape: DenoiseShape,
+    pub(super) shapes: Shapes,
     steps_loop: Rc<DenoiseLoop>,
-    conditions: Option<ConditionTokens>,
+    pub(super) conditions: Option<ConditionTokens>,
     start: Av<Tensor>,
-    names: PassNames,
+    pub(super) names: PassNames,
 }
 
 impl Run<'_> {
@@ -207,7 +209,6 @@ impl Run<'_> {
 
     /// Runs all transformer evaluations, `options.chunk` steps per call.
     fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
-        let executor = &self.runner.executor;
         let steps = pass.request.sigmas.len() - 1;
         let sampler = &*pass.shape.sampler;
         let total = sampler.evaluations(steps);
@@ -217,17 +218,18 @@ impl Run<'_> {
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);
         let mut noise = CallNoise::of_pass(pass.request, seeds, self.noise.of_steps(), tokens);
-        let (mut done, mut carried, mut latents) = begin(pass, executor, checkpoint)?;
+        let previews = self.previews.as_ref().map(|previews| previews.schedule(pass, total)).unwrap_or_default();
+        let (mut done, mut carried, mut latents) = begin(pass, &self.runner.executor, checkpoint)?;
         // Discard the noise of the steps that the interrupted run has finished.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
         let (mut kept, mut kept_at) = (done, Instant::now());
         let mut hold = None;
-        let (model, batch, dump) = (&self.runner.model, self.batch.size, &mut self.dump);
-        let mut keep = |step: usize, latents: &Av<Tensor>| match self.options.dump_steps {
+        let (batch, dump) = (self.batch.size, &mut self.dump);
+        let mut keep = |step: usize, latents: &Av<Tensor>, model: &OpenModel| match self.options.dump_steps {
             true => pass.keep_step(step, latents, model, batch, dump),
             false => Ok(()),
         };
-        keep(0, &latents)?;
+        keep(0, &latents, &self.runner.model)?;
         while done < total {
             let of_steps = done * steps / total;
             let [behind, ahead] = pass.names.around;
@@ -257,10 +259,13 @@ impl Run<'_> {
                 }
                 return Err(PipelineError::Interrupted(of_steps, steps));
             }
-            let end = (done + size).min(total);
+            let end = previews.end_of_call(done, (done + size).min(total));
             let _at = at_steps(of_steps + 1, (end * steps).div_ceil(total), steps);
             tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase().name(), done + 1);
-            let inputs = pass.steps_loop.steps(executor, done..end, &mut noise)?;
+            let drawn = noise.draw();
+            let video_noise = if previews.is_due(end) { noise_of_video(&drawn) } else { None };
+            let executor = &self.runner.executor;
+            let inputs = pass.steps_loop.steps(executor, done..end, drawn)?;
             let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
@@ -273,6 +278,11 @@ impl Run<'_> {
                 let after = format!("after step {} of {steps}", at * steps / total + 1);
                 return Err(PipelineError::NotFinite(format!("the {stream} latents {after}")));
             }
+            if let Some(shown) = &mut self.previews {
+                let (before, after, noise) = (&before.video, &latents.video, video_noise);
+                let call = FinishedCall { evaluations: [done, end], before, after, carried: &carried, noise };
+                shown.show(self.runner, pass, &previews, call)?;
+            }
             done = end;
             if checkpoint.is_some_and(CheckpointSettings::keeps_steps) {
                 hold.get_or_insert_with(|| interrupts::hold("the current steps"));
@@ -280,7 +290,7 @@ impl Run<'_> {
             if self.options.is_warm_up {
                 break;
             }
-            keep(done.div_ceil(size), &latents)?;
+            keep(done.div_ceil(size), &latents, &self.runner.model)?;
         }
         if let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.saves_on_interrupt() && done == total) {
             let saved = saved(pass.names.phase(), done, &carried, sound, self.clip_ends.as_deref())?;
@@ -296,6 +306,11 @@ impl Run<'_> {
 }
 
 impl Pass<'_> {
+    /// Reloads the weights of the denoising loop that another program has evicted.
+    pub(super) fn reload(&self, runner: &mut Runner) -> Result<()> {
+        self.steps_loop.load(&mut runner.executor, self.names.denoise.name())
+    }
+
     /// Dumps the latents after call `step` of the loop. Number 0 is the state before the first call.
     fn keep_step(
         &self,
@@ -326,7 +341,7 @@ impl Pass<'_> {
         let mut carried = self.steps_loop.start(executor, before)?;
         let mut noise = CallNoise::new(&*self.shape.sampler, std::iter::empty(), Av::default());
         for step in steps {
-            let inputs = self.steps_loop.steps(executor, step..step + 1, &mut noise)?;
+            let inputs = self.steps_loop.steps(executor, step..step + 1, noise.draw())?;
             carried = self.steps_loop.run(executor, prepared, &inputs, carried)?;
             if let Some(stream) = not_finite(&latents_of(&carried)?) {
                 return Ok(Some((stream, step)));
@@ -377,6 +392,11 @@ fn saved(
 fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {
     let missing = || PipelineError::Input("the denoising loop returned no latents".into());
     Av::in_turn(carried).try_map(|own| Ok(own.first().ok_or_else(missing)?.download()?))
+}
+
+/// Returns a copy of the noise of the video stream. `None`: the sampler uses no noise.
+fn noise_of_video(drawn: &[(String, Tensor)]) -> Option<Tensor> {
+    drawn.iter().find(|(name, _)| name == "noise.video").map(|(_, noise)| noise.clone())
 }
 
 /// Returns the name of the first stream that contains NaN or infinite values.

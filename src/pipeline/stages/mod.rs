@@ -14,6 +14,7 @@ pub(in crate::pipeline) mod diffusion_tiles;
 pub(crate) mod duration;
 pub mod enhance;
 pub mod packing;
+pub(in crate::pipeline) mod previews;
 pub mod prompts;
 pub(in crate::pipeline) mod run;
 pub(in crate::pipeline) mod sound_encoder;

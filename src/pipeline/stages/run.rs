@@ -3,6 +3,7 @@
 use super::batch::{Batch, BatchNoise, Dump};
 use super::clip_ends::ClipEnds;
 use super::clock::Clock;
+use super::previews::Previews;
 use super::sound_encoder::GivenSound;
 use crate::interrupts::InterruptGuard;
 use crate::pipeline::phase::Watch;
@@ -24,6 +25,8 @@ pub(crate) struct Run<'a> {
     pub(crate) dump: Dump,
     pub(crate) options: &'a RunOptions,
     pub(crate) watch: Watch<'a>,
+    /// Previews of the current predictions. `None`: none are shown.
+    pub(crate) previews: Option<Previews>,
     /// Number of steps of the first pass; 0 until this pass is finished.
     pub(crate) done: usize,
     /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an

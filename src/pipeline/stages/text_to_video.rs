@@ -16,6 +16,7 @@ use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
 use super::denoising::{DenoisedTokens, FIRST, InitialTokens, SECOND};
 use super::packing::unpack;
+use super::previews::Previews;
 use super::prompts::tokens;
 use super::run::Run;
 use crate::av::Av;
@@ -155,7 +156,10 @@ impl Runner {
             self.executor.enter(1)?;
             let sound = self.input_sound(batch.shared())?;
             let (noise, runner) = (batch.noise(), &mut *self);
-            Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, done: 0, guard: None }.finish()
+            let (shown, count) = (options.previews.as_ref(), batch.asked.len());
+            let previews = Previews::start(runner, batch.shared(), shown, count, options.dump)?;
+            let (done, guard) = (0, None);
+            Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, previews, done, guard }.finish()
         };
         run().map_err(|error| self.explain(error))
     }
@@ -247,6 +251,10 @@ impl Run<'_> {
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let latents = partial_results::latents(&video, &audio, self.batch.asked.len());
+        let previews = self.previews.take().map(|previews| {
+            let latents = previews.learns().then(|| video.clone());
+            (previews, latents)
+        });
         let mut videos = Vec::new();
         let decoded = self.decode_streams(video, audio, shapes, decoder_noise, &mut videos);
         let (audios, sample_rate) = decoded.map_err(|error| {
@@ -254,6 +262,9 @@ impl Run<'_> {
             partial_results::keep_latents(self.runner.explain(error), self.options, &latents, &frames)
         })?;
 
+        if let Some((previews, Some(latents))) = previews {
+            previews.finish(&self.runner.model, latents, videos.iter().map(|video| &video.frames))?;
+        }
         let timings = self.clock.took();
         // The guard is dropped when the files of all videos are written.
         let guard = self.guard.take().map(Arc::new);

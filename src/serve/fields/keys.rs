@@ -36,6 +36,7 @@ pub(super) fn shape(config: &Config) -> String {
         audio.path.clear();
     }
     own.model.loras.clear();
+    (own.output.preview_every, own.output.preview_decoder) = (None, None);
     (own.sampler.steps, own.sampler.sigmas, own.sampler.noise_seed) = (0, None, None);
     (own.two_stage.sigmas, own.dfr.sigmas) = (Vec::new(), Vec::new());
     // A program depends on which guidance branches the scales require, but not on the scales.

@@ -84,7 +84,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
-pub static FIELDS: [Spec; 72] = [
+pub static FIELDS: [Spec; 73] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
     row(
         "enhance_prompt",
@@ -352,6 +352,13 @@ pub static FIELDS: [Spec; 72] = [
         "LoRAs by name: {name, scale}, or a list of these. /v1/list_loras lists the names.",
     ),
     row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has an audio track."),
+    row(
+        "preview_every",
+        &[],
+        Integer(1, MAX_STEPS as u64),
+        Keys(&["output.preview_every"]),
+        "Number of steps between two previews, which event streams with ?previews=true receive. Absent: no previews.",
+    ),
     row("ltx2", &[], Tree, Own, "Configuration keys, as in YAML files, for options without a field."),
     row("user", &[], Word(64), Own, "Returned unchanged in the video object."),
     row("metadata", &[], Metadata, Own, "At most 16 key-value pairs of text, returned unchanged in the video object."),

@@ -43,6 +43,7 @@ pub(super) const ALLOWED: [&str; 33] = [
     "dfr",
     "vocoder.stage1_clamp",
     "output.audio",
+    "output.preview_every",
 ];
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
@@ -69,6 +70,7 @@ pub(super) const REFUSED: [&str; 22] = [
     "output.path",
     "output.save_frames",
     "output.save_audio",
+    "output.preview_decoder",
     "output.sidecar",
 ];
 

@@ -58,7 +58,8 @@ impl InputFolder {
                 *path = self.0.join(&*path).to_string_lossy().into_owned();
             }
         }
-        config.output = Output { audio: config.output.audio, ..Output::default() };
+        let Output { audio, preview_every, .. } = config.output;
+        config.output = Output { audio, preview_every, ..Output::default() };
         Ok(config)
     }
 }

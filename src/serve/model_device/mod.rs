@@ -4,6 +4,7 @@
 mod failures;
 mod figures;
 mod files;
+mod previews;
 mod process_group;
 mod shapes;
 mod thumbnails;
@@ -17,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::device::{BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
+use super::device::{
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewSink, RunError, StepProgress, Stop,
+};
 use super::error::Failure;
 use super::job::{AcceptedJob, JobPhase};
 use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
@@ -96,6 +99,8 @@ struct ModelDevice {
     /// Models that were read with other settings, kept for later jobs.
     others: Vec<(ModelReadSettings, OpenModel)>,
     counts: Counts,
+    /// Receiver of previews. `None`: this process does not serve clients.
+    previews: Option<PreviewSink>,
 }
 
 /// A batch that is ready to run.
@@ -140,6 +145,7 @@ impl ModelDevice {
             reading: reading(&plain),
             others: Vec::new(),
             counts: Counts::default(),
+            previews: None,
             session,
             process_group,
         })
@@ -163,6 +169,7 @@ impl ModelDevice {
             files::local(&mut config, placed);
         }
         (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
+        config.output.preview_decoder.clone_from(&placed.output.preview_decoder);
         let shape = first.shape.clone();
         let mut jobs: Vec<Job> = order
             .jobs
@@ -332,6 +339,7 @@ impl ModelDevice {
             chunk: Some(work.chunk),
             checkpoint: checkpoint.clone(),
             encode: self.session.first.then(Mp4Options::default),
+            previews: previews::options(&work.plan.config, order, self.previews.as_ref()).filter(|_| !is_warm_up),
             is_warm_up,
             rows: work.rows,
             outputs: if writes {
@@ -529,6 +537,10 @@ impl JobDevice for ModelDevice {
             .publish(|| Ok(DeviceCall::Run(SentBatch::from_batch(order, chunk, &self.inputs)?)))
             .map_err(BatchFailure::from)?;
         self.run_chunks(order, chunk, watch)
+    }
+
+    fn send_previews(&mut self, sink: PreviewSink) {
+        self.previews = Some(sink);
     }
 
     fn evict(&mut self, shape: &str) {
