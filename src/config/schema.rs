@@ -201,8 +201,6 @@ with_defaults! {
         pub negative_prompt_file: Option<String> = None,
         /// File with one prompt per line, instead of `prompt`; blank lines are skipped.
         pub prompts: Option<String> = None,
-        /// Whether the text encoder's language model writes a longer prompt from `prompt`.
-        pub enhance_prompt: bool = false,
         /// Videos per prompt, with consecutive seeds.
         #[schemars(range(min = 1, max = 10000))]
         pub num_videos: usize = 1,

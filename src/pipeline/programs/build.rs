@@ -148,7 +148,7 @@ impl Programs {
             output,
             values: false,
             diffusion,
-            enhances_prompts: config.request.enhance_prompt,
+            enhances_prompts: config.request.enhance_prompt && config.enhance.endpoint.is_none(),
             rows: 1,
             own_by_pass: second.is_some() && differ_by_pass(&config.model),
             second,

@@ -9,7 +9,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or entire sections of keys, that a request may set.
-pub(super) const ALLOWED: [&str; 33] = [
+pub(super) const ALLOWED: [&str; 34] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -48,7 +48,7 @@ pub(super) const ALLOWED: [&str; 33] = [
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
 /// paths, and keys that create more than one video.
-pub(super) const REFUSED: [&str; 22] = [
+pub(super) const REFUSED: [&str; 23] = [
     "extends",
     "enhance",
     "model",
