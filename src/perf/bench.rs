@@ -267,7 +267,8 @@ impl<'a> Bench<'a> {
                     Ok(outputs)
                 },
             )?;
-            let outputs = check(outputs.iter())?;
+            // Random weights may repeat one token, so the tokens are not checked.
+            let outputs = check(outputs.iter().filter(|(name, _)| *name == "lengths"))?;
             let others = tokens.saturating_sub(1).max(1);
             let seconds = seconds.into_iter().map(|s| (s - first) / others as f64).collect();
             let compiled = self.compiled(kind, call.program())?;

@@ -153,6 +153,10 @@ fn cases() -> Vec<Case> {
         all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
     }
     all.extend(beside_references());
+    // Text generation by both text encoders.
+    for (preset, platform) in [("ltx2", V5P), ("ltx2_3", CPU), ("ltx2_5", CUDA)] {
+        all.push(Case::new(preset, platform).set("request.enhance_prompt", "true"));
+    }
     // Temporal rounds without audio and with audio.
     for (reference, platform) in [("official", CUDA), ("diffusers", V5P)] {
         let rounds = Case::new("ltx2_5_dfr", platform).set("dfr.temporal_rounds", "2");
