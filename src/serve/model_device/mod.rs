@@ -232,7 +232,11 @@ impl ModelDevice {
         plan.inputs = inputs(&plan.config)?;
         plan.programs = plan.programs.of_rows(rows);
         self.shapes.plan(&shape, &plan, rows, &mut self.session.runner, group.as_ref())?;
-        Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings: Vec::new(), model })
+        let mut warnings = Vec::new();
+        if plan.enhancement.is_some() && !plan.config.request.images.is_empty() {
+            warnings.push("the prompt was enhanced without the images: the enhancer reads only text".into());
+        }
+        Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings, model })
     }
 
     /// Enhances the prompts of a batch's jobs, each with the seed of its job. A resumed batch uses the prompts that its
