@@ -1,9 +1,13 @@
 //! Commands to run next: the last line of `ltx2 doctor`, and the output of `ltx2` without arguments.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use clap::CommandFactory;
 
 use super::Cli;
 use crate::config::{Config, open_model};
+use crate::host::free_memory;
 use crate::pjrt::discover::{self, Platform};
 use crate::runtime::platform::hardware;
 use crate::weights::published::{MODELS, PublishedFile, PublishedModel};
@@ -34,9 +38,11 @@ fn commands() -> Vec<NextCommand> {
             format!("the {} plugin, which is missing", platform.name()),
         );
     }
-    // The published models need more memory than a CPU host usually has, and hours.
-    let models = MODELS.iter().rev().filter(|_| best.is_some_and(|platform| platform != Platform::Cpu));
-    if let Some((preset, path)) = models.filter_map(complete).next() {
+    let memory = match best {
+        Some(Platform::Cpu) | None => free_memory().unwrap_or(u64::MAX),
+        Some(_) => u64::MAX,
+    };
+    if let Some((preset, path)) = MODELS.iter().rev().find_map(|model| complete(model, memory)) {
         add(
             &format!("generate -c {preset} -p \"a lighthouse over a quiet sea at dawn\""),
             format!("a video by {path}"),
@@ -48,15 +54,26 @@ fn commands() -> Vec<NextCommand> {
     found
 }
 
-/// Returns a preset of a published model, and the model's path. `None`: a file is missing, or the presets need a LoRA.
-fn complete(model: &PublishedModel) -> Option<(&'static str, String)> {
+/// Returns a preset of a published model, and the model's path. `None`: a file is missing, the files exceed the `memory`
+/// (bytes), or the presets need a LoRA.
+fn complete(model: &PublishedModel, memory: u64) -> Option<(&'static str, String)> {
     let cache = HubCache::from_env();
-    let has = |file: &PublishedFile| cache.resolve(&format!("{}/{}", file.repository, file.path)).is_ok();
-    let preset = model.presets.first().filter(|_| model.loras.is_none() && model.files.iter().all(has))?;
+    let path = |file: &PublishedFile| cache.resolve(&format!("{}/{}", file.repository, file.path)).ok();
+    let paths: Vec<PathBuf> = model.files.iter().map(path).collect::<Option<_>>()?;
+    let fits = paths.iter().map(|path| size(path)).sum::<u64>() < memory;
+    let preset = model.presets.first().filter(|_| model.loras.is_none() && fits)?;
     let path = Config::load::<String>(preset, []).ok()?.model.path;
     let source = open_model(&path, &Overrides::default()).ok()?;
     source.require(Component::ALL.into_iter().filter(|component| !component.is_optional())).ok()?;
     Some((preset, path))
+}
+
+/// Returns the size of a file, or of all files in a folder, in bytes.
+fn size(path: &Path) -> u64 {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| size(&entry.path())).sum(),
+        Err(_) => path.metadata().map_or(0, |about| about.len()),
+    }
 }
 
 /// Returns the command to run next. `works`: whether a platform works; if none does, a plugin has to be installed.

@@ -247,7 +247,7 @@ impl<'a> Bench<'a> {
     /// The text has no stop token and is greedy.
     fn prompt_enhancer(&mut self, kind: ProgramKind) -> Result<()> {
         let vocabulary = self.runner.model.configs.text_encoder()?.vocab_size();
-        let id = |place: usize| i32::try_from(place * 7919 % vocabulary).unwrap_or_default();
+        let id = |place: usize| i32::try_from(place * 7919 % vocabulary).expect("token ids are small");
         let prompts = [(0..ENHANCED_TOKENS).map(id).collect()];
         let mut first = 0.0;
         for (name, tokens) in [("prompt", 1), ("token", TEXT_TOKENS)] {

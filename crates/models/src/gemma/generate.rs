@@ -130,7 +130,7 @@ impl Cache {
         // Layers with the same number of heads and head dimension have the same shape; the loop's body runs for layers
         // of one shape.
         let heads = Heads { count: new[0].dim(1), dim: new[0].dim(3) };
-        let shape = self.shapes.iter().position(|of| *of == heads).unwrap_or_default();
+        let shape = self.shapes.iter().position(|of| *of == heads).expect("a shape of each layer");
         let mut place = 0;
         let places: Vec<i32> = self
             .shape_of
