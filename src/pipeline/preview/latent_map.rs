@@ -1,6 +1,6 @@
 //! Linear map from latents to small RGB frames, fitted by least squares to latents and the frames decoded from them.
 
-use ndarray::{Array1, Array2, Array4, ArrayView4, Axis as Dim, s};
+use ndarray::{Array1, Array2, Array4, ArrayView4, Axis as Dim, Slice, s};
 
 use crate::media::Frames;
 
@@ -180,6 +180,13 @@ fn solve(mut a: Array2<f64>, mut b: Array2<f64>) -> Option<Array2<f64>> {
     Some(b)
 }
 
+/// Returns the indices along an axis whose neighbour at `offset` exists, and the indices of these neighbours.
+fn shifted(size: usize, offset: isize) -> [Slice; 2] {
+    let (before, after) = ((-offset).max(0), offset.max(0));
+    let end = size as isize - after;
+    [Slice::from(before..end), Slice::from(before + offset..end + offset)]
+}
+
 /// Linear map from latents to small RGB frames.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LatentMap {
@@ -193,10 +200,16 @@ pub(crate) struct LatentMap {
 impl LatentMap {
     /// Returns the frames of the normalised latents `[C, F, H, W]`: one for each latent frame.
     pub(crate) fn frames(&self, latents: ArrayView4<f32>) -> Frames {
-        let ((_, f, h, w), p) = (latents.dim(), self.cell.patch());
-        let features = features(latents);
-        let values = features.slice(s![.., ..self.weight.nrows()]).dot(&self.weight) + &self.bias;
-        let bytes = values.mapv_into_any(|v| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8);
+        let ((c, f, h, w), p) = (latents.dim(), self.cell.patch());
+        let cells = latents.as_standard_layout().into_shape_with_order((c, f * h * w)).expect("cells of every channel");
+        let mut values = Array4::zeros((f, h, w, self.cell.outputs())) + &self.bias;
+        for (weight, offset) in self.weight.axis_chunks_iter(Dim(0), c).zip(NEIGHBOURS) {
+            let part = cells.t().dot(&weight).into_shape_with_order(values.dim()).expect("outputs of every cell");
+            let [[t, from_t], [y, from_y], [x, from_x]] =
+                [(f, offset[0]), (h, offset[1]), (w, offset[2])].map(|(size, offset)| shifted(size, offset));
+            values.slice_mut(s![t, y, x, ..]).scaled_add(1.0, &part.slice(s![from_t, from_y, from_x, ..]));
+        }
+        let bytes = values.mapv_into_any(|v: f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8);
         let bytes = bytes.into_shape_with_order(vec![f, h, w, p, p, 3]).expect("outputs of every cell");
         let rows = bytes.permuted_axes(vec![0, 1, 3, 2, 4, 5]).as_standard_layout().into_owned();
         let rows = rows.into_shape_with_order((f, h * p, w * p, 3)).expect("rows of every cell");
@@ -252,6 +265,22 @@ mod tests {
         assert_eq!((got.count(), got.height(), got.width()), (2, 24, 16));
         let off = got.data().iter().zip(want.data()).map(|(a, b)| a.abs_diff(*b)).max();
         assert!(off <= Some(3), "{off:?}");
+    }
+
+    /// The product of features and weights, of which `LatentMap::frames` computes parts.
+    #[test]
+    fn frames_equal_product_of_features_and_weights() {
+        let (map, latents) = (known_map(), latents(3, [3, 2, 4]));
+        let values = features(latents.view()).slice(s![.., ..-1]).dot(&map.weight) + &map.bias;
+        let frames = map.frames(latents.view());
+        for (cell, values) in values.rows().into_iter().enumerate() {
+            let (t, y, x) = (cell / 8, cell / 4 % 2, cell % 4);
+            for (at, value) in values.iter().enumerate() {
+                let got = frames.data()[[t, 4 * y + at / 12, 4 * x + at / 3 % 4, at % 3]];
+                let want = (value * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0;
+                assert!((f32::from(got) - want).abs() < 0.51, "cell {cell}, output {at}: {got}, want {want}");
+            }
+        }
     }
 
     #[test]
