@@ -163,7 +163,11 @@ fn invalid_input_gives_one_error_line() {
     assert!(message.contains("unknown chip 'v9'") && message.contains("tpu:v6e:2x4"), "{message}");
     let out = ltx2(&["compile", "--target", "cpu:8", "--program", "diffuse"]);
     assert_eq!(out.status.code(), Some(2));
-    assert!(text(&out.stderr).contains("possible values: prompt-enhancer, text-encoder, connectors, "), "{}", text(&out.stderr));
+    assert!(
+        text(&out.stderr).contains("possible values: prompt-enhancer, text-encoder, connectors, "),
+        "{}",
+        text(&out.stderr)
+    );
     let message = fail(2, &[&["--target", "cpu:8", "--layers", "99"], &nano[..]].concat());
     assert!(message.contains("--layers 99: this model has 4 blocks; use 1 to 4"), "{message}");
     let message = fail(1, &["--target", "cpu:8", "-c", "nano_2_0", "--model", "no/where"]);

@@ -58,7 +58,7 @@ fn remove(folder: &Path) -> Result<()> {
 }
 
 /// Returns the options with which a run writes the previews of the videos `paths`. Removes the previews of earlier
-/// videos, unless the run resumes. `None`: previews are off.
+/// videos and of failed runs, unless the run resumes. `None`: previews are off.
 ///
 /// # Errors
 /// Returns an error if an earlier preview cannot be removed.
@@ -72,7 +72,9 @@ pub(in crate::pipeline) fn options(
     let folders: Vec<PathBuf> = paths.iter().map(|path| folder_of(path)).collect();
     let is_written = paths.iter().all(|path| path.file_name().is_some());
     if is_written && !resumes {
-        folders.iter().filter(|folder| replaceable.has(folder)).try_for_each(|folder| remove(folder))?;
+        // Previews without a video are those of a run that failed.
+        let is_replaced = |(path, folder): &(&PathBuf, &PathBuf)| replaceable.has(folder) || !path.exists();
+        paths.iter().zip(&folders).filter(is_replaced).try_for_each(|(_, folder)| remove(folder))?;
     }
     let sink: PreviewSink = if is_written { writer(folders) } else { Arc::new(|_| ()) };
     Ok(Some(PreviewOptions {
@@ -131,8 +133,11 @@ mod tests {
         names.sort();
         assert_eq!(names, ["clip_0001_step_020.webp", "refine_003.webp", "step_002.webp"]);
         options(&config, &Replaceable::everything(), true);
+        std::fs::write(&video, "a video").unwrap();
+        options(&config, &Replaceable::these(Vec::new()), false);
         assert_eq!(files_in(&place).unwrap().len(), 3);
-        options(&config, &Replaceable::everything(), false);
+        std::fs::remove_file(&video).unwrap();
+        options(&config, &Replaceable::these(Vec::new()), false);
         assert_eq!(files_in(&place).unwrap().len(), 0);
         assert!(place.join("own.webp").exists());
     }

@@ -17,7 +17,7 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::recorded;
 use crate::pipeline::programs::build::{Programs, warn_once};
-use crate::pipeline::stages::duration;
+use crate::pipeline::stages::{duration, previews};
 use crate::request::Request;
 use crate::runtime::processes::Group;
 
@@ -109,6 +109,7 @@ impl RunPlan {
             requests.first().and_then(|r| training_length_warning(&longest, r.output_frames(), r.output_rate()));
         warning.iter().for_each(|warning| tracing::warn!("{warning}"));
         check_input_files(&requests)?;
+        previews::check_map(config, &model)?;
         let mut plan = plan?;
         check_placement(&longest, &plan.programs)?;
         plan.config = ResolvedConfig::from(config);

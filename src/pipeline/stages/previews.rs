@@ -1,5 +1,6 @@
 //! Previews of a run: determines after which steps they are shown, and fits the map from latents to RGB.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -8,11 +9,12 @@ use ndarray::{Array2, Array3, Array5, Axis as Dim, Ix3, s};
 use super::decoding::decoded_frames;
 use super::denoising::Pass;
 use crate::av::Av;
+use crate::config::Config;
 use crate::hlo::DType;
 use crate::media::Frames;
 use crate::models::diffusion_decoder::noise_shape;
 use crate::models::pixels::Pixels;
-use crate::pipeline::error::{Result, one_line};
+use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
@@ -51,6 +53,8 @@ pub(crate) struct Previews {
     pixels: Pixels,
     /// Whether a tile of the video is decoded with a program that takes other inputs than latents.
     decodes_features: bool,
+    /// Whether a preview has failed; no more are then shown.
+    has_failed: bool,
     /// Whether the run has several processes, which must all decode the same predictions.
     is_grouped: bool,
 }
@@ -108,9 +112,19 @@ impl PreviewSchedule {
 }
 
 /// Returns the sizes of a latent cell of a model.
-fn cell_size(model: &OpenModel, shapes: &Shapes) -> CellSize {
+fn cell_size(model: &OpenModel) -> CellSize {
     let grid = &model.sizes.video_grid;
-    CellSize { channels: shapes.video.channels, pixels: grid.spatial_compression, frames: grid.temporal_compression }
+    let channels = model.sizes.video_channels;
+    CellSize { channels, pixels: grid.spatial_compression, frames: grid.temporal_compression }
+}
+
+/// Checks the map of `output.preview_decoder`.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or does not match the model.
+pub(in crate::pipeline) fn check_map(config: &Config, model: &OpenModel) -> Result<()> {
+    let path = config.output.preview_decoder.as_ref().filter(|_| config.output.preview_every.is_some());
+    path.map_or(Ok(()), |path| read_map(Path::new(path), cell_size(model)).map(drop))
 }
 
 /// Returns a hash that identifies the decoder: its component, weights and configuration.
@@ -158,7 +172,7 @@ impl Previews {
             tracing::info!("previews: this run generates no video, so it shows none");
             return Ok(None);
         }
-        let cell = cell_size(&runner.model, &shapes);
+        let cell = cell_size(&runner.model);
         let is_grouped = runner.executor.engine().is_grouped();
         let source = match &options.decoder {
             Some(path) => MapSource::Given(Arc::new(read_map(path, cell)?)),
@@ -180,6 +194,7 @@ impl Previews {
             cell,
             pixels: if is_tiled || dumps { Pixels::Values } else { Pixels::Bytes },
             decodes_features: is_tiled && runner.model.diffusion.is_some(),
+            has_failed: false,
             is_grouped,
         }))
     }
@@ -195,11 +210,12 @@ impl Previews {
         PreviewSchedule::new(steps, evaluations, self.options.every, isolates)
     }
 
-    /// Requests the preview of a finished step. May decode the prediction first, to fit the map.
+    /// Requests the preview of a finished step. May decode the prediction first, to fit the map. If a preview fails, logs
+    /// a warning and shows no more of them.
     ///
     /// # Errors
-    /// Returns an error if a tensor cannot be downloaded, or if weights that were evicted cannot be loaded again. If
-    /// decoding fails, logs a warning, and the map is not fitted.
+    /// Returns an error if weights that were evicted cannot be loaded again, or, in a run of several processes, if
+    /// decoding fails.
     pub(crate) fn show(
         &mut self,
         runner: &mut Runner,
@@ -208,15 +224,21 @@ impl Previews {
         call: FinishedCall,
     ) -> Result<()> {
         let [_, done] = call.evaluations;
-        let Some(step) = schedule.step_at(done) else { return Ok(()) };
+        let Some(step) = schedule.step_at(done).filter(|_| !self.has_failed) else { return Ok(()) };
         let steps = pass.request.sigmas.len() - 1;
-        let record = record(pass, call)?;
+        let record = match record(pass, call) {
+            Ok(record) => record,
+            Err(error) => {
+                self.fail(&error);
+                return Ok(());
+            }
+        };
         let (grid, own) = (runner.model.sizes.video_grid, pass.shapes.own_tokens());
         let layout = TokenLayout { grid, shape: pass.shapes.video, own };
         let sampler = pass.shape.sampler.clone();
         if self.wants_decoding(runner, 2 * step >= steps) {
-            let latents = layout.latents(&sampler.clean_prediction(&record))?;
-            if let Some(latents) = self.cropped(&latents) {
+            let latents = layout.latents(&sampler.clean_prediction(&record)).ok();
+            if let Some(latents) = latents.and_then(|latents| self.cropped(&latents)) {
                 let since = Instant::now();
                 match self.decode(runner, latents) {
                     Ok(task) => {
@@ -246,6 +268,12 @@ impl Previews {
             frame_rate: pass.shapes.video.frames as f64 / seconds,
         });
         Ok(())
+    }
+
+    /// Warns of an error, and shows no more previews.
+    pub(crate) fn fail(&mut self, error: &PipelineError) {
+        self.has_failed = true;
+        tracing::warn!("previews: {}; no more previews of this video are shown", one_line(error));
     }
 
     /// Returns whether to decode the prediction of a step. `is_late`: whether the step is in the second half of its

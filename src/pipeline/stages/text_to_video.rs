@@ -23,7 +23,7 @@ use crate::av::Av;
 use crate::interrupts::InterruptGuard;
 use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
 use crate::models::upsampler::{self, Upsampling};
-use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::output::assembly::assemble;
 use crate::pipeline::output::partial_results::{self, NamedTensors};
 use crate::pipeline::output::tensors::fixed;
@@ -263,7 +263,8 @@ impl Run<'_> {
         })?;
 
         if let Some((previews, Some(latents))) = previews {
-            previews.finish(&self.runner.model, latents, videos.iter().map(|video| &video.frames))?;
+            let finished = previews.finish(&self.runner.model, latents, videos.iter().map(|video| &video.frames));
+            finished.unwrap_or_else(|error| tracing::warn!("previews: {}", one_line(&error)));
         }
         let timings = self.clock.took();
         // The guard is dropped when the files of all videos are written.
