@@ -13,6 +13,11 @@ SPOKEN = """() => {
   const note = () => { if (say.textContent) spoken.push([performance.now(), say.textContent]); };
   new MutationObserver(note).observe(say, { childList: true, characterData: true, subtree: true });
 }"""
+# Size of a canvas and number of its distinct colours.
+PICTURE = """(film) => {
+  const { data } = film.getContext('2d').getImageData(0, 0, film.width, film.height);
+  return [film.width, film.height, new Set(new Uint32Array(data.buffer)).size];
+}"""
 BOXES = "[...document.querySelectorAll('#form input, #form select, #form textarea')]"
 VALUES = f"JSON.stringify(Object.fromEntries({BOXES}.map((i) => [i.id, i.value])))"
 
@@ -60,6 +65,21 @@ class Jobs(World):
         assert len(spoken) > 1 and min(gaps) > 950, spoken
         shown = f"{seen[0]} to {seen[-1]} %, shift {after - before:.4f}"
         return f"{shown}, {len(spoken)} texts, {min(gaps) / 1000:.2f} s apart or more"
+
+    def preview_plays_while_running(self, page):
+        """The row of a running video plays its latest preview."""
+        prompt = "a large green square grows on black, a low hum"
+        page.send(prompt, 60).wait_running(prompt)
+        film = page.row(prompt).locator("canvas")
+        step = lambda: int(film.get_attribute("data-step") or 0)  # noqa: E731
+        first = until("a preview", step, 90)
+        width, height, colours = film.evaluate(PICTURE)
+        equal([width, height], [16, 12], "an eighth of the size")
+        assert colours > 1, "the preview has only one colour"
+        until("a later preview", lambda: step() > first, 90)
+        self.axe(page, "a preview")
+        self.clear(page)
+        return f"from step {first}, {colours} colours"
 
     def cancel_and_undo(self, page):
         """A cancellation can be undone for five seconds; then the video stops."""

@@ -167,6 +167,19 @@ class Images(World):
             until("thumbnails", lambda page=page: page.evaluate(THUMBNAILS), 10)
             self._shot(page, name)
 
+    @case(color_scheme="light", width=700, height=330)
+    def image_of_preview(self, page):
+        """Writes a screenshot of the queue while a video with previews runs."""
+        self.server.clear()
+        prompt = "a large green square grows on black, a low hum"
+        page.send(prompt, 60)
+        film = page.row(prompt).locator("canvas")
+        until("a late preview", lambda: int(film.get_attribute("data-step") or 0) >= 40, 120)
+        page.locator("#queue-title").scroll_into_view_if_needed()
+        page.evaluate("document.querySelector('#queue-title').closest('section').scrollIntoView()")
+        file = self.folder / "preview.png"
+        print(f"    {file}: {page.shot(file)} bytes")
+
 
 class FilledForms(Images):
     flags = ("--queue", "64", "--set", "serve.pipelines=[retake, extend, audio_to_video]")
