@@ -134,8 +134,13 @@ fn own_device(
     let mut tells_other_processes = false;
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
-        let receiver = Arc::clone(jobs);
-        device.send_previews(Arc::new(move |id, preview| receiver.show_preview(id, preview)));
+        // A device that panicked may never be dropped, and must not keep the store locked.
+        let receiver = Arc::downgrade(jobs);
+        device.send_previews(Arc::new(move |id, preview| {
+            if let Some(jobs) = receiver.upgrade() {
+                jobs.show_preview(id, preview);
+            }
+        }));
         for order in warm {
             if jobs.is_draining() {
                 return Ok(());
