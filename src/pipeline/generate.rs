@@ -29,6 +29,7 @@ use super::plan::overwrites::Replaceable;
 use super::plan::resolved::ResolvedConfig;
 use super::plan::run_plan::RunPlan;
 use super::plan::videos::{Job, RunVideos};
+use super::preview::PreviewOptions;
 use super::processes;
 pub use super::programs::background_load::OnLoad;
 use super::runner::Runner;
@@ -111,14 +112,10 @@ pub fn generate(
         for ((jobs, requests), paths) in batches {
             let together = VideoBatch { plan: &plan, versions: &versions, jobs, requests, paths };
             let checkpoint = checkpoint(&plan, videos, &runner.model, jobs, &paths[0], group.is_none());
-            let resumed = |new: CheckpointSettings| if videos.resume { new.resumed() } else { Ok(new) };
-            run.checkpoint = match checkpoint.and_then(|checkpoint| checkpoint.map(resumed).transpose()) {
-                Ok(checkpoint) => checkpoint,
+            let files = batch_files(&plan.config, videos, checkpoint, paths, &replaceable);
+            (run.checkpoint, run.previews) = match files {
+                Ok(files) => files,
                 // The previous batch is still written if this batch cannot be resumed.
-                Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
-            };
-            run.previews = match preview_files::options(&plan.config, paths, &replaceable, videos.resume) {
-                Ok(previews) => previews,
                 Err(error) => return results.add(writer.wait(), observer).and(Err(error)),
             };
             run.outputs = paths.to_vec();
@@ -302,6 +299,22 @@ fn checkpoint(
         _ => "--resume".to_string(),
     };
     Ok(new().ok().map(|checkpoint| checkpoint.only_on_interrupt(how)))
+}
+
+/// Returns the checkpoint that a batch resumes from or writes, and the options of its previews.
+///
+/// # Errors
+/// Returns the error of `checkpoint`, or an error if the batch cannot be resumed or an earlier preview cannot be removed.
+fn batch_files(
+    config: &Config,
+    videos: &RunVideos,
+    checkpoint: Result<Option<CheckpointSettings>>,
+    paths: &[PathBuf],
+    replaceable: &Replaceable,
+) -> Result<(Option<CheckpointSettings>, Option<PreviewOptions>)> {
+    let resumed = |new: CheckpointSettings| if videos.resume { new.resumed() } else { Ok(new) };
+    let checkpoint = checkpoint?.map(resumed).transpose()?;
+    Ok((checkpoint, preview_files::options(config, paths, replaceable, videos.resume)?))
 }
 
 /// Checks the checkpoints that the run resumes from, before any program is compiled.

@@ -210,8 +210,7 @@ impl Run<'_> {
     /// Runs all transformer evaluations, `options.chunk` steps per call.
     fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
         let steps = pass.request.sigmas.len() - 1;
-        let sampler = &*pass.shape.sampler;
-        let total = sampler.evaluations(steps);
+        let total = pass.shape.sampler.evaluations(steps);
         // A run that is interrupted in a DFR round resumes before the first round.
         let checkpoint = self.options.checkpoint.as_ref().filter(|_| pass.names.phase() != Phase::Round);
         let size = at_once(pass, steps, self.options, checkpoint);
@@ -230,9 +229,9 @@ impl Run<'_> {
             false => Ok(()),
         };
         keep(0, &latents, &self.runner.model)?;
+        let [behind, ahead] = pass.names.around;
         while done < total {
             let of_steps = done * steps / total;
-            let [behind, ahead] = pass.names.around;
             let stop = (self.watch)(pass.names.phase(), behind + of_steps, behind + steps + ahead).is_break();
             // Also save the start of a second pass, so that the first pass need not be repeated.
             let begins = done == 0 && pass.names.phase() == Phase::Refine;
@@ -270,13 +269,7 @@ impl Run<'_> {
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
-                let found = match (sampler.noises(), pass.shape.carried().count()) {
-                    (1.., _) | (_, 2..) => Some((stream, done)),
-                    _ => pass.first_not_finite(executor, prepared, &before, done..end)?,
-                };
-                let (stream, at) = found.unwrap_or((stream, end - 1));
-                let after = format!("after step {} of {steps}", at * steps / total + 1);
-                return Err(PipelineError::NotFinite(format!("the {stream} latents {after}")));
+                return Err(pass.not_finite_error(executor, prepared, &before, done..end, stream));
             }
             if let Some(shown) = &mut self.previews {
                 let (before, after, noise) = (&before.video, &latents.video, video_noise);
@@ -299,7 +292,6 @@ impl Run<'_> {
             self.guard = hold.take();
         }
         drop(hold);
-        let [behind, ahead] = pass.names.around;
         let _ = (self.watch)(pass.names.phase(), behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))
     }
@@ -329,11 +321,35 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Returns the error for a call after which the latents of `stream` are not finite. `before`: latents before the
+    /// call.
+    fn not_finite_error(
+        &self,
+        executor: &Executor,
+        prepared: &Outputs,
+        before: &Av<Tensor>,
+        call: Range<usize>,
+        stream: &'static str,
+    ) -> PipelineError {
+        let (steps, last) = (self.request.sigmas.len() - 1, (stream, call.end - 1));
+        let total = self.shape.sampler.evaluations(steps);
+        let found = match (self.shape.sampler.noises(), self.shape.carried().count()) {
+            (1.., _) | (_, 2..) => Ok(Some((stream, call.start))),
+            _ => self.first_not_finite(executor, prepared, before, call),
+        };
+        let (stream, at) = match found {
+            Ok(found) => found.unwrap_or(last),
+            Err(error) => return error,
+        };
+        let after = format!("after step {} of {steps}", at * steps / total + 1);
+        PipelineError::NotFinite(format!("the {stream} latents {after}"))
+    }
+
     /// Repeats the Euler steps of a call one at a time. Returns the first stream and step for which the latents are not
     /// finite.
     fn first_not_finite(
         &self,
-        executor: &crate::pipeline::programs::executor::Executor,
+        executor: &Executor,
         prepared: &Outputs,
         before: &Av<Tensor>,
         steps: Range<usize>,

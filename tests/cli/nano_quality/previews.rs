@@ -143,7 +143,6 @@ fn previews_change_no_bit_with_any_sampler() {
         let last = previews.last().expect("a preview");
         let decibels = preview_psnr(last, &made.frames);
         eprintln!("{config} {set:?}: {} previews, the last of {:?}: {decibels:.1} dB", previews.len(), last.phase);
-        assert!(decibels >= LEAST, "{config} {set:?}: {decibels}");
         let passes = if config == "nano" { vec![Phase::Denoise] } else { vec![Phase::Denoise, Phase::Refine] };
         for pass in passes {
             assert!(previews.iter().any(|preview| preview.phase == pass), "{config} {set:?}: no preview of {pass:?}");
