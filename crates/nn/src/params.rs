@@ -13,7 +13,7 @@ use super::build::{Build, Quantization, RowProductForm};
 use super::context::Context;
 use super::layout::{Axis, LayoutError, ResolvedPlacement};
 use super::param::{Init, Param, Role, Source};
-use ltx2_stablehlo::{Argument, MemorySpace, ProgramOutput, Scope, Sharding, Type, Value};
+use ltx2_stablehlo::{Argument, DType, MemorySpace, ProgramOutput, Scope, Sharding, Type, Value};
 
 /// The layer that a prefix belongs to, inside a loop over identical layers. The prefix has `*` instead of the layer
 /// number.
@@ -122,6 +122,13 @@ impl Params {
     /// Returns this prefix for text generation: linear layers with a single row have the platform's form.
     pub fn generating(&self) -> Self {
         Params { row_products: self.lowering().row_products, ..self.clone() }
+    }
+
+    /// Returns whether operations on a single row, such as `x`, use kernels: this prefix generates text on a platform
+    /// that has them, the program has one device, and `x` has 16-bit numbers.
+    pub fn has_row_kernels(&self, x: &Value) -> bool {
+        let has_kernels = self.row_products == RowProductForm::Kernel && self.layout().is_single();
+        has_kernels && [DType::BF16, DType::F16].contains(&x.dtype())
     }
 
     pub(super) fn row_products(&self) -> RowProductForm {

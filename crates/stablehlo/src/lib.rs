@@ -17,7 +17,7 @@ mod work;
 pub use builder::{Builder, Precision, Scope, Value};
 pub use dtype::{DType, Element, F8};
 pub use error::{BuildError, Result};
-pub use ops::{Attribute, Comparison, Conv, CustomCall};
+pub use ops::{Attribute, Comparison, Conv, CustomCall, ResultAlias};
 pub use program::{Argument, MemorySpace, Program, ProgramOutput};
 pub use sharding::{DeviceMesh, Groups, Sharding};
 pub use types::Type;

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use super::sampling::TokenChoice;
 use super::{AttentionMasks, COMPONENT, ROOT, Stack, bias};
 use crate::Network;
+use ltx2_nn::kernels::{RowAttended, RowAttention};
 use ltx2_nn::{Attention, Axis, Build, Heads, Init, Params, linear_into};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
@@ -149,6 +150,27 @@ impl Cache {
         let own = [0, 1].map(|i| updated[2 * shape + i].index(&place));
         (updated, own)
     }
+
+    /// Writes the keys and values of a single token at position `at` and computes its attention, with kernels. `bias`
+    /// returns `[1, tokens]`, which is added to the scores. Returns the attention and the updated caches, or `None` if
+    /// the program does not use kernels for single rows, or if they do not support the operands.
+    fn attend(
+        &self,
+        p: &Params,
+        operands: &LayerAttention,
+        at: &Value,
+        bias: impl FnOnce() -> Value,
+        caches: &[Value],
+    ) -> Option<(Value, Vec<Value>)> {
+        let layer = p.fixed_layer().filter(|_| self.unrolled && p.has_row_kernels(operands.q))?;
+        let (bias, [k, v], own) = (bias(), operands.kv, 2 * layer);
+        let [keys, values] = [&caches[own], &caches[own + 1]];
+        let attention = RowAttention { q: operands.q, k, v, keys, values, at, bias: &bias, scale: operands.scale };
+        let RowAttended { attended, keys, values } = attention.run(p)?;
+        let mut updated = caches.to_vec();
+        [updated[own], updated[own + 1]] = [keys, values];
+        Some((attended, updated))
+    }
 }
 
 /// Builds the program that `TextEncoder::generator` describes.
@@ -172,7 +194,7 @@ struct Generator<'a> {
     cache: Cache,
     ids: Value,
     mask: Value,
-    /// Whether each token of prompt and text is no padding, `[rows, tokens]`.
+    /// Whether each token of prompt and text is a token, not padding, `[rows, tokens]`.
     is_token: Value,
     /// Number of padding tokens of each prompt, i32 `[rows, 1]`.
     padding: Value,
@@ -284,8 +306,12 @@ impl<'a> Generator<'a> {
         let near = distance.compare(Comparison::Lt, &distance.like(f64::from(window)));
         let earlier = self.is_token.and(&distance.compare(Comparison::Ge, &distance.like(0.0)));
         let attend = |p: &Params, operands: &LayerAttention, caches: &[Value]| {
+            let seen = || bias(&earlier.and(&near.or(&operands.is_full)));
+            if let Some(done) = self.cache.attend(p, operands, &at, seen, caches) {
+                return done;
+            }
             let (caches, kv) = self.cache.update(p, operands, &at, caches);
-            let bias = bias(&earlier.and(&near.or(&operands.is_full)));
+            let bias = seen();
             (cached_attention(p, operands, kv.each_ref(), &bias), caches)
         };
         let mut state = self.model.run_layers(p, &positions, &[&[h], caches].concat(), &attend);

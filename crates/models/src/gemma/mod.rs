@@ -9,7 +9,7 @@ mod mask;
 mod program;
 mod sampling;
 
-pub(crate) use block::DecoderLayer;
+pub(crate) use block::{DecoderLayer, GemmaNorm, token_projections};
 pub use block::keys_values;
 pub use generate::GenerationSpec;
 pub(crate) use generate::{Attend, LanguageModel, LayerAttention, program as generator, with_caches};

@@ -5,12 +5,14 @@ use crate::chat::{ChatFormat, GEMMA_3};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::COMPONENT;
 use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
-use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
+use crate::gemma::{AttentionMasks, DecoderLayer, GemmaNorm, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
+use crate::gemma::token_projections;
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use crate::{ComponentConfigError, Network, require};
+use ltx2_nn::kernels::RowRope;
 use ltx2_nn::rope::{Pairing, rotate};
-use ltx2_nn::{Attention, Axis, Build, Heads, Init, Params, RoundingPoints, project, rms};
+use ltx2_nn::{Attention, Axis, Build, Heads, Params, RoundingPoints, project};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
 impl TextEncoder for Gemma3Config {
@@ -220,8 +222,11 @@ impl RopeTables {
 
 /// Applies RMS norm over the last dimension and multiplies by `1 + weight`.
 fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
-    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init::normal(0.02));
-    (rms(x, c.rms_norm_eps) * (weight.to(DType::F32) + 1.0)).to(x.dtype())
+    scaled_norm(c).run(p, x)
+}
+
+fn scaled_norm(c: &Gemma3Config) -> GemmaNorm {
+    GemmaNorm { eps: c.rms_norm_eps, offset: 1.0 }
 }
 
 /// Attention of one layer: receives the prefix of the attention layer, queries `[b, t, heads, dim]`, and keys and
@@ -229,21 +234,37 @@ fn norm(p: &Params, c: &Gemma3Config, x: &Value) -> Value {
 type Sdpa<'a> = &'a dyn Fn(&Params, &Value, &Value, &Value) -> Value;
 
 fn run_layer(p: &Params, c: &Gemma3Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
-    let norm = |p: &Params, x: &Value| norm(p, c, x);
     let attention = |x: &Value| attention(&p.pp("self_attn"), c, x, rope, sdpa);
-    DecoderLayer { norm, attention, intermediate_size: c.intermediate_size }.run(p, h)
+    DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(p, h)
 }
 
 fn attention(p: &Params, c: &Gemma3Config, x: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
     let _scope = p.scope();
-    let (heads, kv) = (c.heads, c.kv_heads());
-    let rotated = |x: &Value| rotate(p, x, &rope.cos, &rope.sin, Pairing::Split, RoundingPoints::Default);
-    let axes = [Axis::Heads, Axis::HeadDim];
-    let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
-    let kv = keys_values(p, kv, x, c.attention_bias);
-    let q = rotated(&norm(&p.pp("q_norm"), c, &q));
-    let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
-    let o = sdpa(p, &q, &k, &kv.at(2, 1));
+    let heads = c.heads;
+    let [q, k, v] = token_inputs(p, c, x, rope).unwrap_or_else(|| {
+        let rotated = |x: &Value| rotate(p, x, &rope.cos, &rope.sin, Pairing::Split, RoundingPoints::Default);
+        let axes = [Axis::Heads, Axis::HeadDim];
+        let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
+        let kv = keys_values(p, c.kv_heads(), x, c.attention_bias);
+        let q = rotated(&norm(&p.pp("q_norm"), c, &q));
+        let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
+        [q, k, kv.at(2, 1)]
+    });
+    let o = sdpa(p, &q, &k, &v);
     let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
     project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
+}
+
+/// Computes the queries, keys and values of a single token with kernels. Returns `None` if the program does not use
+/// kernels for single rows, or if they do not support the layer.
+fn token_inputs(p: &Params, c: &Gemma3Config, x: &Value, rope: &LayerRope) -> Option<[Value; 3]> {
+    if c.attention_bias {
+        return None;
+    }
+    let [q, k, v] = token_projections(p, c.heads, c.kv_heads(), x)?;
+    let norm = scaled_norm(c);
+    let [q_scale, k_scale] = ["q_norm", "k_norm"].map(|name| norm.scale(&p.pp(name), c.heads.dim));
+    let (cos, sin) = (&rope.cos, &rope.sin);
+    let [q, k] = RowRope { q: &q, k: &k, eps: norm.eps, q_scale, k_scale, cos, sin }.run(p)?;
+    Some([q, k, v])
 }

@@ -4,7 +4,7 @@ use super::config::{AttentionConfig, Gemma4Config};
 use crate::chat::{ChatFormat, GEMMA_4};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
-use crate::gemma::{AttentionMasks, DecoderLayer, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
+use crate::gemma::{AttentionMasks, DecoderLayer, GemmaNorm, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use crate::{ComponentConfigError, Network};
@@ -164,16 +164,18 @@ type Sdpa<'a> = &'a dyn Fn(&Params, &Value, &Value, &Value) -> Value;
 
 /// Applies RMS norm over the last dimension and multiplies by `weight`.
 fn norm(p: &Params, c: &Gemma4Config, x: &Value) -> Value {
-    let weight = p.get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
-    (rms(x, c.rms_norm_eps) * weight.to(DType::F32)).to(x.dtype())
+    scaled_norm(c).run(p, x)
+}
+
+fn scaled_norm(c: &Gemma4Config) -> GemmaNorm {
+    GemmaNorm { eps: c.rms_norm_eps, offset: 0.0 }
 }
 
 /// Runs one layer. The layer's scalar multiplies the residual stream after the layer, not only the layer's contribution
 /// to it.
 fn run_layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
-    let norm = |p: &Params, x: &Value| norm(p, c, x);
     let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, place.kind, x, rope, sdpa);
-    let h = DecoderLayer { norm, attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
+    let h = DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
     let scalar = place.common.get("layer_scalar", &[1], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     &h * scalar.reshape(vec![1, 1, 1])
 }

@@ -21,8 +21,19 @@ pub struct CustomCall {
     pub operand_layouts: Vec<Vec<usize>>,
     /// Dimension order of each result, from minor to major. Empty: the default.
     pub result_layouts: Vec<Vec<usize>>,
+    /// Results that are written into the memory of an operand, which has the same type.
+    pub aliases: Vec<ResultAlias>,
     /// Whether the call has a side effect. If so, it is not removed when its results are unused.
     pub has_side_effect: bool,
+}
+
+/// A result of a custom call that shares the memory of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResultAlias {
+    /// Index of the result, of which the call has several.
+    pub result: usize,
+    /// Index of the operand.
+    pub operand: usize,
 }
 
 /// A value in the typed configuration of a custom call.
@@ -92,6 +103,15 @@ impl Builder {
         }
         if !call.result_layouts.is_empty() {
             attributes.push(format!("result_layouts = [{}]", layouts(&call.result_layouts)));
+        }
+        if !call.aliases.is_empty() {
+            let aliases = call.aliases.iter().map(|ResultAlias { result, operand }| {
+                format!(
+                    "#stablehlo.output_operand_alias<output_tuple_indices = [{result}], operand_index = {operand}, \
+                     operand_tuple_indices = []>"
+                )
+            });
+            attributes.push(format!("output_operand_aliases = [{}]", list(aliases)));
         }
         let text = format!(
             "\"stablehlo.custom_call\"({}) <{{{}}}> : ({}) -> ({})",

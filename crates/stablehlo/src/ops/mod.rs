@@ -13,5 +13,5 @@ mod shape;
 mod sharding;
 
 pub use conv::Conv;
-pub use custom::{Attribute, CustomCall};
+pub use custom::{Attribute, CustomCall, ResultAlias};
 pub use elementwise::Comparison;

@@ -1,17 +1,24 @@
 //! Triton kernels for CUDA, written as MLIR text in custom calls that XLA's CUDA plugin compiles: window attention, the
-//! rotation of int8-convrot, and products of single rows. The calls operate on local shards, because the SPMD partitioner does not split them.
+//! rotation of int8-convrot, and the operations of text generation on a single row. The calls operate on local shards,
+//! because the SPMD partitioner does not split them.
 
 mod neighborhood;
 mod rotation;
+mod row_attention;
+mod row_norm;
 mod row_product;
+mod row_rope;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub(crate) use rotation::RowRotation;
-pub(crate) use row_product::RowProduct;
+pub use row_attention::{RowAttended, RowAttention};
+pub use row_norm::{RowNorm, RowScale};
+pub(crate) use row_product::{RowProduct, RowWeight};
+pub use row_rope::RowRope;
 
-use ltx2_stablehlo::{Attribute, CustomCall, DType, Type, Value};
+use ltx2_stablehlo::{Attribute, CustomCall, DType, ResultAlias, Type, Value};
 
 /// Name of the window attention kernel in profiles.
 const NAME: &str = "neighborhood";
@@ -32,6 +39,11 @@ struct TritonKernel {
 impl TritonKernel {
     /// Calls the kernel and returns its results, whose types are `results`.
     fn call(self, operands: &[&Value], results: &[Type]) -> Vec<Value> {
+        self.call_in_place(operands, results, Vec::new())
+    }
+
+    /// Calls the kernel like [`Self::call`]; the results in `aliases` are written into the memory of operands.
+    fn call_in_place(self, operands: &[&Value], results: &[Type], aliases: Vec<ResultAlias>) -> Vec<Value> {
         let int = |value: usize| Attribute::I32(i32::try_from(value).unwrap_or(i32::MAX));
         let [x, y, z] = self.grid;
         let attributes = [
@@ -53,6 +65,7 @@ impl TritonKernel {
             attributes: attributes.map(|(key, value)| (key.into(), value)).into(),
             operand_layouts: operands.iter().map(|x| natural(x.rank())).collect(),
             result_layouts: results.iter().map(|ty| natural(ty.rank())).collect(),
+            aliases,
             ..CustomCall::default()
         };
         operands[0].builder().custom_call(&call, operands, results)

@@ -137,6 +137,11 @@ impl TritonCode {
         self.define(&format!("arith.constant {value} : i32"), TileElement::I32, &[])
     }
 
+    /// Returns a 64-bit number.
+    pub(crate) fn wide_int(&self, value: usize) -> TritonTile {
+        self.define(&format!("arith.constant {value} : i64"), TileElement::I64, &[])
+    }
+
     /// Returns the vector `0..n`.
     pub(crate) fn range(&self, n: usize) -> TritonTile {
         let text = format!("tt.make_range {{end = {n} : i32, start = 0 : i32}} : {}", ty(TileElement::I32, &[n]));
@@ -157,13 +162,32 @@ impl TritonCode {
         carried: [TritonTile; N],
         body: impl FnOnce(&TritonTile, &[TritonTile; N]) -> [TritonTile; N],
     ) -> [TritonTile; N] {
+        let results = self.repeat_all(n, &carried, |index, inside| {
+            let mut inside = inside.iter().cloned();
+            let inside = carried.each_ref().map(|tile| inside.next().unwrap_or_else(|| tile.clone()));
+            body(index, &inside).to_vec()
+        });
+        let mut results = results.into_iter();
+        carried.map(|tile| results.next().unwrap_or(tile))
+    }
+
+    /// Writes a loop like [`Self::repeat`], with any number of loop-carried values.
+    pub(crate) fn repeat_all(
+        &self,
+        n: usize,
+        carried: &[TritonTile],
+        body: impl FnOnce(&TritonTile, &[TritonTile]) -> Vec<TritonTile>,
+    ) -> Vec<TritonTile> {
         let [from, to, step] = [0, n, 1].map(|value| self.int(value));
         let (index, result) = (self.fresh(), self.fresh());
-        let inside = carried.clone().map(|tile| TritonTile { name: self.fresh(), ..tile });
-        let pairs: Vec<String> = inside.iter().zip(&carried).map(|(i, c)| format!("{} = {}", i.name, c.name)).collect();
-        let types = carried.each_ref().map(TritonTile::ty).join(", ");
+        let inside: Vec<TritonTile> =
+            carried.iter().map(|tile| TritonTile { name: self.fresh(), ..tile.clone() }).collect();
+        let names = |tiles: &[TritonTile]| tiles.iter().map(|tile| tile.name.clone()).collect::<Vec<_>>().join(", ");
+        let pairs: Vec<String> = inside.iter().zip(carried).map(|(i, c)| format!("{} = {}", i.name, c.name)).collect();
+        let types = carried.iter().map(TritonTile::ty).collect::<Vec<_>>().join(", ");
         self.line(&format!(
-            "{result}:{N} = scf.for {index} = {} to {} step {} iter_args({}) -> ({types})  : i32 {{",
+            "{result}:{} = scf.for {index} = {} to {} step {} iter_args({}) -> ({types})  : i32 {{",
+            carried.len(),
             from.name,
             to.name,
             step.name,
@@ -171,11 +195,11 @@ impl TritonCode {
         ));
         self.0.borrow_mut().depth += 1;
         let next = body(&TritonTile { name: index, ..from }, &inside);
-        self.line(&format!("scf.yield {} : {types}", next.each_ref().map(|tile| tile.name.clone()).join(", ")));
+        self.line(&format!("scf.yield {} : {types}", names(&next)));
         self.0.borrow_mut().depth -= 1;
         self.line("}");
-        let mut n = 0..;
-        carried.map(|tile| TritonTile { name: format!("{result}#{}", n.next().unwrap_or(0)), ..tile })
+        let results = carried.iter().enumerate();
+        results.map(|(n, tile)| TritonTile { name: format!("{result}#{n}"), ..tile.clone() }).collect()
     }
 }
 
@@ -298,6 +322,16 @@ impl TritonTile {
         yes.same(&text)
     }
 
+    pub(crate) fn sqrt(&self) -> TritonTile {
+        self.same(&format!("math.sqrt {} : {}", self.name, self.ty()))
+    }
+
+    /// Returns flags for the elements that equal `other`.
+    pub(crate) fn equals(&self, other: &TritonTile) -> TritonTile {
+        let [a, b] = self.joined(other);
+        self.code.define(&format!("arith.cmpi eq, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
+    }
+
     pub(crate) fn exp2(&self) -> TritonTile {
         self.same(&format!("math.exp2 {} : {}", self.name, self.ty()))
     }
@@ -310,6 +344,9 @@ impl TritonTile {
 
     /// Converts f32 to `dtype`, the element type of an array in memory.
     pub(crate) fn narrowed(&self, dtype: DType) -> TritonTile {
+        if dtype == DType::F32 {
+            return self.clone();
+        }
         let element = TileElement::Stored(dtype);
         let to = ty(element, &self.dims);
         self.code.define(&format!("arith.truncf {} : {} to {to}", self.name, self.ty()), element, &self.dims)
@@ -317,6 +354,9 @@ impl TritonTile {
 
     /// Converts the element type of an array in memory to f32.
     pub(crate) fn widened(&self) -> TritonTile {
+        if self.element == TileElement::F32 {
+            return self.clone();
+        }
         let to = ty(TileElement::F32, &self.dims);
         self.code.define(&format!("arith.extf {} : {} to {to}", self.name, self.ty()), TileElement::F32, &self.dims)
     }
@@ -353,10 +393,10 @@ impl TritonTile {
         sum.same(&text)
     }
 
-    fn reduced(&self, op: &str) -> TritonTile {
+    fn reduced(&self, op: &str, axis: usize) -> TritonTile {
         let [a, b, c] = [0; 3].map(|_| self.code.fresh());
-        let (name, dims) = (self.code.fresh(), vec![self.dims[0]]);
-        self.code.line(&format!("{name} = \"tt.reduce\"({}) <{{axis = 1 : i32}}> ({{", self.name));
+        let (name, dims) = (self.code.fresh(), vec![self.dims[1 - axis]]);
+        self.code.line(&format!("{name} = \"tt.reduce\"({}) <{{axis = {axis} : i32}}> ({{", self.name));
         self.code.line(&format!("^bb0({a}: f32, {b}: f32):"));
         self.code.line(&format!("  {c} = arith.{op} {a}, {b} : f32"));
         self.code.line(&format!("  tt.reduce.return {c} : f32"));
@@ -366,17 +406,27 @@ impl TritonTile {
 
     /// Returns the maximum of each row.
     pub(crate) fn row_max_ignoring_nan(&self) -> TritonTile {
-        self.reduced("maxnumf")
+        self.reduced("maxnumf", 1)
     }
 
     /// Returns the maximum of each row, like [`Self::row_max_ignoring_nan`], but NaN for a row that contains NaN.
     pub(crate) fn row_max_propagating_nan(&self) -> TritonTile {
-        self.reduced("maximumf")
+        self.reduced("maximumf", 1)
     }
 
     /// Returns the sum of each row.
     pub(crate) fn row_sum(&self) -> TritonTile {
-        self.reduced("addf")
+        self.reduced("addf", 1)
+    }
+
+    /// Returns the maximum of each column, NaN for a column that contains NaN.
+    pub(crate) fn column_max_propagating_nan(&self) -> TritonTile {
+        self.reduced("maximumf", 0)
+    }
+
+    /// Returns the sum of each column.
+    pub(crate) fn column_sum(&self) -> TritonTile {
+        self.reduced("addf", 0)
     }
 
     /// Advances the pointers by a number of elements.
@@ -385,15 +435,39 @@ impl TritonTile {
         p.same(&format!("tt.addptr {}, {} : {}, {}", p.name, n.name, p.ty(), n.ty()))
     }
 
+    /// Returns the element type that a load from these pointers has.
+    fn loaded_element(&self) -> TileElement {
+        match self.element {
+            TileElement::Pointer(DType::I32) => TileElement::I32,
+            TileElement::Pointer(DType::F32) => TileElement::F32,
+            TileElement::Pointer(dtype) => TileElement::Stored(dtype),
+            other => other,
+        }
+    }
+
     /// Loads the elements that the pointers point to.
     pub(crate) fn load(&self) -> TritonTile {
-        let TileElement::Pointer(dtype) = self.element else { return self.clone() };
-        let element = if dtype == DType::I32 { TileElement::I32 } else { TileElement::Stored(dtype) };
-        self.code.define(&format!("tt.load {} : {}", self.name, self.ty()), element, &self.dims)
+        self.code.define(&format!("tt.load {} : {}", self.name, self.ty()), self.loaded_element(), &self.dims)
+    }
+
+    /// Loads the elements for which `flags` is set; the others are 0.
+    pub(crate) fn load_where(&self, flags: &TritonTile) -> TritonTile {
+        let element = self.loaded_element();
+        let ty = ty(element, &self.dims);
+        let zero = self.code.define(&format!("arith.constant dense<0.0> : {ty}"), element, &self.dims);
+        let flags = flags.broadcast(&self.dims);
+        let text = format!("tt.load {}, {}, {} : {}", self.name, flags.name, zero.name, self.ty());
+        self.code.define(&text, element, &self.dims)
     }
 
     /// Stores `value` at the addresses that the pointers contain.
     pub(crate) fn store(&self, value: &TritonTile) {
         self.code.line(&format!("tt.store {}, {} : {}", self.name, value.name, self.ty()));
+    }
+
+    /// Stores the elements of `value` for which `flags` is set.
+    pub(crate) fn store_where(&self, value: &TritonTile, flags: &TritonTile) {
+        let flags = flags.broadcast(&self.dims);
+        self.code.line(&format!("tt.store {}, {}, {} : {}", self.name, value.name, flags.name, self.ty()));
     }
 }
