@@ -4,6 +4,7 @@ Prints JSON. A prompt of 512 tokens, 256 new tokens, greedy, bf16.
 """
 
 import json
+import statistics
 import sys
 import time
 
@@ -15,15 +16,15 @@ PROMPT, NEW, RUNS = 512, 256, 3
 
 
 def seconds(run, times):
-    """Returns the smallest time of a call, in seconds."""
-    best = float("inf")
+    """Returns the median time of a call, in seconds."""
+    spent = []
     for _ in range(times):
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
         torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return best
+        spent.append(time.perf_counter() - began)
+    return statistics.median(spent)
 
 
 def bandwidth():

@@ -9,6 +9,7 @@ mod support;
 
 mod agreement;
 mod eight_bits;
+mod row_kernels;
 mod windows;
 
 fn main() -> std::process::ExitCode {

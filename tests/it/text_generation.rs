@@ -84,6 +84,29 @@ fn unrolled_greedy_text_without_repetition_equals_reference() {
     assert_equals_reference(&cpu(8), "tiny_b", Build { lowering, ..Build::new(DType::F32) });
 }
 
+/// With a single row, linear layers are sums, as on CUDA devices whose element type the kernels do not support.
+#[needs(cpu)]
+fn greedy_text_of_a_single_row_equals_reference() {
+    let case = named("generation", "tiny_b");
+    let lowering = Lowering { mixed_precision_dot: false, ..lowering_of("cuda") };
+    let mut writer = Writer::new(&cpu(8), &case, Build { lowering, ..Build::new(DType::F32) });
+    let scalars =
+        ["limit", "no_repeat_ngram_size"].map(|key| (key, case.scalars.get(key).cloned().unwrap_or(json!(0))));
+    let rows = case.outputs["lengths"].to_i64().len();
+    assert_eq!(rows, 2);
+    for row in 0..rows {
+        let own = |tensor: &Tensor| {
+            let row = tensor.to_i64().index_axis(ndarray::Axis(0), row).iter().map(|id| *id as i32).collect();
+            let row: Vec<i32> = row;
+            Tensor::from(ndarray::Array2::from_shape_vec((1, row.len()), row).expect("a row"))
+        };
+        let inputs = case.inputs.iter().map(|(name, tensor)| (name.clone(), own(tensor))).collect();
+        let [tokens, lengths] = writer.write(&inputs, &scalars);
+        assert_eq!(tokens.to_i64(), own(&case.outputs["tokens"]).to_i64(), "row {row}");
+        assert_eq!(lengths.to_i64().first(), case.outputs["lengths"].to_i64().iter().nth(row), "row {row}");
+    }
+}
+
 #[needs(cpu)]
 fn sharded_text_equals_reference() {
     for (layout, mesh) in [("tensor", "tensor=4"), ("fsdp-ulysses", "fsdp=2,context=2")] {

@@ -55,8 +55,8 @@ pub trait TextEncoder {
     /// the same names and shapes; the embedding table is also the output head.
     ///
     /// Inputs: `input_ids` and `attention_mask`, i32 `[rows, prompt_tokens]`, with padding on the left; `limit`, an i32
-    /// scalar, the maximum number of tokens to generate (1 to `new_tokens`); if `stop_tokens` of the sizes is positive,
-    /// `stop_tokens`, i32 `[stop_tokens]`, padded with -1. If tokens are drawn, also the scalars `temperature` (f32,
+    /// scalar, the maximum number of tokens to generate (1 to `new_tokens`). If `spec.stop_tokens` is not 0, also
+    /// `stop_tokens`, i32 `[spec.stop_tokens]`, padded with -1. If tokens are drawn, also the scalars `temperature` (f32,
     /// positive), `top_k` (i32; 0: all tokens) and `top_p` (f32; 1: all tokens), and `uniforms`, f32 `[rows,
     /// new_tokens]`, uniform values in [0, 1).
     ///

@@ -9,8 +9,8 @@ mod mask;
 mod program;
 mod sampling;
 
-pub(crate) use block::{DecoderLayer, GemmaNorm, token_projections};
 pub use block::keys_values;
+pub(crate) use block::{DecoderLayer, GemmaNorm, token_projections};
 pub use generate::GenerationSpec;
 pub(crate) use generate::{Attend, LanguageModel, LayerAttention, program as generator, with_caches};
 pub(crate) use keys::{IGNORED_KEYS, RANGES, is_tied, untied};

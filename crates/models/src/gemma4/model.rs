@@ -175,7 +175,8 @@ fn scaled_norm(c: &Gemma4Config) -> GemmaNorm {
 /// to it.
 fn run_layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
     let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, place.kind, x, rope, sdpa);
-    let h = DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
+    let h =
+        DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
     let scalar = place.common.get("layer_scalar", &[1], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     &h * scalar.reshape(vec![1, 1, 1])
 }

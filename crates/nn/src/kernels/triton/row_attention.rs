@@ -136,8 +136,7 @@ impl RowAttention<'_> {
     /// sums of their weights, and the caches.
     pub(super) fn text(&self) -> String {
         let (narrow, wide) = (self.q.dtype(), DType::F32);
-        let arrays =
-            [narrow, narrow, narrow, wide, DType::I32, narrow, narrow, wide, wide, wide, narrow, narrow];
+        let arrays = [narrow, narrow, narrow, wide, DType::I32, narrow, narrow, wide, wide, wide, narrow, narrow];
         TritonCode::module(NAMES[0], &arrays, |code, arrays| self.write(code, arrays))
     }
 

@@ -89,14 +89,9 @@ impl RowRope<'_> {
         let [cos, sin] = [4, 5].map(|table| arrays[table].ahead(&column).load());
         let [a, b] = halves.each_ref().map(|x| x.times(x).row_sum());
         let mean = a.plus(&b).over(dim as f64);
-        let norm = |n: usize| {
-            self.q_scale.scaled(&halves[n], &mean, self.eps, &weights[n]).narrowed(dtype).widened()
-        };
+        let norm = |n: usize| self.q_scale.scaled(&halves[n], &mean, self.eps, &weights[n]).narrowed(dtype).widened();
         let (first, second) = (norm(0), norm(1));
-        let rotated = [
-            first.times(&cos).minus(&second.times(&sin)),
-            second.times(&cos).plus(&first.times(&sin)),
-        ];
+        let rotated = [first.times(&cos).minus(&second.times(&sin)), second.times(&cos).plus(&first.times(&sin))];
         for (at, x) in columns.iter().zip(&rotated) {
             to.ahead(at).store(&x.narrowed(dtype));
         }

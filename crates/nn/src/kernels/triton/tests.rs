@@ -121,3 +121,37 @@ fn row_product_kernel_matches_snapshot() {
         assert!(RowProduct::new(&x, weight, dtype).is_none(), "{} and {}", x.ty(), weight.ty());
     }
 }
+
+#[test]
+fn fused_row_product_kernels_match_snapshots() {
+    let b = Builder::new("row_product");
+    let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
+    let (x, q, kv) = (argument("x", &[1, 1, 256]), argument("q", &[2, 8, 256]), argument("kv", &[2, 8, 256]));
+    let weights = vec![RowWeight { weight: &q, parts: 1 }, RowWeight { weight: &kv, parts: 2 }];
+    let product = RowProduct::several(&x, weights).expect("supported");
+    insta::assert_snapshot!("row_product_of_several_weights", product.text());
+    insta::assert_snapshot!("gated_row_product", RowProduct::gated(&x, &kv).expect("supported").text());
+    assert!(RowProduct::gated(&x, &argument("three", &[3, 8, 256])).is_none());
+}
+
+#[test]
+fn row_norm_rope_and_attention_kernels_match_snapshots() {
+    let b = Builder::new("rows");
+    let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
+    let scale = |name: &str, n: usize| RowScale { weight: argument(name, &[n]), offset: 1.0 };
+    let (x, h) = (argument("x", &[1, 1, 640]), argument("h", &[1, 1, 640]));
+    let norm = RowNorm { x: &x, eps: 1e-6, scale: scale("w", 640), residual: Some(&h), next: Some(scale("next", 640)) };
+    insta::assert_snapshot!("row_norm", norm.text(4));
+    let (q, k) = (argument("q", &[1, 1, 4, 64]), argument("k", &[1, 1, 2, 64]));
+    let table = b.argument("table", Type::new(DType::F32, [1, 1, 1, 32]));
+    let (q_scale, k_scale) = (scale("q_scale", 64), scale("k_scale", 64));
+    let rope = RowRope { q: &q, k: &k, eps: 1e-6, q_scale, k_scale, cos: &table, sin: &table };
+    insta::assert_snapshot!("row_rope", rope.text());
+    let cache = argument("cache", &[1, 2, 192, 64]);
+    let at = b.argument("at", Type::scalar(DType::I32));
+    let bias = b.argument("bias", Type::new(DType::F32, [1, 192]));
+    let attention =
+        RowAttention { q: &q, k: &k, v: &k, keys: &cache, values: &cache, at: &at, bias: &bias, scale: 0.125 };
+    insta::assert_snapshot!("row_attention", attention.text());
+    insta::assert_snapshot!("row_attention_sum", attention.sum_text());
+}
