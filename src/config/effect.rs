@@ -112,12 +112,11 @@ pub(super) const RULES: &[EffectRule] = &[
         f.without_enhancement().or_else(|| f.unless(f.config.enhance.endpoint.is_some(), why))
     }),
     flags(&["enhance.top_k", "enhance.top_p", "enhance.seed"], |f, key| {
-        let is_sampled = f.enhancement_temperature() > 0.0;
         let why = or_remove("the most likely token is always selected; set enhance.temperature to more than 0");
         let is_sent = key != "enhance.top_k" || f.config.enhance.endpoint.is_none();
         f.without_enhancement()
             .or_else(|| f.unless(is_sent, remove("the protocol of enhance.endpoint has no such option")))
-            .or_else(|| f.unless(is_sampled, why))
+            .or_else(|| f.unless(f.samples_enhancement(), why))
     }),
     // Sampling.
     request(&["sampler.eta", "sampler.gamma", "sampler.noise_seed"], |f, key| f.unused_setting(key)),

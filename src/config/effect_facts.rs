@@ -93,9 +93,12 @@ impl EffectFacts<'_> {
         )
     }
 
-    /// Returns the temperature with which prompts are enhanced.
-    pub(super) fn enhancement_temperature(&self) -> f64 {
-        self.config.enhance.temperature.unwrap_or_else(|| default_temperature(self.version))
+    /// Returns whether tokens of enhanced prompts are drawn at random. Without `enhance.temperature`, an endpoint uses its
+    /// own temperature.
+    pub(super) fn samples_enhancement(&self) -> bool {
+        let own = &self.config.enhance;
+        let default = || own.endpoint.is_some() || default_temperature(self.version) > 0.0;
+        own.temperature.map_or_else(default, |temperature| temperature > 0.0)
     }
 
     pub(super) fn given_sound(&self) -> Option<Message> {

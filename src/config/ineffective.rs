@@ -282,6 +282,13 @@ mod tests {
             ("ltx2", &["reference=diffusers", "text.bos=always"]),
             ("ltx2", &["request.chain={}", "request.num_frames=241"]),
             ("ltx2", &["request.enhance_prompt=true", "enhance.top_k=3", "enhance.seed=1"]),
+            (
+                "ltx2_5",
+                &[
+                    "request.enhance_prompt=true",
+                    "enhance={endpoint: 'http://localhost:1/v1', model: m, top_p: 0.9, seed: 1}",
+                ],
+            ),
         ] {
             assert!(effect(file, set).is_ok(), "{file} {set:?}");
         }

@@ -558,7 +558,8 @@ with_defaults! {
 
 with_defaults! {
     /// Prompt enhancement, which `request.enhance_prompt` enables. Null sampling values: those of the model generation.
-    /// LTX-2.0 and LTX-2.3: temperature 0.7 and 512 tokens; LTX-2.5: temperature 0 and 600 tokens.
+    /// LTX-2.0 and LTX-2.3: temperature 0.7 and 512 tokens; LTX-2.5: temperature 0 and 600 tokens. An endpoint uses its
+    /// own temperature and top-p instead.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Enhance {

@@ -253,6 +253,7 @@ impl<'a> Bench<'a> {
         for (name, tokens) in [("prompt", 1), ("token", TEXT_TOKENS)] {
             let generation = TextGeneration {
                 prompts: &prompts,
+                padded_tokens: 0,
                 max_new_tokens: tokens,
                 stop_tokens: &[],
                 sampling: TokenSampling::default(),

@@ -1,5 +1,27 @@
-//! Chat formats of the Gemma families: how a system prompt and a user's message become the text that the model
+//! Chat formats of the Gemma families: how a system prompt and a user's message become the tokens that the model
 //! continues.
+
+/// Tokens of the chat formats. They have no effect in the texts of users, even if a tokenizer does not declare them as
+/// special tokens.
+pub(crate) const CONTROL_TOKENS: [&str; 8] = [
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+];
+
+/// Part of a chat, encoded separately from the other parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatPart {
+    /// A special token.
+    Token(&'static str),
+    /// A text in which special tokens are not recognized.
+    Text(String),
+}
 
 /// Chat format of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +37,7 @@ pub struct ChatFormat {
     reasoning: Option<[&'static str; 2]>,
     /// Number of BOS tokens at the start.
     bos: usize,
-    /// Length of n-grams that an answer does not repeat; 0: may repeat all.
+    /// Length of n-grams that an answer does not repeat; 0: no restriction.
     pub no_repeat_ngram_size: usize,
 }
 
@@ -41,19 +63,26 @@ pub const GEMMA_4: ChatFormat = ChatFormat {
 };
 
 impl ChatFormat {
-    /// Returns the text whose continuation is the model's answer. `has_token`: whether the tokenizer has a token.
-    pub fn text(&self, system: &str, user: &str, has_token: impl Fn(&str) -> bool) -> String {
-        let [start, end] = self.turn;
+    /// Returns the parts of the chat whose continuation is the model's answer. `has_token`: whether the tokenizer has a
+    /// token.
+    pub fn parts(&self, system: &str, user: &str, has_token: impl Fn(&str) -> bool) -> Vec<ChatPart> {
+        use ChatPart::{Text, Token};
+        let [start, end] = self.turn.map(Token);
         let (system, user) = (system.trim(), user.trim());
-        let asked = match self.has_system_turn {
-            true => format!("{start}system\n{system}{end}\n{start}user\n{user}{end}\n"),
-            false => format!("{start}user\n{system}\n\n{user}{end}\n"),
+        let texts = match self.has_system_turn {
+            true => vec![format!("system\n{system}"), format!("user\n{user}")],
+            false => vec![format!("user\n{system}\n\n{user}")],
         };
-        let reasoning = match self.reasoning.filter(|tokens| tokens.iter().all(|token| has_token(token))) {
-            Some([start, end]) => format!("{start}thought\n{end}"),
-            None => String::new(),
-        };
-        format!("{}{asked}{start}model\n{reasoning}", "<bos>".repeat(self.bos))
+        let mut parts = vec![Token("<bos>"); self.bos];
+        for text in texts {
+            parts.extend([start.clone(), Text(text), end.clone(), Text("\n".into())]);
+        }
+        parts.extend([start, Text("model\n".into())]);
+        if let Some(tokens) = self.reasoning.filter(|tokens| tokens.iter().all(|token| has_token(token))) {
+            let [start, end] = tokens.map(Token);
+            parts.extend([start, Text("thought\n".into()), end]);
+        }
+        parts
     }
 
     /// Returns the token after which the answer starts, if the model writes its reasoning first.
@@ -68,7 +97,14 @@ mod tests {
 
     #[test]
     fn chat_texts_follow_the_family_templates() {
-        let text = |format: ChatFormat, has: bool| format.text("Be brief.\n", " user prompt: a fox ", |_| has);
+        let text = |format: ChatFormat, has: bool| {
+            let parts = format.parts("Be brief.\n", " user prompt: a fox ", |_| has);
+            let own = |part: ChatPart| match part {
+                ChatPart::Token(token) => token.to_string(),
+                ChatPart::Text(text) => text,
+            };
+            parts.into_iter().map(own).collect::<String>()
+        };
         assert_eq!(
             text(GEMMA_3, true),
             "<bos><bos><start_of_turn>user\nBe brief.\n\nuser prompt: a fox<end_of_turn>\n<start_of_turn>model\n"
@@ -76,5 +112,15 @@ mod tests {
         let turns = "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nuser prompt: a fox<turn|>\n<|turn>model\n";
         assert_eq!(text(GEMMA_4, true), format!("{turns}<|channel>thought\n<channel|>"));
         assert_eq!(text(GEMMA_4, false), turns);
+    }
+
+    #[test]
+    fn chat_tokens_are_control_tokens() {
+        for format in [GEMMA_3, GEMMA_4] {
+            for part in format.parts("<end_of_turn>", "<turn|>", |_| true) {
+                let is_control = |token: &str| CONTROL_TOKENS.contains(&token);
+                assert!(!matches!(part, ChatPart::Token(token) if !is_control(token)), "{part:?}");
+            }
+        }
     }
 }

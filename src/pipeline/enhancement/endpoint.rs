@@ -1,5 +1,6 @@
 //! Chat servers with OpenAI's protocol.
 
+use std::io::Read;
 use std::time::Duration;
 
 use ltx2_download::{DownloadError, HeaderName, HttpClient, HttpSettings, header};
@@ -8,11 +9,14 @@ use serde_json::{Value, json};
 use super::enhancer::Sampling;
 use crate::config::Enhance;
 use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::programs::build::warn_once;
 
 /// Maximum size of an answer in bytes.
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// Maximum number of characters of a server's error message that an error quotes.
-const SHOWN: usize = 300;
+const MAX_QUOTED_CHARS: usize = 300;
+/// Option with the maximum number of tokens, and its name in newer versions of the protocol.
+const MAX_TOKENS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
 
 /// A chat server.
 #[derive(Clone)]
@@ -39,12 +43,19 @@ impl Endpoint {
         Some(Endpoint { url, base, model: model.clone(), timeout: config.timeout, variable, key })
     }
 
-    /// Checks that the API key can be sent.
+    /// Checks that the API key can be sent. Warns if it is sent without encryption to another machine.
     ///
     /// # Errors
     /// Returns an error if the environment variable with the API key is not set, or does not contain a key.
     pub(super) fn check_key(&self) -> Result<()> {
-        self.key.as_ref().map(drop).map_err(|why| PipelineError::Usage(why.clone()))
+        let key = self.key.as_ref().map_err(|why| PipelineError::Usage(why.clone()))?;
+        if key.is_some() && is_unencrypted(&self.base) {
+            warn_once(vec![format!(
+                "enhance.endpoint = {}: the API key is sent without encryption; use an https URL",
+                self.base
+            )]);
+        }
+        Ok(())
     }
 
     /// Returns the base URL and the model, for sidecars.
@@ -63,29 +74,58 @@ impl Endpoint {
         let client = client.map_err(|error| self.fail(one_line(&error)))?;
         let key = self.key.iter().flatten().map(|key| (header::AUTHORIZATION, format!("Bearer {key}")));
         let headers: Vec<(HeaderName, String)> = key.collect();
-        let sent = client.post_json(&self.url, &headers, &self.body(system, user, sampling, seed));
-        let mut response = sent.map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        let text = response.body_mut().with_config().limit(MOST_BYTES).read_to_string();
-        if !status.is_success() {
-            return Err(self.refused(status.as_u16(), &status.to_string(), &text.unwrap_or_default()));
+        let [name, newer] = MAX_TOKENS;
+        for (name, is_last) in [(name, false), (newer, true)] {
+            let body = self.body(system, user, sampling, seed, name);
+            let sent = client.post_json(&self.url, &headers, &body);
+            let mut response = sent.map_err(|error| self.unreachable(&error))?;
+            let status = response.status();
+            let text = self.read(response.body_mut().as_reader());
+            if status.is_success() {
+                return self.content(&text?);
+            }
+            let text = text.unwrap_or_default();
+            // OpenAI's reasoning models refuse the older option.
+            if is_last || status.as_u16() != 400 || !text.contains(name) {
+                return Err(self.refused(status.as_u16(), &status.to_string(), &text));
+            }
         }
-        let text = text.map_err(|error| self.fail(format!("the answer cannot be read: {error}{}", self.slow())))?;
-        self.content(&text)
+        Err(PipelineError::Bug("a chat request has no option for the maximum number of tokens".into()))
     }
 
-    fn body(&self, system: &str, user: &str, sampling: &Sampling, seed: u64) -> Value {
+    /// Reads the body of a response.
+    fn read(&self, body: impl Read) -> Result<String> {
+        let mut bytes = Vec::new();
+        let read = body.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut bytes);
+        read.map_err(|error| {
+            let slow = format!("if the server is slow, raise enhance.timeout ({} s)", self.timeout);
+            self.fail(format!("the answer cannot be read: {error}; {slow}"))
+        })?;
+        let wrong = |what: &str| {
+            self.fail(format!("the answer is {what}; enhance.endpoint must be the base URL of an OpenAI-compatible chat API"))
+        };
+        if bytes.len() as u64 > MAX_ANSWER_BYTES {
+            return Err(wrong("larger than 1 MiB"));
+        }
+        String::from_utf8(bytes).map_err(|_| wrong("not UTF-8"))
+    }
+
+    /// Returns the body of a request. `max_tokens`: name of the option with the maximum number of tokens. Temperature and
+    /// top-p are sent only if the configuration sets them, because some models accept only their defaults.
+    fn body(&self, system: &str, user: &str, sampling: &Sampling, seed: u64, max_tokens: &str) -> Value {
         let mut body = json!({
             "model": self.model,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
         });
-        if sampling.temperature > 0.0 {
-            body["seed"] = seed.into();
+        body[max_tokens] = sampling.max_new_tokens.into();
+        if sampling.set_temperature != Some(0.0) {
+            // Servers read a signed number.
+            body["seed"] = (seed & u64::MAX >> 1).into();
         }
-        if let Some(top_p) = sampling.asked_top_p {
-            body["top_p"] = top_p.into();
+        for (key, value) in [("temperature", sampling.set_temperature), ("top_p", sampling.set_top_p)] {
+            if let Some(value) = value {
+                body[key] = value.into();
+            }
         }
         body
     }
@@ -131,10 +171,6 @@ impl Endpoint {
         self.fail(format!("{}; start the server, or correct enhance.endpoint", self.shown(&why)))
     }
 
-    fn slow(&self) -> String {
-        format!("; if the server is slow, raise enhance.timeout ({} s)", self.timeout)
-    }
-
     /// Returns the error for a status other than success. `body`: the answer.
     fn refused(&self, status: u16, name: &str, body: &str) -> PipelineError {
         let parsed: Value = serde_json::from_str(body).unwrap_or_default();
@@ -172,7 +208,7 @@ impl Endpoint {
             _ => text.into(),
         };
         let line = hidden.split_whitespace().collect::<Vec<_>>().join(" ");
-        match line.char_indices().nth(SHOWN) {
+        match line.char_indices().nth(MAX_QUOTED_CHARS) {
             Some((end, _)) => format!("{}…", &line[..end]),
             None => line,
         }
@@ -181,6 +217,18 @@ impl Endpoint {
     fn fail(&self, why: String) -> PipelineError {
         PipelineError::Enhancement(format!("{}: {why}", self.url))
     }
+}
+
+/// Returns whether a URL has no encryption and its host is another machine.
+fn is_unencrypted(url: &str) -> bool {
+    let Some(rest) = url.strip_prefix("http://") else { return false };
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = match authority.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => authority.split(':').next().unwrap_or_default(),
+    };
+    let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    !is_loopback && !host.eq_ignore_ascii_case("localhost")
 }
 
 /// Reads the API key of the chat server `base` from an environment variable.
@@ -195,5 +243,27 @@ fn read_key(name: &str, base: &str) -> std::result::Result<String, String> {
             "enhance.key_env: the environment variable {name} is not set; set it to the API key of {base}, or remove \
              enhance.key_env if the server needs no key"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_http_to_other_machines_is_unencrypted() {
+        for (url, unencrypted) in [
+            ("http://example.com/v1", true),
+            ("http://10.0.0.1:8080/v1", true),
+            ("http://localhost.example.com/v1", true),
+            ("http://[2001:db8::1]:80/v1", true),
+            ("https://example.com/v1", false),
+            ("http://localhost:8080/v1", false),
+            ("http://LOCALHOST/v1", false),
+            ("http://127.0.0.2:8080", false),
+            ("http://[::1]:8080/v1", false),
+        ] {
+            assert_eq!(is_unencrypted(url), unencrypted, "{url}");
+        }
     }
 }

@@ -9,12 +9,13 @@ use super::endpoint::Endpoint;
 use super::prompts::{EnhancedPrompt, Enhancement};
 use super::system::SystemPrompt;
 use crate::config::{Config, Enhance, default_temperature};
-use crate::models::chat::{ChatFormat, GEMMA_4};
+use crate::models::chat::{ChatFormat, GEMMA_3, GEMMA_4};
+use crate::models::gemma::GenerationSpec;
 use crate::models::tokenizer::Tokenizer;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::programs::configs::ModelConfigs;
-use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling};
+use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling, round_up};
 use crate::pipeline::runner::Runner;
 use crate::text_file;
 use crate::weights::{Component, Version};
@@ -25,16 +26,67 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 const OTHER_WAYS: &str = "use an instruction-tuned Gemma's folder as model.text_encoder, set enhance.endpoint to a chat \
                           server, or write the enhanced prompt yourself and set request.enhance_prompt to false";
 
+/// Tokens of a prompt of typical length, with the chat template. A longer prompt may run a larger program.
+const TYPICAL_PROMPT: usize = 256;
+/// UTF-8 bytes of a system prompt per token. Gemma's tokenizers have about 4.5 in English texts.
+const BYTES_PER_TOKEN: usize = 4;
+/// Largest number of tokens of a prompt that a server enhances, without the system prompt.
+pub(crate) const MAX_SERVED_TOKENS: usize = 1024;
+
 /// Number of tokens and sampling of an enhanced prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sampling {
     pub(super) max_new_tokens: usize,
     /// 0: the most likely token.
-    pub(super) temperature: f64,
+    temperature: f64,
     top_k: usize,
     top_p: f64,
+    /// Value of `enhance.temperature`.
+    pub(super) set_temperature: Option<f64>,
     /// Value of `enhance.top_p`.
-    pub(super) asked_top_p: Option<f64>,
+    pub(super) set_top_p: Option<f64>,
+}
+
+impl Sampling {
+    /// Returns the sampling of a configuration, with the defaults of the model generation that uses `format`.
+    fn new(own: &Enhance, format: &ChatFormat) -> Self {
+        let version = if *format == GEMMA_4 { Version::V2_5 } else { Version::V2_0 };
+        Sampling {
+            max_new_tokens: own.max_new_tokens.unwrap_or(if version == Version::V2_5 { 600 } else { 512 }),
+            temperature: own.temperature.unwrap_or_else(|| default_temperature(version)),
+            top_k: own.top_k.unwrap_or(0),
+            top_p: own.top_p.unwrap_or(1.0),
+            set_temperature: own.temperature,
+            set_top_p: own.top_p,
+        }
+    }
+}
+
+/// Returns the number of tokens to which a prompt of typical length is padded. It depends on nothing but the system
+/// prompt, so that an enhanced prompt does not depend on the other prompts of a run.
+fn padded_tokens(system: &str) -> usize {
+    system.len().div_ceil(BYTES_PER_TOKEN) + TYPICAL_PROMPT
+}
+
+/// Returns the sizes of the program with which the text encoder enhances a prompt of typical length. Needs no tokenizer,
+/// because programs are also compiled for models that are on another machine.
+///
+/// # Errors
+/// Returns an error if the configuration enhances prompts and the system prompt cannot be read.
+pub(crate) fn generation_spec(config: &Config, configs: &ModelConfigs) -> Result<GenerationSpec> {
+    let (format, system) = match config.request.enhance_prompt {
+        true => (configs.text_encoder()?.chat(), SystemPrompt::read(config, configs.origin())?),
+        false => (configs.text_encoder().map_or(&GEMMA_3, |encoder| encoder.chat()), SystemPrompt::built_in(config)),
+    };
+    let sampling = Sampling::new(&config.enhance, format);
+    Ok(round_up(GenerationSpec {
+        rows: 1,
+        prompt_tokens: padded_tokens(&system.text),
+        new_tokens: sampling.max_new_tokens,
+        stop_tokens: 1,
+        sampled: sampling.temperature > 0.0,
+        no_repeat_ngram_size: format.no_repeat_ngram_size,
+    }))
 }
 
 /// Language model that enhances prompts.
@@ -78,14 +130,7 @@ impl Enhancer {
         let format = configs.text_encoder()?.chat();
         let has_images = !config.request.images.is_empty();
         let own = &config.enhance;
-        let version = if *format == GEMMA_4 { Version::V2_5 } else { Version::V2_0 };
-        let mut sampling = Sampling {
-            max_new_tokens: own.max_new_tokens.unwrap_or(if version == Version::V2_5 { 600 } else { 512 }),
-            temperature: own.temperature.unwrap_or_else(|| default_temperature(version)),
-            top_k: own.top_k.unwrap_or(0),
-            top_p: own.top_p.unwrap_or(1.0),
-            asked_top_p: own.top_p,
-        };
+        let mut sampling = Sampling::new(own, format);
         let source = match Endpoint::from_config(own) {
             Some(endpoint) => PromptSource::Endpoint(Box::new(endpoint)),
             None => {
@@ -125,6 +170,39 @@ impl Enhancer {
         format!("{before}{prompt}{after}")
     }
 
+    /// Encodes the chat of a prompt.
+    fn encode(&self, format: &ChatFormat, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<i32>> {
+        let has_token = |token: &str| tokenizer.special_id(token).is_some();
+        Ok(tokenizer.encode_chat(&format.parts(&self.system.text, &self.message(prompt), has_token))?)
+    }
+
+    /// Returns the number of tokens of the longest chat of these prompts; 0 for an endpoint.
+    ///
+    /// # Errors
+    /// Returns an error if the tokenizer fails.
+    pub(crate) fn longest(&self, tokenizer: &Tokenizer, prompts: &[String]) -> Result<usize> {
+        let PromptSource::TextEncoder(chat) = &self.source else { return Ok(0) };
+        prompts.iter().try_fold(0, |most, prompt| Ok(most.max(self.encode(chat.format, tokenizer, prompt)?.len())))
+    }
+
+    /// Checks that a server can enhance a prompt: it is not empty and, if the text encoder enhances it, not too long for
+    /// the largest program.
+    ///
+    /// # Errors
+    /// Returns an error that says how many tokens the prompt may have.
+    pub(crate) fn check_served(&self, tokenizer: &Tokenizer, prompt: &str) -> Result<()> {
+        check_prompt(prompt)?;
+        let all = self.longest(tokenizer, &[prompt.to_string()])?;
+        let tokens = all.saturating_sub(self.longest(tokenizer, &[String::new()])?);
+        if tokens > MAX_SERVED_TOKENS {
+            return Err(PipelineError::Usage(format!(
+                "the prompt has {tokens} tokens, and this server enhances at most {MAX_SERVED_TOKENS}; shorten the \
+                 prompt, or set enhance_prompt to false"
+            )));
+        }
+        Ok(())
+    }
+
     /// Asks the endpoint to enhance a prompt. Blocks until the answer or the timeout.
     ///
     /// # Errors
@@ -147,14 +225,12 @@ impl Enhancer {
             return Err(PipelineError::Bug("the endpoint is not a text encoder".into()));
         };
         check_prompt(prompt)?;
-        let tokenizer = &runner.model.tokenizer;
-        let has_token = |token: &str| tokenizer.special_id(token).is_some();
-        let text = chat.format.text(&self.system.text, &self.message(prompt), has_token);
-        let ids = tokenizer.encode_text(&text)?;
+        let ids = self.encode(chat.format, &runner.model.tokenizer, prompt)?;
         let Sampling { max_new_tokens, temperature, top_k, top_p, .. } = self.sampling;
         let sampling = TokenSampling { temperature: temperature as f32, top_k, top_p: top_p as f32, seed };
         let generated = runner.generate_text(&TextGeneration {
             prompts: &[ids],
+            padded_tokens: padded_tokens(&self.system.text),
             max_new_tokens,
             stop_tokens: &chat.stop_tokens,
             sampling,
@@ -173,16 +249,30 @@ impl Enhancer {
     fn finish(&self, prompt: &str, answer: &str, seed: u64) -> Result<EnhancedPrompt> {
         let enhanced = clean(answer);
         if enhanced.is_empty() {
-            let why = "the language model answered without text; rephrase the prompt, change enhance.seed or \
-                       enhance.temperature, or set request.enhance_prompt to false";
-            return Err(PipelineError::Enhancement(why.into()));
+            let is_greedy = match self.source {
+                PromptSource::Endpoint(_) => self.sampling.set_temperature == Some(0.0),
+                PromptSource::TextEncoder(_) => self.sampling.temperature == 0.0,
+            };
+            let change = match is_greedy {
+                true => "set enhance.temperature to more than 0",
+                false => "change enhance.seed or enhance.temperature",
+            };
+            return Err(PipelineError::Enhancement(format!(
+                "the language model answered without text; rephrase the prompt, {change}, or set request.enhance_prompt \
+                 to false"
+            )));
         }
         Ok(EnhancedPrompt { prompt: prompt.into(), enhanced, seed })
     }
 
     /// Returns the record of prompts that this enhancer enhanced.
     pub(crate) fn record(&self, config: &Config, prompts: Vec<EnhancedPrompt>) -> Enhancement {
-        Enhancement::new(config, prompts, self.describe())
+        Enhancement::new(config, &self.system, prompts, self.describe())
+    }
+
+    /// Returns whether a record was written with the same configuration keys and system prompt.
+    pub(crate) fn has_same_keys(&self, config: &Config, record: &Enhancement) -> bool {
+        record.has_keys_of(config, &self.system)
     }
 
     /// Returns the settings that must be equal in all processes of a run; without paths, which may differ.
@@ -197,17 +287,18 @@ impl Enhancer {
             "system": self.system.source,
             "system_sha256": self.system.sha256(),
             "max_new_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
         });
         match &self.source {
             PromptSource::Endpoint(endpoint) => {
                 endpoint.describe().into_iter().for_each(|(key, value)| own[key] = value.into());
-                if let Some(top_p) = sampling.asked_top_p {
-                    own["top_p"] = top_p.into();
+                let set = [("temperature", sampling.set_temperature), ("top_p", sampling.set_top_p)];
+                for (key, value) in set.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+                    own[key] = value.into();
                 }
             }
             PromptSource::TextEncoder(chat) => {
                 own["model"] = chat.folder.display().to_string().into();
+                own["temperature"] = sampling.temperature.into();
                 (own["top_k"], own["top_p"]) = (sampling.top_k.into(), sampling.top_p.into());
                 own["no_repeat_ngram_size"] = chat.format.no_repeat_ngram_size.into();
             }

@@ -6,6 +6,6 @@ mod enhancer;
 mod prompts;
 mod system;
 
-pub(crate) use enhancer::Enhancer;
+pub(crate) use enhancer::{Enhancer, generation_spec};
 pub(in crate::pipeline) use prompts::recorded;
 pub use prompts::{EnhancedPrompt, Enhancement};

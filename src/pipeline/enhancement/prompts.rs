@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::system::SystemPrompt;
 use crate::config::Config;
 use crate::pipeline::output::denoise_checkpoint;
+use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::plan::videos::{Job, sidecar_path};
 
 /// A prompt and the prompt that replaces it.
@@ -27,23 +29,41 @@ pub struct Enhancement {
     pub prompts: Vec<EnhancedPrompt>,
     /// Text encoder or endpoint, system prompt and sampling.
     pub enhancer: Value,
-    /// Configuration keys that determine the enhancement. A resumed run reuses the prompts if its keys are the same.
+    /// Configuration keys that determine the enhancement, and the hash of the system prompt. A resumed run reuses the
+    /// prompts if they are the same.
     keys: Value,
+    /// Number of the first prompts that an earlier run has enhanced.
+    #[serde(skip)]
+    known: usize,
 }
 
-/// Returns the configuration keys on which enhanced prompts depend.
-fn keys(config: &Config) -> Value {
+/// Returns the configuration keys on which enhanced prompts depend. The system prompt is its hash, because its file may
+/// change.
+fn keys(config: &Config, system: &SystemPrompt) -> Value {
     let mut own = json!(config.enhance);
     if let Value::Object(own) = &mut own {
-        own.retain(|key, _| !["key_env", "timeout", "seed"].contains(&key.as_str()));
+        own.retain(|key, _| !["key_env", "timeout", "seed", "system"].contains(&key.as_str()));
     }
+    own["system_sha256"] = system.sha256().into();
     own
 }
 
 impl Enhancement {
     /// Creates the record of a run's prompts. `enhancer`: text encoder or endpoint, system prompt and sampling.
-    pub(super) fn new(config: &Config, prompts: Vec<EnhancedPrompt>, enhancer: Value) -> Self {
-        Enhancement { prompts, enhancer, keys: keys(config) }
+    pub(super) fn new(
+        config: &Config,
+        system: &SystemPrompt,
+        prompts: Vec<EnhancedPrompt>,
+        enhancer: Value,
+    ) -> Self {
+        Enhancement { prompts, enhancer, keys: keys(config, system), known: 0 }
+    }
+
+    /// Records that an earlier run has enhanced the first `known` prompts. The run's configuration has their enhanced
+    /// forms, which are not replaced again.
+    #[must_use]
+    pub(crate) fn with_known(self, known: usize) -> Self {
+        Enhancement { known, ..self }
     }
 
     /// Returns the record of a prompt that was enhanced with this seed.
@@ -51,15 +71,16 @@ impl Enhancement {
         self.prompts.iter().find(|own| own.prompt == prompt && own.seed == seed)
     }
 
-    /// Returns whether the prompts were enhanced with the same configuration keys as those of `config`.
-    pub(crate) fn has_keys_of(&self, config: &Config) -> bool {
-        self.keys == keys(config)
+    /// Returns whether the prompts were enhanced with the same configuration keys and the same system prompt.
+    pub(super) fn has_keys_of(&self, config: &Config, system: &SystemPrompt) -> bool {
+        self.keys == keys(config, system)
     }
 
     /// Replaces a prompt by its enhanced form. `seed`: random seed of its enhancement. A prompt that is not in this
-    /// record is kept.
+    /// record, or that an earlier run has enhanced, is kept.
     pub(crate) fn replace(&self, prompt: &mut String, seed: u64) {
-        if let Some(own) = self.find(prompt, seed) {
+        let new = &self.prompts[self.known.min(self.prompts.len())..];
+        if let Some(own) = new.iter().find(|own| own.prompt == *prompt && own.seed == seed) {
             prompt.clone_from(&own.enhanced);
         }
     }
@@ -86,13 +107,15 @@ impl Enhancement {
 /// Returns the prompts that an interrupted run with the same keys has enhanced, from the sidecars and checkpoints next
 /// to its output files. `None`: there are none.
 pub(in crate::pipeline) fn recorded(config: &Config, outputs: &[PathBuf]) -> Option<Enhancement> {
+    // If the model or the system prompt cannot be read, the run reports it later.
+    let system = SystemPrompt::read(config, &Origin::find(config).ok()?).ok()?;
     let in_sidecar = |path: &Path| {
         let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(path)).ok()?).ok()?;
         Enhancement::from_sidecar(&sidecar["enhancement"])
     };
     let checkpoints = outputs.iter().flat_map(|path| denoise_checkpoint::recorded_enhancements(path));
     let all = outputs.iter().filter_map(|path| in_sidecar(path)).chain(checkpoints);
-    merge(all.filter(|own| own.has_keys_of(config)))
+    merge(all.filter(|own| own.has_keys_of(config, &system)))
 }
 
 /// Combines records of the same enhancer.
@@ -136,7 +159,8 @@ mod tests {
             enhanced: (*enhanced).into(),
             seed: 10,
         };
-        Enhancement::new(&Config::default(), prompts.iter().map(of).collect(), json!({"model": "m"}))
+        let (config, prompts) = (Config::default(), prompts.iter().map(of).collect());
+        Enhancement::new(&config, &SystemPrompt::built_in(&config), prompts, json!({"model": "m"}))
     }
 
     #[test]
@@ -169,5 +193,10 @@ mod tests {
         };
         assert_eq!([replaced("a", 10), replaced("a", 11), replaced("b", 10)], ["A", "a", "b"]);
         assert!(own.has_enhanced("A") && !own.has_enhanced("a"));
+        // An enhanced prompt that is another prompt of the run is not replaced again.
+        let resumed = enhancement(&[("a", "b"), ("b", "c"), ("d", "e")]).with_known(2);
+        let mut prompts = ["a", "b", "d"].map(String::from);
+        prompts.iter_mut().for_each(|prompt| resumed.replace(prompt, 10));
+        assert_eq!(prompts, ["a", "b", "e"]);
     }
 }

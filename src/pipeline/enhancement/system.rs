@@ -27,16 +27,13 @@ impl SystemPrompt {
     /// # Errors
     /// Returns an error if the file cannot be read or is empty.
     pub(super) fn read(config: &Config, origin: &Origin) -> Result<Self> {
-        let (name, built_in) = match config.request.images.is_empty() {
-            true => ("enhance_t2v.txt", TEXT_TO_VIDEO),
-            false => ("enhance_i2v.txt", IMAGE_TO_VIDEO),
-        };
+        let (name, _) = built_in(config);
         let file = match &config.enhance.system {
             Some(path) => Some(PathBuf::from(path)),
             None => model_folders(origin).into_iter().map(|folder| folder.join(name)).find(|file| file.is_file()),
         };
         let Some(path) = file else {
-            return Ok(SystemPrompt { text: built_in.trim().into(), source: format!("built-in {name}") });
+            return Ok(SystemPrompt::built_in(config));
         };
         let wrong = |reason: String| PipelineError::File { path: path.clone(), reason };
         let text = text_file::read(&path).map_err(|error| wrong(format!("cannot read the system prompt: {error}")))?;
@@ -46,8 +43,22 @@ impl SystemPrompt {
         }
     }
 
+    /// Returns the built-in system prompt for the inputs of a run.
+    pub(super) fn built_in(config: &Config) -> Self {
+        let (name, text) = built_in(config);
+        SystemPrompt { text: text.trim().into(), source: format!("built-in {name}") }
+    }
+
     pub(super) fn sha256(&self) -> String {
         hex::encode(Sha256::digest(&self.text))
+    }
+}
+
+/// Returns the file name and the text of the built-in system prompt.
+fn built_in(config: &Config) -> (&'static str, &'static str) {
+    match config.request.images.is_empty() {
+        true => ("enhance_t2v.txt", TEXT_TO_VIDEO),
+        false => ("enhance_i2v.txt", IMAGE_TO_VIDEO),
     }
 }
 

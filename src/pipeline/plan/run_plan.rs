@@ -122,7 +122,11 @@ impl RunPlan {
         if config.request.num_frames.count().is_some() {
             outputs::check_room(config, videos, &requests, model.sample_rate)?;
         }
-        plan.programs = plan.programs.dumping(videos.dump.is_some());
+        let longest_prompt = match &enhancer {
+            Some(enhancer) => enhancer.longest(&model.tokenizer, &config.distinct_prompts(&videos.jobs))?,
+            None => 0,
+        };
+        plan.programs = plan.programs.dumping(videos.dump.is_some()).enhancing(longest_prompt);
         (plan.requests, plan.inputs) = (requests, inputs(&longest)?);
         (plan.enhancer, plan.enhancement) = (enhancer, videos.recorded_enhancement());
         Ok((plan, model))

@@ -8,13 +8,16 @@ use super::PROGRAMS;
 pub use super::ProgramKind;
 use super::configs::ModelConfigs;
 use super::parameters::check_files;
+use super::prompt_enhancer::round_up;
 use crate::av::Av;
 use crate::config::{Config, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
+use crate::models::gemma::GenerationSpec;
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
 use crate::nn::{Build, Override};
+use crate::pipeline::enhancement::generation_spec;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::loras::differ_by_pass;
@@ -44,6 +47,8 @@ pub struct Programs {
     pub(super) diffusion: bool,
     /// Whether the text encoder's language model enhances prompts.
     pub(super) enhances_prompts: bool,
+    /// Sizes of the program that enhances a prompt.
+    pub(super) generation: GenerationSpec,
     /// Minimum number of videos per program call.
     rows: usize,
     /// Whether LoRAs give each of the two passes its own transformer weights.
@@ -138,6 +143,7 @@ impl Programs {
             let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
             Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
         });
+        let generation = generation_spec(config, &configs)?;
         Ok(Programs {
             configs,
             sizes,
@@ -149,6 +155,7 @@ impl Programs {
             values: false,
             diffusion,
             enhances_prompts: config.request.enhance_prompt && config.enhance.endpoint.is_none(),
+            generation,
             rows: 1,
             own_by_pass: second.is_some() && differ_by_pass(&config.model),
             second,
@@ -160,6 +167,19 @@ impl Programs {
     #[must_use]
     pub(crate) fn dumping(self, dump: bool) -> Self {
         Programs { values: dump, ..self }
+    }
+
+    /// Raises the size of the program that enhances prompts to that of a longer prompt. `tokens`: length of the run's
+    /// longest prompt, with the system prompt.
+    #[must_use]
+    pub(crate) fn enhancing(self, tokens: usize) -> Self {
+        let prompt_tokens = self.generation.prompt_tokens.max(tokens);
+        Programs { generation: round_up(GenerationSpec { prompt_tokens, ..self.generation }), ..self }
+    }
+
+    /// Returns the sizes of the program that enhances prompts; `None` if the run has none.
+    pub(crate) fn generation(&self) -> Option<GenerationSpec> {
+        self.enhances_prompts.then_some(self.generation)
     }
 
     /// Sets the minimum number of videos per program call.

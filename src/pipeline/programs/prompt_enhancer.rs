@@ -11,15 +11,6 @@ use crate::pipeline::runner::Runner;
 use crate::sampling::TorchRng;
 use crate::tensor::Tensor;
 
-/// Sizes of the program that is compiled ahead of time. A prompt with a system prompt of 4 kB has up to 1024 tokens.
-const AHEAD: GenerationSpec = GenerationSpec {
-    rows: 1,
-    prompt_tokens: 1024,
-    new_tokens: 512,
-    stop_tokens: STOP_TOKENS,
-    sampled: true,
-    no_repeat_ngram_size: 0,
-};
 /// Number of stop tokens that a program accepts; more are rounded up to a multiple of this number.
 const STOP_TOKENS: usize = 8;
 /// Smallest prompt size. Larger sizes are powers of two, which limits the number of programs to compile.
@@ -35,7 +26,7 @@ pub(super) const PROMPT_ENHANCER: ProgramDeclaration = ProgramDeclaration {
     phase: Phase::PromptEnhancer,
     runs: |run| run.enhances_prompts,
     request: |run| Ok(&run.first),
-    network: |spec| spec.run.configs.prompt_enhancer_program(&AHEAD, spec.build),
+    network: |spec| spec.run.configs.prompt_enhancer_program(&spec.run.generation, spec.build),
     single_run: Some(SingleRun {
         help: "`input_ids`, `attention_mask` to `tokens`, `lengths`",
         scalars: &["limit", "stop_tokens", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram_size"],
@@ -68,7 +59,15 @@ pub(super) const PROMPT_ENHANCER: ProgramDeclaration = ProgramDeclaration {
             Ok((network, inputs))
         },
         smallest: |configs, build| {
-            let spec = GenerationSpec { rows: 1, prompt_tokens: 8, new_tokens: 1, stop_tokens: 0, ..AHEAD };
+            let (sampled, no_repeat_ngram_size) = (true, 0);
+            let spec = GenerationSpec {
+                rows: 1,
+                prompt_tokens: 8,
+                new_tokens: 1,
+                stop_tokens: 0,
+                sampled,
+                no_repeat_ngram_size,
+            };
             configs.prompt_enhancer_program(&spec, build)
         },
     }),
@@ -92,6 +91,8 @@ pub(crate) struct TokenSampling {
 pub(crate) struct TextGeneration<'a> {
     /// Token ids of each prompt, with the special tokens of the chat template and without padding.
     pub prompts: &'a [Vec<i32>],
+    /// Smallest number of tokens to which prompts are padded.
+    pub padded_tokens: usize,
     /// Maximum number of tokens to generate for each prompt.
     pub max_new_tokens: usize,
     /// Tokens that end a text.
@@ -99,6 +100,17 @@ pub(crate) struct TextGeneration<'a> {
     pub sampling: TokenSampling,
     /// Length of the token sequences that must not occur twice in a prompt and its text; 0: no restriction.
     pub no_repeat_ngram_size: usize,
+}
+
+/// Rounds the sizes of a program up, so that prompts and texts of similar lengths run the same program. Rounding twice
+/// changes nothing.
+pub(crate) fn round_up(spec: GenerationSpec) -> GenerationSpec {
+    GenerationSpec {
+        prompt_tokens: spec.prompt_tokens.next_power_of_two().max(SHORTEST_PROMPT),
+        new_tokens: spec.new_tokens.next_multiple_of(NEW_TOKENS_UNIT),
+        stop_tokens: spec.stop_tokens.next_multiple_of(STOP_TOKENS),
+        ..spec
+    }
 }
 
 impl Default for TokenSampling {
@@ -137,14 +149,14 @@ impl TextGeneration<'_> {
     /// Returns the sizes of a program that generates up to `most` tokens.
     fn spec(&self, most: usize) -> GenerationSpec {
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(0);
-        GenerationSpec {
+        round_up(GenerationSpec {
             rows: self.prompts.len(),
-            prompt_tokens: longest.next_power_of_two().max(SHORTEST_PROMPT),
-            new_tokens: most.next_multiple_of(NEW_TOKENS_UNIT),
-            stop_tokens: self.stop_tokens.len().next_multiple_of(STOP_TOKENS),
+            prompt_tokens: longest.max(self.padded_tokens),
+            new_tokens: most,
+            stop_tokens: self.stop_tokens.len(),
             sampled: self.sampling.temperature > 0.0,
             no_repeat_ngram_size: self.no_repeat_ngram_size,
-        }
+        })
     }
 
     /// Returns the token ids, padded on the left, and their mask, both `[prompts, tokens]`.

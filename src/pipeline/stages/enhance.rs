@@ -39,7 +39,7 @@ pub(in crate::pipeline) fn enhance_all(
         tracing::info!("enhanced prompt: {}", own.enhanced.split_whitespace().collect::<Vec<_>>().join(" "));
         prompts.push(own);
     }
-    let enhancement = enhancer.record(config, prompts);
+    let enhancement = enhancer.record(config, prompts).with_known(known.map_or(0, |known| known.prompts.len()));
     for job in jobs.iter_mut().filter(|job| !is_enhanced(&job.prompt)) {
         enhancement.replace(&mut job.prompt, seed);
     }
@@ -50,7 +50,7 @@ pub(in crate::pipeline) fn enhance_all(
 ///
 /// # Errors
 /// Returns an error if the endpoint gives no usable answer; in all processes.
-pub(crate) fn ask(enhancer: &Enhancer, prompt: &str, seed: u64, group: Option<&Arc<Group>>) -> Result<EnhancedPrompt> {
+pub(in crate::pipeline) fn ask(enhancer: &Enhancer, prompt: &str, seed: u64, group: Option<&Arc<Group>>) -> Result<EnhancedPrompt> {
     let Some(group) = group else { return enhancer.ask(prompt, seed) };
     let own = match group.id() {
         0 => match enhancer.ask(prompt, seed) {

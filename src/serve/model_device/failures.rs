@@ -29,6 +29,18 @@ fn by_kind(error: &PipelineError) -> RunError {
             let why = "the prompt could not be enhanced; try again later, or set enhance_prompt to false";
             job("enhancement_failed", why.into())
         }
+        PipelineError::Given { key: "request.enhance_prompt", source }
+            if matches!(**source, PipelineError::Runtime(RuntimeError::OutOfMemory { .. })) =>
+        {
+            RunError::Job(Failure::field(
+                "too_large",
+                "enhance_prompt",
+                "the device ran out of memory while it enhanced the prompt; set enhance_prompt to false",
+            ))
+        }
+        PipelineError::Given { key: "request.prompt", .. } => {
+            RunError::Job(Failure::field("invalid_value", "prompt", of_given(error, "prompt")))
+        }
         PipelineError::Given { key: "request.enhance_prompt", .. } => {
             let field = "enhance_prompt";
             RunError::Job(Failure::field("unsupported_parameter", field, of_given(error, field)))
@@ -264,6 +276,8 @@ mod tests {
             ("request.video", "invalid_video", "input_video"),
             ("request.audio", "invalid_audio", "input_audio"),
             ("request.num_frames", "too_large", "num_frames"),
+            ("request.prompt", "invalid_value", "prompt"),
+            ("request.enhance_prompt", "unsupported_parameter", "enhance_prompt"),
         ] {
             let given = PipelineError::Given { key, source: Box::new(PipelineError::Usage("cut off".into())) };
             let RunError::Job(failure) = classify(&given) else { panic!("{key}") };

@@ -1,6 +1,7 @@
 //! Runs the pipeline as a device of the server: converts batches into requests, plans the programs for a shape before
 //! its first job, and passes videos to the finisher thread.
 
+mod enhancement;
 mod failures;
 mod figures;
 mod files;
@@ -12,8 +13,7 @@ mod video_output;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -26,9 +26,9 @@ use super::job::{AcceptedJob, JobPhase};
 use crate::config::{Config, Decoder, Lora, NumFrames, Reference, Sidecar};
 use crate::media::Mp4Options;
 use crate::models::tokenizer::BosRule;
-use crate::pipeline::enhancement::{EnhancedPrompt, Enhancement, Enhancer};
+use crate::pipeline::enhancement::Enhancer;
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every, recorded_enhancement};
+use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every};
 use crate::pipeline::output::report::RunReport;
 use crate::pipeline::output::sidecar::sidecar;
 use crate::pipeline::output::writer::UnwrittenVideo;
@@ -41,19 +41,17 @@ use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::{Job, RunVideos};
 use crate::pipeline::programs::configs::bos_rule;
 use crate::pipeline::stages::batch::videos_at_once;
-use crate::pipeline::stages::{duration, enhance};
+use crate::pipeline::stages::duration;
 use crate::pipeline::{Generated, Phase, PipelineError, Session, one_line};
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
+use enhancement::KeptAnswers;
 use figures::Counts;
 use files::InputFolder;
 pub use process_group::follow;
 use process_group::{DeviceCall, SentBatch, ServerProcesses};
 use shapes::PreparedShapes;
 use video_output::ModelVideo;
-
-/// Interval at which a batch that waits for a chat server is checked for cancellation.
-const POLL: Duration = Duration::from_millis(200);
 
 /// Target duration of a device call. It is short, so that a cancelled job stops soon.
 const CALL: Duration = Duration::from_millis(50);
@@ -99,6 +97,8 @@ struct ModelDevice {
     /// Models that were read with other settings, kept for later jobs.
     others: Vec<(ModelReadSettings, OpenModel)>,
     counts: Counts,
+    /// Enhanced prompts of jobs whose batch failed.
+    answers: KeptAnswers,
     /// Receiver of previews. `None`: this process does not serve clients.
     previews: Option<PreviewSink>,
 }
@@ -145,6 +145,7 @@ impl ModelDevice {
             reading: reading(&plain),
             others: Vec::new(),
             counts: Counts::default(),
+            answers: KeptAnswers::default(),
             previews: None,
             session,
             process_group,
@@ -157,7 +158,7 @@ impl ModelDevice {
         &mut self,
         order: &JobBatch,
         is_warm_up: bool,
-        tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
+        watch: &mut StopWatch,
     ) -> Result<PreparedBatch, PipelineError> {
         let started = Instant::now();
         let Some(first) = order.jobs.first() else {
@@ -185,17 +186,17 @@ impl ModelDevice {
         self.read_as(&config)?;
         self.session.runner.model.verify(&config)?;
         if config.model.loras != self.loras.0 || config.model.lora_merge != self.loras.1 {
-            tell(JobPhase::Loading)?;
+            watch.check(JobPhase::Loading)?;
             let since = Instant::now();
             self.session.runner.executor.keep_loras(Loras::open(&config.model)?)?;
             self.counts.lora_switches.push(since.elapsed());
             self.loras = (config.model.loras.clone(), config.model.lora_merge);
         }
         let group = self.process_group.group().cloned();
-        let enhancement = self.enhance(order, &config, &mut jobs, is_warm_up, tell)?;
+        let enhancement = self.enhance(order, &config, &mut jobs, is_warm_up, watch)?;
         let is_predicted = config.request.num_frames.count().is_none();
         if is_predicted {
-            tell(JobPhase::TextEncoder)?;
+            watch.check(JobPhase::TextEncoder)?;
         }
         let resolved = duration::resolve_on(&mut self.session.runner, &config, &jobs)?;
         let resolved = match resolved {
@@ -203,7 +204,8 @@ impl ModelDevice {
             None => ResolvedConfig::from(&config),
         };
         let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
-        plan.set_enhanced(enhancement, &jobs);
+        plan.programs = plan.programs.enhancing(enhancement.longest);
+        plan.set_enhanced(enhancement.record, &jobs);
         plan.choose_encoder(group.as_deref())?;
         if let Some(round_trip) = plan.round_trip.clone() {
             self.session.versions["h264"] = Value::from(round_trip.to_string());
@@ -224,8 +226,8 @@ impl ModelDevice {
         }
         give(&plan.config, &mut plan.requests)?;
         check_input_files(&plan.requests)?;
-        if !self.shapes.is_planned(&shape, &plan.config, rows) {
-            tell(JobPhase::Compiling)?;
+        if !self.shapes.is_planned(&shape, &plan, rows) {
+            watch.check(JobPhase::Compiling)?;
         }
         // Read these files before the device runs, so that an error wastes no computation.
         let model = self.session.runner.model.identity(&plan.config)?;
@@ -237,45 +239,6 @@ impl ModelDevice {
             warnings.push("the prompt was enhanced without the images: the enhancer reads only text".into());
         }
         Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings, model })
-    }
-
-    /// Enhances the prompts of a batch's jobs, each with the seed of its job. A resumed batch uses the prompts that its
-    /// checkpoint records. A warm-up does not ask an endpoint. `None`: the jobs request no enhancement.
-    fn enhance(
-        &mut self,
-        order: &JobBatch,
-        config: &Config,
-        jobs: &mut [Job],
-        is_warm_up: bool,
-        tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
-    ) -> Result<Option<Enhancement>, PipelineError> {
-        let given = |source| PipelineError::Given { key: "request.enhance_prompt", source: Box::new(source) };
-        let runner = &mut self.session.runner;
-        let enhancer = Enhancer::new(config, &runner.model.configs, Some(&runner.model.tokenizer)).map_err(given)?;
-        let Some(enhancer) = enhancer.filter(|enhancer| enhancer.needs_devices() || !is_warm_up) else {
-            return Ok(None);
-        };
-        let known = order.steps.as_ref().filter(|_| order.resume).and_then(|path| recorded_enhancement(path));
-        let known = known.filter(|known| known.has_keys_of(config));
-        let mut prompts = Vec::new();
-        for job in jobs {
-            let seed = config.enhance.seed.unwrap_or(job.seed);
-            let found = known.as_ref().and_then(|known| known.find(&job.prompt, seed)).cloned();
-            let enhanced = match found {
-                Some(enhanced) => enhanced,
-                None => {
-                    tell(JobPhase::PromptEnhancer)?;
-                    match (enhancer.needs_devices(), self.process_group.group()) {
-                        (true, _) => enhancer.generate(&mut self.session.runner, &job.prompt, seed)?,
-                        (false, None) => ask_until_stopped(&enhancer, &job.prompt, seed, tell)?,
-                        (false, group) => enhance::ask(&enhancer, &job.prompt, seed, group)?,
-                    }
-                }
-            };
-            job.prompt.clone_from(&enhanced.enhanced);
-            prompts.push(enhanced);
-        }
-        Ok(Some(enhancer.record(config, prompts)))
     }
 
     /// Replaces the current model by one that is read with the settings of a configuration, unless the current model
@@ -412,21 +375,17 @@ impl ModelDevice {
         watch: BatchWatch,
     ) -> Result<Vec<Box<dyn GeneratedVideo>>, BatchFailure> {
         self.counts.begin(&mut self.session.runner.executor);
-        let (mut stopped, process_group) = (None, self.process_group.clone());
-        let mut tell = |stage: JobPhase| match process_group.decide(watch(StepProgress { stage, step: 0, steps: 1 })) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(stop) => {
-                stopped = Some(stop);
-                Err(PipelineError::Interrupted(0, 0))
-            }
-        };
-        let prepared = self.prepare(order, false, &mut tell);
+        let processes = self.process_group.clone();
+        let mut stop = StopWatch { watch: &mut *watch, processes, stopped: None };
+        let prepared = self.prepare(order, false, &mut stop);
+        let stopped = stop.stopped;
         let mut work = prepared.map_err(|error| BatchFailure { error, stopped })?;
         work.chunk = chunk;
         let videos = self.make(order, &mut work, false, watch);
         self.shapes.used(&work.shape, self.session.runner.executor.used());
         let videos = videos?;
         self.shapes.took(&work.shape, work.rows, &videos);
+        self.answers.finish(order);
         Ok(self.finish(order, work, videos))
     }
 
@@ -454,28 +413,34 @@ impl ModelDevice {
     }
 }
 
-/// Asks the endpoint on another thread, so that the batch can be stopped while it waits. The answer to a stopped batch is
-/// discarded.
-fn ask_until_stopped(
-    enhancer: &Enhancer,
-    prompt: &str,
-    seed: u64,
-    tell: &mut dyn FnMut(JobPhase) -> Result<(), PipelineError>,
-) -> Result<EnhancedPrompt, PipelineError> {
-    let (send, answer) = mpsc::channel();
-    let (own, text) = (enhancer.clone(), prompt.to_string());
-    // Sending fails if the batch was stopped.
-    let ask = move || drop(send.send(own.ask(&text, seed)));
-    let fail = |error: std::io::Error| PipelineError::Enhancement(format!("cannot start a thread: {error}"));
-    thread::Builder::new().name("enhance".into()).spawn(ask).map_err(fail)?;
-    loop {
-        match answer.recv_timeout(POLL) {
-            Ok(enhanced) => return enhanced,
-            Err(mpsc::RecvTimeoutError::Timeout) => tell(JobPhase::PromptEnhancer)?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(PipelineError::Enhancement("the thread that asked the chat server failed".into()));
-            }
-        }
+/// Checks whether a batch is stopped, before its videos are generated.
+struct StopWatch<'a> {
+    watch: BatchWatch<'a>,
+    processes: ServerProcesses,
+    /// Why the batch was stopped.
+    stopped: Option<Stop>,
+}
+
+impl StopWatch<'_> {
+    /// Reports the stage of the batch.
+    ///
+    /// # Errors
+    /// Returns an error in all processes if process 0 stops the batch.
+    fn check(&mut self, stage: JobPhase) -> Result<(), PipelineError> {
+        let own = self.poll(stage);
+        self.follow(self.processes.decide(own))
+    }
+
+    /// Reports the stage of the batch, and returns the decision of this process.
+    fn poll(&mut self, stage: JobPhase) -> ControlFlow<Stop> {
+        (self.watch)(StepProgress { stage, step: 0, steps: 1 })
+    }
+
+    /// Turns a decision to stop into an error.
+    fn follow(&mut self, decision: ControlFlow<Stop>) -> Result<(), PipelineError> {
+        let ControlFlow::Break(stop) = decision else { return Ok(()) };
+        self.stopped = Some(stop);
+        Err(PipelineError::Interrupted(0, 0))
     }
 }
 
@@ -590,7 +555,9 @@ impl ModelDevice {
     /// Runs a batch with one step per denoising pass and discards the results.
     fn run_once(&mut self, order: &JobBatch) -> Result<(), RunError> {
         self.counts.begin(&mut self.session.runner.executor);
-        let mut work = self.prepare(order, true, &mut |_| Ok(())).map_err(BatchFailure::from)?;
+        let go_on = &mut |_: StepProgress| ControlFlow::Continue(());
+        let mut stop = StopWatch { watch: go_on, processes: ServerProcesses::default(), stopped: None };
+        let mut work = self.prepare(order, true, &mut stop).map_err(BatchFailure::from)?;
         match self.make(order, &mut work, true, &mut |_| ControlFlow::Continue(())) {
             // After a single step, the values may contain NaN or infinity.
             Ok(_) | Err(BatchFailure { error: PipelineError::NotFinite(_), .. }) => {}

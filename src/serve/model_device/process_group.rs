@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::super::job::AcceptedJob;
@@ -61,6 +62,14 @@ impl SentBatch {
         let removed = self.files.keys().try_for_each(|name| inputs(device).remove(name));
         called.and(removed)
     }
+}
+
+/// What process 0 sends to the other processes while they wait for another server.
+#[derive(Serialize, Deserialize)]
+enum SharedAnswer<T> {
+    Answer(Result<T, String>),
+    Cancelled,
+    Draining,
 }
 
 /// The processes of a server; `None` if there is only one.
@@ -124,6 +133,34 @@ impl ServerProcesses {
             // If the coordination store is unreachable, this process will exit soon.
             Ok(_) | Err(_) => ControlFlow::Break(Stop::Draining),
         }
+    }
+
+    /// Returns whether this process sends the requests of all processes to other servers.
+    pub(super) fn asks(&self) -> bool {
+        !self.are_several() || self.is_first()
+    }
+
+    /// Returns the answer of process 0, or its decision to stop, in all processes.
+    ///
+    /// # Errors
+    /// Returns an error if the coordination store is unreachable.
+    pub(super) fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        own: ControlFlow<Stop, Result<T, String>>,
+    ) -> Result<ControlFlow<Stop, Result<T, String>>, PipelineError> {
+        let Some(group) = &self.0 else { return Ok(own) };
+        let bug = |error: serde_json::Error| PipelineError::Bug(error.to_string());
+        let own = match own {
+            ControlFlow::Continue(answer) => SharedAnswer::Answer(answer),
+            ControlFlow::Break(Stop::Cancelled) => SharedAnswer::Cancelled,
+            ControlFlow::Break(Stop::Draining) => SharedAnswer::Draining,
+        };
+        let all = group.all_gather(&serde_json::to_string(&own).map_err(bug)?)?;
+        Ok(match serde_json::from_str(&all[0]).map_err(bug)? {
+            SharedAnswer::Answer(answer) => ControlFlow::Continue(answer),
+            SharedAnswer::Cancelled => ControlFlow::Break(Stop::Cancelled),
+            SharedAnswer::Draining => ControlFlow::Break(Stop::Draining),
+        })
     }
 
     /// Fails unless all processes completed a call with the same outcome. If they differed, the next calls would differ

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Config, Generated, Phase, PipelineError};
+use super::{Generated, Phase, PipelineError};
 use crate::pipeline::plan::memory::{self, FittedPlan};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::runner::Runner;
@@ -29,16 +29,18 @@ struct ShapePlans {
 }
 
 /// Returns a key that distinguishes the plans for one shape. It contains the batch size, the number of frames, which
-/// may be predicted, and the LoRAs, whose memory use depends on the stages that they apply to.
-fn plan_key(config: &Config, rows: usize) -> String {
+/// may be predicted, the LoRAs, whose memory use depends on the stages that they apply to, and the program that enhances
+/// prompts.
+fn plan_key(plan: &RunPlan, rows: usize) -> String {
+    let config = &plan.config;
     let loras: Vec<_> = config.model.loras.iter().map(|lora| (&lora.path, &lora.stages)).collect();
-    format!("{rows} {:?} {loras:?}", config.request.num_frames)
+    format!("{rows} {:?} {loras:?} {:?}", config.request.num_frames, plan.programs.generation())
 }
 
 impl PreparedShapes {
-    /// Returns whether there is a memory plan for a configuration of the shape.
-    pub(super) fn is_planned(&self, shape: &str, config: &Config, rows: usize) -> bool {
-        self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(config, rows)))
+    /// Returns whether there is a memory plan for a run of the shape.
+    pub(super) fn is_planned(&self, shape: &str, plan: &RunPlan, rows: usize) -> bool {
+        self.0.get(shape).is_some_and(|known| known.plans.contains_key(&plan_key(plan, rows)))
     }
 
     /// Makes the runner use the memory plan for a configuration of the shape. If there is no plan yet, compiles the
@@ -51,7 +53,7 @@ impl PreparedShapes {
         runner: &mut Runner,
         group: Option<&Arc<Group>>,
     ) -> Result<(), PipelineError> {
-        let key = plan_key(&plan.config, rows);
+        let key = plan_key(plan, rows);
         let known = self.0.get(shape).and_then(|known| known.plans.get(&key));
         let planned = match known {
             Some(planned) => planned.clone(),
