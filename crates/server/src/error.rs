@@ -84,12 +84,15 @@ pub struct Failure {
 pub const OUT_OF_FILES: &str = "out_of_files";
 
 /// Failure codes of jobs. Each has the HTTP status of a synchronous request whose job fails with the code.
-pub const FAILURES: [(&str, u16); 11] = [
+pub const FAILURES: [(&str, u16); 14] = [
     ("cancelled", 409),
     ("too_large", 400),
     ("invalid_image", 400),
     ("invalid_video", 400),
     ("invalid_audio", 400),
+    ("invalid_value", 400),
+    ("unsupported_parameter", 400),
+    ("enhancement_failed", 500),
     ("not_finite", 500),
     ("device_error", 500),
     ("crashed", 500),
