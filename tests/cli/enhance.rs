@@ -77,7 +77,7 @@ fn dry_run_asks_endpoint_once_per_distinct_prompt() {
     assert_eq!(messages[0], json!({"role": "system", "content": built_in.trim()}));
     assert_eq!(messages[1], json!({"role": "user", "content": "user prompt: a fox"}));
     assert_eq!((&first.body["model"], &first.body["max_tokens"]), (&json!("stand-in"), &json!(512)));
-    assert_eq!((&first.body["temperature"], &first.body["seed"]), (&json!(0.7), &json!(10)));
+    assert_eq!((first.body.get("temperature"), first.body.get("top_p"), &first.body["seed"]), (None, None, &json!(10)));
 
     // The system prompt is a file, greedy requests have no seed, and no key is sent without enhance.key_env.
     let system = folder.path().join("system.txt");
@@ -88,6 +88,19 @@ fn dry_run_asks_endpoint_once_per_distinct_prompt() {
     let request = server.requests().pop().expect("a request");
     assert_eq!((&request.body["messages"][0]["content"], &request.body["seed"]), (&json!("Be brief."), &Value::Null));
     assert!(!request.head.to_lowercase().contains("authorization"), "{}", request.head);
+    assert_eq!(request.body["temperature"], json!(0.0));
+
+    // A server that refuses max_tokens gets the newer option; a seed fits in a signed number; reasoning is removed.
+    let refusal =
+        json!({"error": {"message": "'max_tokens' is not supported; use 'max_completion_tokens'"}}).to_string();
+    let newer =
+        ChatServer::start([Answer::Raw("400 Bad Request", refusal), Answer::Text("<think>Hm.</think>\nA cat.")]);
+    let keys = [&newer.keys("enhance.top_p=0.5")[..], &["enhance.seed=18446744073709551615".into()]].concat();
+    assert_eq!(succeed(&["-c", TINY, "-p", "a cat", "--enhance-prompt", "--dry-run"], &keys), "A cat.\n");
+    let requests = newer.requests();
+    let options = |at: usize| ["max_tokens", "max_completion_tokens"].map(|key| requests[at].body.get(key).cloned());
+    assert_eq!((requests.len(), options(0), options(1)), (2, [Some(json!(512)), None], [None, Some(json!(512))]));
+    assert_eq!((&requests[1].body["top_p"], &requests[1].body["seed"]), (&json!(0.5), &json!(i64::MAX)));
 
     // Without request.enhance_prompt, the endpoint of a file is not contacted.
     let file = folder.path().join("own.yml");
@@ -101,6 +114,7 @@ fn dry_run_asks_endpoint_once_per_distinct_prompt() {
 #[needs(nothing)]
 fn endpoint_faults_are_one_line_with_a_remedy() {
     let elsewhere = ChatServer::start([Answer::Text("stolen")]);
+    let not_utf8 = vec![b'"', 0xff, b'"'];
     let wrong = |body: Value| Answer::Raw("200 OK", body.to_string());
     let error = |message: &str| json!({"error": {"message": message, "type": "x"}}).to_string();
     let server = ChatServer::start([Answer::Text("")]);
@@ -110,6 +124,8 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
             Answer::Raw("200 OK", "<html>hello</html>".into()),
             "the answer is not JSON: <html>hello</html>; enhance.endpoint must",
         ),
+        (Answer::Raw("200 OK", "a".repeat((1 << 20) + 1)), "the answer is larger than 1 MiB; enhance.endpoint must"),
+        (Answer::Bytes(not_utf8), "the answer is not UTF-8; enhance.endpoint must"),
         (wrong(json!({"object": "list"})), "the answer has no choices: {\"object\":\"list\"}; enhance.endpoint must"),
         (wrong(json!({"choices": [{"message": {"content": 3}}]})), "the answer's first choice has no text: "),
         (Answer::Text(" \n"), "the model stand-in answered without text; rephrase the prompt"),
@@ -237,6 +253,79 @@ fn unusable_enhancement_settings_are_refused() {
     assert!(said.contains("this command does not enhance prompts"), "{said}");
 }
 
+/// Each run with this model compiles text generation with the same sizes.
+#[needs(cpu)]
+fn text_encoder_run_uses_the_prompts_of_its_dry_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let model = copy_model(folder.path(), true);
+    std::fs::write(at("system.txt"), "Be brief.\n").expect("written");
+    std::fs::write(at("prompts.txt"), "a fox\na dog\n").expect("written");
+    let system = utf8(&at("system.txt")).to_string();
+    let keys = [
+        format!("model.path={model}"),
+        "request.enhance_prompt=true".into(),
+        "enhance.max_new_tokens=12".into(),
+        format!("enhance.system={system}"),
+        format!("runtime.compile_cache={}", support::programs().display()),
+    ];
+    let prompts = utf8(&at("prompts.txt")).to_string();
+    let both = ["-c", support::tiny(), "--prompts", &prompts];
+    let plan = |arguments: &[&str], keys: &[String]| -> Value {
+        let dry = succeed(&[arguments, &["--dry-run", "--json"]].concat(), keys);
+        serde_json::from_str::<Value>(&dry).expect("JSON")["prompts"].clone()
+    };
+    let planned = plan(&both, &keys);
+    let all = planned.as_array().expect("prompts");
+    assert_eq!([&all[0]["prompt"], &all[1]["prompt"]], [&json!("a fox"), &json!("a dog")]);
+    assert_ne!(all[0]["enhanced"], all[1]["enhanced"]);
+
+    succeed(&[&both[..], &["-o", utf8(&at("videos"))]].concat(), &keys);
+    let sidecar = |name: &str| json_of(&at("videos").join(name));
+    let runs = [sidecar("0000_10.json"), sidecar("0001_10.json")];
+    for (run, own) in runs.iter().zip(all) {
+        assert_eq!(run["enhancement"]["prompts"], json!([own]));
+        let request = &run["config"]["request"];
+        assert_eq!((&request["prompt"], &request["enhance_prompt"]), (&own["enhanced"], &json!(false)));
+    }
+    // A sidecar lists the programs since the sidecar before it.
+    assert!(!runs[0]["programs"]["prompt_enhancer"].is_null(), "{}", runs[0]["programs"]);
+    let enhancer = &runs[0]["enhancement"]["enhancer"];
+    assert_eq!((&enhancer["max_new_tokens"], &enhancer["temperature"]), (&json!(12), &json!(0.7)));
+    assert_ne!(runs[0]["sha256"], runs[1]["sha256"]);
+
+    // A repeated run has the same bits and the same record, and generates no text.
+    succeed(&["-c", utf8(&at("videos/0001_10.json")), "-o", utf8(&at("again.mp4"))], &[]);
+    let again = json_of(&at("again.json"));
+    assert_eq!((&again["sha256"], &again["enhancement"]), (&runs[1]["sha256"], &runs[1]["enhancement"]));
+    assert_eq!(again["programs"].get("prompt_enhancer"), None);
+
+    // The prompts of later clips are enhanced too, and an enhanced prompt does not depend on the other prompts.
+    let mut chained = keys.to_vec();
+    chained.extend(["request.num_frames=17".into(), "request.chain={clip: 9, overlap: 1, prompts: [a dog]}".into()]);
+    assert_eq!(plan(&["-c", support::tiny(), "-p", "a fox"], &chained), planned);
+
+    // An interrupted run resumes with the prompt of its checkpoint. A changed system prompt is enhanced again.
+    let output = at("steps.mp4");
+    let run = |resume: bool, stop: Option<usize>| {
+        let set = keys.iter().cloned().chain(["request.prompt=a fox".into()]).collect();
+        let given = CliOverrides { files: vec![support::tiny().into()], set, ..CliOverrides::default() };
+        let mut config = load(&given).expect("a configuration").config;
+        config.output.path = Some(utf8(&output).into());
+        config.sampler.progress_every = ltx2::config::ProgressEvery::Steps(1);
+        let options = GenerateOptions { checkpoint_every: Some(1), resume, ..GenerateOptions::default() };
+        let made = generate(&config, options, None, &mut Interrupt(stop)).map_err(|error| error.to_string());
+        made.map(|made| made[0].frames_sha256.clone())
+    };
+    assert!(run(false, Some(2)).expect_err("interrupted").starts_with("interrupted after"));
+    std::fs::write(&system, "Be long.\n").expect("written");
+    let error = run(true, None).expect_err("another request");
+    assert!(error.contains("prompt"), "{error}");
+    std::fs::write(&system, "Be brief.\n").expect("written");
+    assert_eq!(json!(run(true, None).expect("resumes")), runs[0]["sha256"]["frames"]);
+    assert_eq!(json_of(&at("steps.json"))["enhancement"], runs[0]["enhancement"]);
+}
+
 /// Interrupts a run after a number of denoising steps.
 struct Interrupt(Option<usize>);
 
@@ -267,7 +356,7 @@ fn repeated_and_resumed_runs_use_recorded_prompts() {
     assert!(!sidecar.to_string().contains(KEY));
     assert_eq!(server.requests().len(), 1);
 
-    // A repeated run has the same bits and the same record, and asks nobody.
+    // A repeated run has the same bits and the same record, and sends no request.
     succeed(&["-c", utf8(&at("first.json")), "-o", utf8(&again)], &[]);
     let repeated = json_of(&at("again.json"));
     assert_eq!((&repeated["sha256"], &repeated["enhancement"]), (&sidecar["sha256"], record));

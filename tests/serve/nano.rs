@@ -242,6 +242,21 @@ fn enhanced_job_equals_job_with_the_enhanced_prompt() {
     assert_eq!(failure.code, "enhancement_failed");
     assert!(!failure.message.contains("secret") && !failure.message.contains("127.0.0.1"), "{}", failure.message);
 
+    // Only the job whose prompt failed asks again when the jobs of its batch run one by one.
+    let refused = Answer::Raw("500 Internal Server Error", "secret".into());
+    chat.answers([Answer::Text("A blue ball."), refused, Answer::Text("A dog.")]);
+    let jobs = ["a ball", "a dog"].map(|prompt| {
+        let prompt = format!("request.prompt={prompt}");
+        server.job("small", &[&prompt, "request.enhance_prompt=true", "request.seed=3"], &[])
+    });
+    chat.requests();
+    let failed = server.device.run(&order(&jobs), &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(failed, Err(RunError::Job(failure)) if failure.code == "enhancement_failed"));
+    assert_eq!(chat.requests().len(), 2);
+    assert_eq!(server.make(&jobs[0]).hashes(), enhanced.hashes());
+    assert!(chat.requests().is_empty(), "the answer is kept");
+    assert_eq!(server.make(&jobs[1]).produced.enhanced_prompt.as_deref(), Some("A dog."));
+
     // A job that waits for the chat server can be cancelled.
     chat.answer(Answer::Silence(Duration::from_secs(15)));
     let (since, mut reports) = (Instant::now(), 0);

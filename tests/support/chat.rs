@@ -15,6 +15,8 @@ pub enum Answer {
     Text(&'static str),
     /// A status and a body.
     Raw(&'static str, String),
+    /// The status 200 and these bytes.
+    Bytes(Vec<u8>),
     /// A redirect to this URL.
     Redirect(String),
     /// No answer for this time.
@@ -57,9 +59,14 @@ impl ChatServer {
         ChatServer { base, answers, requests }
     }
 
-    /// Replaces the answers.
+    /// Replaces the answers by one.
     pub fn answer(&self, answer: Answer) {
-        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = [answer].into();
+        self.answers([answer]);
+    }
+
+    /// Replaces the answers.
+    pub fn answers(&self, answers: impl IntoIterator<Item = Answer>) {
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = answers.into_iter().collect();
     }
 
     /// Returns the requests since the last call.
@@ -92,10 +99,11 @@ fn answer(
     let (status, location, body) = match next.expect("an answer") {
         Answer::Text(text) => {
             let message = json!({"role": "assistant", "content": text});
-            ("200 OK", None, json!({"choices": [{"message": message, "finish_reason": "stop"}]}).to_string())
+            ("200 OK", None, json!({"choices": [{"message": message, "finish_reason": "stop"}]}).to_string().into())
         }
-        Answer::Raw(status, body) => (status, None, body),
-        Answer::Redirect(url) => ("307 Temporary Redirect", Some(url), String::new()),
+        Answer::Raw(status, body) => (status, None, body.into_bytes()),
+        Answer::Bytes(body) => ("200 OK", None, body),
+        Answer::Redirect(url) => ("307 Temporary Redirect", Some(url), Vec::new()),
         Answer::Silence(time) => {
             std::thread::sleep(time);
             return Ok(());
@@ -106,5 +114,5 @@ fn answer(
     let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n{location}\r\n");
     let mut stream = stream;
     stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    stream.write_all(&body)
 }

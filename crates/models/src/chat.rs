@@ -3,16 +3,8 @@
 
 /// Tokens of the chat formats. They have no effect in the texts of users, even if a tokenizer does not declare them as
 /// special tokens.
-pub(crate) const CONTROL_TOKENS: [&str; 8] = [
-    "<bos>",
-    "<eos>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|turn>",
-    "<turn|>",
-    "<|channel>",
-    "<channel|>",
-];
+pub(crate) const CONTROL_TOKENS: [&str; 8] =
+    ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"];
 
 /// Part of a chat, encoded separately from the other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -102,7 +102,9 @@ impl Endpoint {
             self.fail(format!("the answer cannot be read: {error}; {slow}"))
         })?;
         let wrong = |what: &str| {
-            self.fail(format!("the answer is {what}; enhance.endpoint must be the base URL of an OpenAI-compatible chat API"))
+            self.fail(format!(
+                "the answer is {what}; enhance.endpoint must be the base URL of an OpenAI-compatible chat API"
+            ))
         };
         if bytes.len() as u64 > MAX_ANSWER_BYTES {
             return Err(wrong("larger than 1 MiB"));

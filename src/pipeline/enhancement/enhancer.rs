@@ -226,16 +226,8 @@ impl Enhancer {
         };
         check_prompt(prompt)?;
         let ids = self.encode(chat.format, &runner.model.tokenizer, prompt)?;
-        let Sampling { max_new_tokens, temperature, top_k, top_p, .. } = self.sampling;
-        let sampling = TokenSampling { temperature: temperature as f32, top_k, top_p: top_p as f32, seed };
-        let generated = runner.generate_text(&TextGeneration {
-            prompts: &[ids],
-            padded_tokens: padded_tokens(&self.system.text),
-            max_new_tokens,
-            stop_tokens: &chat.stop_tokens,
-            sampling,
-            no_repeat_ngram_size: chat.format.no_repeat_ngram_size,
-        })?;
+        let generated = runner.generate_text(&self.generation(chat, &[ids], seed))?;
+        let max_new_tokens = self.sampling.max_new_tokens;
         let answer = generated.first().map(Vec::as_slice).unwrap_or_default();
         if answer.len() >= max_new_tokens {
             tracing::warn!("the enhanced prompt was cut off after {max_new_tokens} tokens (enhance.max_new_tokens)");
@@ -244,6 +236,19 @@ impl Enhancer {
         let reasoning = chat.format.end_of_reasoning().and_then(|token| tokenizer.special_id(token));
         let start = answer.iter().rposition(|id| Some(*id) == reasoning).map_or(0, |at| at + 1);
         self.finish(prompt, &tokenizer.decode(&answer[start..])?, seed)
+    }
+
+    /// Describes the generation of enhanced prompts. `prompts`: token ids of chats.
+    fn generation<'a>(&self, chat: &'a TextEncoderChat, prompts: &'a [Vec<i32>], seed: u64) -> TextGeneration<'a> {
+        let Sampling { max_new_tokens, temperature, top_k, top_p, .. } = self.sampling;
+        TextGeneration {
+            prompts,
+            padded_tokens: padded_tokens(&self.system.text),
+            max_new_tokens,
+            stop_tokens: &chat.stop_tokens,
+            sampling: TokenSampling { temperature: temperature as f32, top_k, top_p: top_p as f32, seed },
+            no_repeat_ngram_size: chat.format.no_repeat_ngram_size,
+        }
     }
 
     fn finish(&self, prompt: &str, answer: &str, seed: u64) -> Result<EnhancedPrompt> {
@@ -409,6 +414,40 @@ fn read_generation_config(path: &Path, vocabulary: usize) -> Result<(Vec<i32>, S
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{CliOverrides, load};
+    use crate::pipeline::programs::build::Programs;
+
+    #[test]
+    fn compiled_program_is_the_one_that_runs() {
+        for (preset, keys) in [
+            ("ltx2", &[][..]),
+            ("ltx2_3", &["enhance.temperature=0", "enhance.max_new_tokens=700"]),
+            ("ltx2_5", &[]),
+            ("ltx2_5", &["enhance.temperature=0.5"]),
+        ] {
+            let set = keys.iter().map(|key| (*key).to_string()).chain(["request.enhance_prompt=true".into()]).collect();
+            let loaded = load(&CliOverrides { files: vec![preset.into()], set, ..CliOverrides::default() });
+            let config = loaded.expect("a configuration").config;
+            let programs = Programs::from_config(&config, None).expect("programs");
+            let format =
+                ModelConfigs::from(Origin::find(&config).expect("a model")).text_encoder().expect("one").chat();
+            let chat = TextEncoderChat { format, stop_tokens: vec![1, 106], folder: PathBuf::new() };
+            let enhancer = Enhancer {
+                system: SystemPrompt::built_in(&config),
+                message: ["user prompt: ", ""],
+                sampling: Sampling::new(&config.enhance, format),
+                source: PromptSource::TextEncoder(Box::new(chat.clone())),
+            };
+            let sizes = |tokens: usize| enhancer.generation(&chat, &[vec![5; tokens]], 3).spec().prompt_tokens;
+            let prompts = [vec![5; 600]];
+            let run = enhancer.generation(&chat, &prompts, 3).spec();
+            assert_eq!(programs.generation().expect("text generation"), run, "{preset} {keys:?}");
+            // A longer prompt of a run has a program of its own, for which the plan reserves memory.
+            assert_eq!(sizes(400), sizes(600));
+            let longer = programs.enhancing(2000).generation().expect("text generation");
+            assert_eq!((sizes(2000), longer.prompt_tokens), (2048, 2048));
+        }
+    }
 
     #[test]
     fn generation_config_gives_stop_tokens_and_sampling() {

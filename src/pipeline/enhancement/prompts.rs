@@ -50,12 +50,7 @@ fn keys(config: &Config, system: &SystemPrompt) -> Value {
 
 impl Enhancement {
     /// Creates the record of a run's prompts. `enhancer`: text encoder or endpoint, system prompt and sampling.
-    pub(super) fn new(
-        config: &Config,
-        system: &SystemPrompt,
-        prompts: Vec<EnhancedPrompt>,
-        enhancer: Value,
-    ) -> Self {
+    pub(super) fn new(config: &Config, system: &SystemPrompt, prompts: Vec<EnhancedPrompt>, enhancer: Value) -> Self {
         Enhancement { prompts, enhancer, keys: keys(config, system), known: 0 }
     }
 

@@ -146,8 +146,13 @@ impl TokenSampling {
 }
 
 impl TextGeneration<'_> {
+    /// Returns the sizes of the program that runs.
+    pub(crate) fn spec(&self) -> GenerationSpec {
+        self.spec_up_to(self.max_new_tokens)
+    }
+
     /// Returns the sizes of a program that generates up to `most` tokens.
-    fn spec(&self, most: usize) -> GenerationSpec {
+    fn spec_up_to(&self, most: usize) -> GenerationSpec {
         let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(0);
         round_up(GenerationSpec {
             rows: self.prompts.len(),
@@ -214,7 +219,7 @@ impl Runner {
 
     /// Prepares the program that generates text of up to `most` tokens, with all of its inputs.
     pub(crate) fn text_generator(&mut self, generation: &TextGeneration, most: usize) -> Result<Call<'static>> {
-        let spec = generation.spec(most);
+        let spec = generation.spec_up_to(most);
         let sizes = [
             spec.rows,
             spec.prompt_tokens,

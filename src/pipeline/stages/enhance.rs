@@ -50,7 +50,12 @@ pub(in crate::pipeline) fn enhance_all(
 ///
 /// # Errors
 /// Returns an error if the endpoint gives no usable answer; in all processes.
-pub(in crate::pipeline) fn ask(enhancer: &Enhancer, prompt: &str, seed: u64, group: Option<&Arc<Group>>) -> Result<EnhancedPrompt> {
+pub(in crate::pipeline) fn ask(
+    enhancer: &Enhancer,
+    prompt: &str,
+    seed: u64,
+    group: Option<&Arc<Group>>,
+) -> Result<EnhancedPrompt> {
     let Some(group) = group else { return enhancer.ask(prompt, seed) };
     let own = match group.id() {
         0 => match enhancer.ask(prompt, seed) {
