@@ -147,6 +147,7 @@ impl TokenSampling {
 
 impl TextGeneration<'_> {
     /// Returns the sizes of the program that runs.
+    #[cfg(test)]
     pub(crate) fn spec(&self) -> GenerationSpec {
         self.spec_up_to(self.max_new_tokens)
     }
