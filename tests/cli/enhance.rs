@@ -302,7 +302,7 @@ fn text_encoder_run_uses_the_prompts_of_its_dry_run() {
 
     // The prompts of later clips are enhanced too, and an enhanced prompt does not depend on the other prompts.
     let mut chained = keys.to_vec();
-    chained.extend(["request.num_frames=17".into(), "request.chain={clip: 9, overlap: 1, prompts: [a dog]}".into()]);
+    chained.extend(["request.num_frames=25".into(), "request.chain={clip: 17, overlap: 9, prompts: [a dog]}".into()]);
     assert_eq!(plan(&["-c", support::tiny(), "-p", "a fox"], &chained), planned);
 
     // An interrupted run resumes with the prompt of its checkpoint. A changed system prompt is enhanced again.
