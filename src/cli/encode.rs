@@ -91,7 +91,7 @@ fn read_frames(file: &Checkpoint) -> anyhow::Result<Option<Frames>> {
     let video: Array5<f32> = shaped(path, "video", video.into_f32())?;
     match video.len_of(Axis(0)) {
         1 => Ok(Some(Frames::from_video(video.index_axis(Axis(0), 0))?)),
-        count => bail!("{}: video has {count} videos, not one", path.display()),
+        count => bail!("{}: the tensor 'video' contains {count} videos; encode needs exactly one", path.display()),
     }
 }
 

@@ -12,8 +12,8 @@ use crate::config::load;
 use crate::pipeline::programs::build::ProgramKind;
 use crate::tune::{BUDGET, DiagnoseRequest, DiagnosisReport, diagnose, diagnosis_text};
 
-/// Lists the tensor, sharding rule and reason of each collective, then compiles single-rule layout changes and ranks
-/// them.
+/// Lists the tensor, sharding rule and reason of each collective, then compiles candidate layout changes and ranks them
+/// by predicted time.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "Examples:
   ltx2 why -c ltx2 --layout before-385 --target tpu:v5p:2x2x2

@@ -557,26 +557,25 @@ with_defaults! {
 }
 
 with_defaults! {
-    /// Prompt enhancement, which `request.enhance_prompt` enables. Null sampling values: those of the model generation.
-    /// LTX-2.0 and LTX-2.3: temperature 0.7 and 512 tokens; LTX-2.5: temperature 0 and 600 tokens. An endpoint uses its
-    /// own temperature and top-p instead.
+    /// Prompt enhancement, which `request.enhance_prompt` enables.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Enhance {
         /// Text file with the system prompt. Null: `enhance_t2v.txt` or, with conditioning images, `enhance_i2v.txt` in
         /// the model's folder or its `text_encoder` folder, otherwise the built-in prompt.
         pub system: Option<String> = None,
-        /// Maximum number of tokens of an enhanced prompt.
+        /// Maximum number of tokens of an enhanced prompt. Null: 600 for LTX-2.5, otherwise 512.
         #[schemars(range(min = 1, max = 4096))]
         pub max_new_tokens: Option<usize> = None,
-        /// Sampling temperature; 0 always selects the most likely token.
+        /// Sampling temperature; 0 always selects the most likely token. Null: 0 for LTX-2.5, otherwise 0.7; with
+        /// `endpoint`, the server's default.
         #[schemars(range(min = 0, max = 2))]
         pub temperature: Option<f64> = None,
         /// Number of most likely tokens to sample from; 0 samples from all. Null: from the text encoder's
-        /// `generation_config.json`.
+        /// `generation_config.json`. Not supported with `endpoint`.
         pub top_k: Option<usize> = None,
         /// Samples from the most likely tokens whose probabilities add up to this value. Null: from the text encoder's
-        /// `generation_config.json`.
+        /// `generation_config.json`; with `endpoint`, the server's default.
         #[schemars(range(min = 0, max = 1))]
         pub top_p: Option<f64> = None,
         /// Random seed; null uses `request.seed`.
@@ -584,7 +583,7 @@ with_defaults! {
         /// Base URL of an OpenAI-compatible chat server that enhances the prompts, such as `http://localhost:8080/v1`.
         /// Null: the text encoder enhances them.
         pub endpoint: Option<String> = None,
-        /// Name of the endpoint's model.
+        /// Name of the endpoint's model; required with `endpoint`.
         pub model: Option<String> = None,
         /// Name of the environment variable with the endpoint's API key. Null sends no key.
         pub key_env: Option<String> = None,

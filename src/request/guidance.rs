@@ -26,8 +26,9 @@ pub(super) fn scales(config: &Config) -> Av<GuidanceScales> {
     }
 }
 
-/// Returns, for each stream, the overrides in `by_sigma` and the number of steps that reuse a prediction. Input audio
-/// has no overrides and reuses no predictions.
+/// Returns the `by_sigma` entries and `skip` (the number of steps after each predicted step that reuse its prediction) of
+/// each stream. A stream without its own value uses the other stream's. Input audio has no guidance, so it gets the
+/// default.
 fn guidance_steps(config: &Config) -> Av<GuidanceSteps> {
     let (video, audio) = (&config.guidance.video, &config.guidance.audio);
     let both = Av { video: (video, audio), audio: (audio, video) };

@@ -8,7 +8,7 @@ use crate::analysis::LoopLevel;
 use crate::config::LayoutSource;
 use crate::nn::{Axis, ContextParallelKind, Override, Role, Rule};
 
-/// A layout in which one rule is changed.
+/// A layout in which rules, overrides or the context parallelism are changed.
 #[derive(Clone, Debug)]
 pub(crate) struct LayoutVariant {
     /// The change, in the syntax of a layout file.

@@ -128,7 +128,7 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
         (Answer::Bytes(not_utf8), "the answer is not UTF-8; enhance.endpoint must"),
         (wrong(json!({"object": "list"})), "the answer has no choices: {\"object\":\"list\"}; enhance.endpoint must"),
         (wrong(json!({"choices": [{"message": {"content": 3}}]})), "the answer's first choice has no text: "),
-        (Answer::Text(" \n"), "the model stand-in answered without text; rephrase the prompt"),
+        (Answer::Text(" \n"), "the model stand-in returned an empty answer; rephrase the prompt"),
         (
             wrong(json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]})),
             "raise enhance.max_new_tokens",

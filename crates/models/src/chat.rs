@@ -1,8 +1,8 @@
 //! Chat formats of the Gemma families: how a system prompt and a user's message become the tokens that the model
 //! continues.
 
-/// Tokens of the chat formats. They have no effect in the texts of users, even if a tokenizer does not declare them as
-/// special tokens.
+/// Special tokens of the chat formats. In prompts, they are encoded as ordinary text, even if a tokenizer does not
+/// declare them as special tokens.
 pub(crate) const CONTROL_TOKENS: [&str; 8] =
     ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"];
 
@@ -24,12 +24,12 @@ pub struct ChatFormat {
     pub turn: [&'static str; 2],
     /// Whether the system prompt has its own turn. If not, it is the start of the user's turn.
     has_system_turn: bool,
-    /// Tokens around the model's reasoning. If the tokenizer has them, the text ends with an empty reasoning, so that
-    /// the answer starts immediately. `None`: the family does not reason.
+    /// Tokens that start and end the model's reasoning. If the tokenizer has them, the chat ends with an empty reasoning
+    /// block, so that the model answers immediately. `None`: the family does not reason.
     reasoning: Option<[&'static str; 2]>,
     /// Number of BOS tokens at the start.
     bos: usize,
-    /// Length of n-grams that an answer does not repeat; 0: no restriction.
+    /// Length of token sequences that must not occur twice in the chat and its answer; 0: no restriction.
     pub no_repeat_ngram_size: usize,
 }
 
@@ -77,7 +77,7 @@ impl ChatFormat {
         parts
     }
 
-    /// Returns the token after which the answer starts, if the model writes its reasoning first.
+    /// Returns the token that ends the model's reasoning. `None`: the family does not reason.
     pub fn end_of_reasoning(&self) -> Option<&'static str> {
         self.reasoning.map(|[_, end]| end)
     }

@@ -3,8 +3,9 @@
 /// End of the reasoning of models that write it into their answers.
 const END_OF_REASONING: &str = "</think>";
 
-/// Removes everything up to the last end of a reasoning. Replaces typographic quotes, dashes, primes and no-break spaces by ASCII, and removes everything before the first
-/// letter, such as markup or the number of a list item. An answer without letters keeps its start.
+/// Removes the reasoning, that is, everything up to the last `</think>`. Replaces typographic quotes, dashes, primes and
+/// no-break spaces by ASCII. Then removes everything before the first letter, such as markup or a list number; text
+/// without letters is only trimmed.
 pub(super) fn clean(answer: &str) -> String {
     let answer = answer.rsplit_once(END_OF_REASONING).map_or(answer, |(_, answer)| answer);
     let plain: String = answer.chars().map(plain).collect();

@@ -150,10 +150,10 @@ impl Endpoint {
         };
         if content.trim().is_empty() {
             let why = match choice["finish_reason"].as_str() {
-                Some("length") => "it reached enhance.max_new_tokens before its answer; raise enhance.max_new_tokens",
-                _ => "rephrase the prompt, or use another enhance.model",
+                Some("length") => "used all tokens before its answer; raise enhance.max_new_tokens",
+                _ => "returned an empty answer; rephrase the prompt, or use another enhance.model",
             };
-            return Err(self.fail(format!("the model {} answered without text; {why}", self.model)));
+            return Err(self.fail(format!("the model {} {why}", self.model)));
         }
         if choice["finish_reason"] == "length" {
             tracing::warn!("{}: the enhanced prompt was cut off at enhance.max_new_tokens", self.url);
@@ -183,9 +183,7 @@ impl Endpoint {
             message => format!(": {message}"),
         };
         let cure = match (status, &self.variable) {
-            (300..=399, _) => {
-                "the API key is not sent to another address; set enhance.endpoint to the final URL".into()
-            }
+            (300..=399, _) => "redirects are not followed; set enhance.endpoint to the final URL".into(),
             (401 | 403, Some(name)) => {
                 format!("put a valid API key into the environment variable {name} (enhance.key_env)")
             }
@@ -242,8 +240,8 @@ fn read_key(name: &str, base: &str) -> std::result::Result<String, String> {
              non-ASCII characters, so it is not an API key; correct it"
         )),
         _ => Err(format!(
-            "enhance.key_env: the environment variable {name} is not set; set it to the API key of {base}, or remove \
-             enhance.key_env if the server needs no key"
+            "enhance.key_env: the environment variable {name} is not set, empty or not UTF-8; set it to the API key \
+             of {base}, or remove enhance.key_env if the server needs no key"
         )),
     }
 }

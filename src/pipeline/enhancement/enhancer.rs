@@ -33,7 +33,7 @@ const BYTES_PER_TOKEN: usize = 4;
 /// Largest number of tokens of a prompt that a server enhances, without the system prompt.
 pub(crate) const MAX_SERVED_TOKENS: usize = 1024;
 
-/// Number of tokens and sampling of an enhanced prompt.
+/// Token limit and sampling options of an enhanced prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sampling {
     pub(super) max_new_tokens: usize,
@@ -263,7 +263,7 @@ impl Enhancer {
                 false => "change enhance.seed or enhance.temperature",
             };
             return Err(PipelineError::Enhancement(format!(
-                "the language model answered without text; rephrase the prompt, {change}, or set request.enhance_prompt \
+                "the language model returned an empty answer; rephrase the prompt, {change}, or set request.enhance_prompt \
                  to false"
             )));
         }
@@ -418,7 +418,7 @@ mod tests {
     use crate::pipeline::programs::build::Programs;
 
     #[test]
-    fn compiled_program_is_the_one_that_runs() {
+    fn compiled_text_generation_has_the_sizes_of_the_run() {
         for (preset, keys) in [
             ("ltx2", &[][..]),
             ("ltx2_3", &["enhance.temperature=0", "enhance.max_new_tokens=700"]),
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_config_gives_stop_tokens_and_sampling() {
+    fn generation_config_sets_stop_tokens_and_sampling_and_rejects_invalid_values() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(GENERATION_CONFIG);
         let read = |text: &str| {

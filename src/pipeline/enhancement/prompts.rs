@@ -32,7 +32,7 @@ pub struct Enhancement {
     /// Configuration keys that determine the enhancement, and the hash of the system prompt. A resumed run reuses the
     /// prompts if they are the same.
     keys: Value,
-    /// Number of the first prompts that an earlier run has enhanced.
+    /// Number of leading entries of `prompts` that an earlier run enhanced.
     #[serde(skip)]
     known: usize,
 }

@@ -54,7 +54,7 @@ impl SystemPrompt {
     }
 }
 
-/// Returns the file name and the text of the built-in system prompt.
+/// Returns the built-in system prompt for a request, and the name of the file with which a model's folder overrides it.
 fn built_in(config: &Config) -> (&'static str, &'static str) {
     match config.request.images.is_empty() {
         true => ("enhance_t2v.txt", TEXT_TO_VIDEO),

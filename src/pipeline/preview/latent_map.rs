@@ -6,9 +6,9 @@ use crate::media::Frames;
 
 /// Cells that the map reads for each latent cell: the cell itself, then its neighbours along time, rows and columns.
 const NEIGHBOURS: [[isize; 3]; 7] = [[0, 0, 0], [-1, 0, 0], [1, 0, 0], [0, -1, 0], [0, 1, 0], [0, 0, -1], [0, 0, 1]];
-/// Height and width of decoded frames relative to those of a preview.
+/// Factor by which previews are smaller than the decoded video, along height and width.
 const REDUCTION: usize = 8;
-/// Weight of the regularisation, in cells.
+/// Ridge regularization: value added to the diagonal of the Gram matrix.
 const RIDGE: f64 = 1.0;
 
 /// Sizes of a latent cell in the decoded video and in a preview.
@@ -51,7 +51,7 @@ impl CellSize {
     }
 }
 
-/// Returns the values that the map reads for each cell of the normalised latents `[C, F, H, W]`, `[F·H·W, features]`.
+/// Returns the values that the map reads for each cell of the normalized latents `[C, F, H, W]`, `[F·H·W, features]`.
 /// Neighbours outside the video are 0.
 fn features(latents: ArrayView4<f32>) -> Array2<f32> {
     let (c, f, h, w) = latents.dim();
@@ -112,7 +112,7 @@ impl MapStatistics {
         MapStatistics { cell, cells: 0, gram, cross }
     }
 
-    /// Adds the cells of a video. `latents`: normalised latents `[C, F, H, W]`; `frames`: the result of
+    /// Adds the cells of a video. `latents`: normalized latents `[C, F, H, W]`; `frames`: the result of
     /// [`CellSize::shown_frames`] for the frames decoded from them.
     pub(crate) fn add(&mut self, latents: ArrayView4<f32>, frames: &Frames) {
         let (_, all, h, w) = latents.dim();
@@ -198,7 +198,7 @@ pub(crate) struct LatentMap {
 }
 
 impl LatentMap {
-    /// Returns the frames of the normalised latents `[C, F, H, W]`: one for each latent frame.
+    /// Returns the frames of the normalized latents `[C, F, H, W]`: one for each latent frame.
     pub(crate) fn frames(&self, latents: ArrayView4<f32>) -> Frames {
         let ((c, f, h, w), p) = (latents.dim(), self.cell.patch());
         let cells = latents.as_standard_layout().into_shape_with_order((c, f * h * w)).expect("cells of every channel");
@@ -267,7 +267,7 @@ mod tests {
         assert!(off <= Some(3), "{off:?}");
     }
 
-    /// The product of features and weights, of which `LatentMap::frames` computes parts.
+    /// `LatentMap::frames` adds one product per neighbour.
     #[test]
     fn frames_equal_product_of_features_and_weights() {
         let (map, latents) = (known_map(), latents(3, [3, 2, 4]));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn singular_or_infinite_sums_have_no_solution() {
+    fn solve_rejects_singular_and_nan_matrices() {
         let ones = Array2::from_elem((2, 2), 1.0);
         assert_eq!(solve(ones.clone(), ones.clone()), None);
         assert_eq!(solve(Array2::from_elem((2, 2), f64::NAN), ones.clone()), None);

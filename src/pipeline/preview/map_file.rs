@@ -44,7 +44,7 @@ impl MapFile {
         if says("format") != FORMAT || says("decoder") != self.key {
             return Err(fail("belongs to another decoder or version"));
         }
-        let cells = says("cells").parse().map_err(|_| fail("the number of cells is missing"))?;
+        let cells = says("cells").parse().map_err(|_| fail("the number of cells is missing or invalid"))?;
         let sums = |name: &str| -> Result<Array2<f64>> { fixed::<_, Ix2>(f64_values(file.get(name)?.to_tensor()?)) };
         let read = MapStatistics { cell: self.cell, cells, gram: sums("gram")?, cross: sums("cross")? };
         let empty = MapStatistics::new(self.cell);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn given_map_is_checked_against_the_model() {
+    fn map_with_wrong_shape_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("map.safetensors");
         let write = |weight: &[usize], bias: &[usize]| {

@@ -44,7 +44,7 @@ pub struct PreviewOptions {
     pub decoder: Option<PathBuf>,
     /// Folder in which fitted maps are stored. `None`: they are kept in memory only.
     pub folder: Option<PathBuf>,
-    /// Index of the clip of a chained video.
+    /// Index of the clip of a chained video. `None`: the video is not chained.
     pub clip: Option<usize>,
     /// Receiver of the previews.
     pub sink: PreviewSink,

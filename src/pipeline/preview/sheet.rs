@@ -10,11 +10,13 @@ use image::{ExtendedColorType, RgbImage};
 use crate::media::Frames;
 use crate::pipeline::error::{PipelineError, Result};
 
-/// Maximum number of frames of a sheet for a client of the server, and of pixels along each side of the sheet.
+/// Maximum number of frames of a JPEG sheet.
 const MAX_FRAMES: usize = 16;
+/// Maximum width and height of a JPEG sheet in pixels.
 const MAX_SIDE: u32 = 768;
-/// Maximum size of a JPEG sheet in bytes, and the qualities that are tried until a sheet is small enough.
+/// Maximum size of a JPEG sheet in bytes.
 const MAX_BYTES: usize = 64 << 10;
+/// JPEG qualities, tried in this order until the sheet is small enough.
 const QUALITIES: [u8; 3] = [82, 60, 35];
 
 /// A contact sheet as a JPEG file. Its frames all have the same size; they are in rows, the first in the upper left
@@ -66,7 +68,8 @@ pub fn webp(frames: &Frames) -> Result<Vec<u8>> {
     Ok(bytes.into_inner())
 }
 
-/// Returns at most 16 evenly spaced frames as a JPEG file of at most 64 KiB.
+/// Returns at most 16 evenly spaced frames as a JPEG file of at most 64 KiB and 768 pixels along each side. Reduces the
+/// quality, then the size, to fit.
 ///
 /// # Errors
 /// Returns the encoder's error.

@@ -59,7 +59,7 @@ pub(crate) struct TokenLayout {
 }
 
 impl TokenLayout {
-    /// Unpacks tokens `[b, n, c]` to normalised latents `[b, C, F, H, W]`.
+    /// Unpacks tokens `[b, n, c]` to normalized latents `[b, C, F, H, W]`.
     pub(crate) fn latents(&self, tokens: &Array3<f32>) -> Result<Array5<f32>> {
         let shape = VideoShape { batch: tokens.dim().0, ..self.shape };
         Ok(self.grid.unpack(tokens.slice(s![.., ..self.own, ..]), &shape)?)
@@ -68,7 +68,7 @@ impl TokenLayout {
 
 /// Latents and the frames decoded from them, to which the map is fitted.
 pub(crate) struct DecodedTask {
-    /// Normalised latents `[b, C, F, H, W]`.
+    /// Normalized latents `[b, C, F, H, W]`.
     pub(crate) latents: Array5<f32>,
     /// Decoded frames of each video, one for each latent frame
     /// ([`CellSize::shown_frames`](super::latent_map::CellSize::shown_frames)).
@@ -125,7 +125,7 @@ impl PreviewThread {
         self.shared.changed.notify_one();
     }
 
-    /// Adds decoded frames to those to which the map is fitted. The map of the following previews is fitted to them.
+    /// Queues latents and their decoded frames for fitting the map. Later previews use the refitted map.
     pub(crate) fn decoded(&self, task: DecodedTask) {
         self.shared.lock().decoded.push_back(task);
         self.shared.changed.notify_one();
@@ -218,7 +218,7 @@ impl Worker {
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         known.add_weighted(&own, 1.0);
         if let Some(Err(error)) = file.as_ref().map(|file| file.write(&known)) {
-            tracing::warn!("cannot store the map for previews, the next run fits it again: {}", one_line(&error));
+            tracing::warn!("cannot store the preview map, so the next run must fit it again: {}", one_line(&error));
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Previews {
     cell: CellSize,
     /// Whether the map is fitted further by this run.
     learns: bool,
-    /// Whether there was anything to fit the map to before this run.
+    /// Whether a map is available: passed by the user, or fitted to earlier videos or to a prediction of this run.
     is_fitted: bool,
     /// Whether predictions of this run were decoded in the second half of a pass, so that the map fits this video.
     is_tuned: bool,
@@ -51,7 +51,8 @@ pub(crate) struct Previews {
     decoder: [usize; 3],
     /// Format in which the decoder's program returns frames.
     pixels: Pixels,
-    /// Whether a tile of the video is decoded with a program that takes other inputs than latents.
+    /// Whether the diffusion decoder decodes the video in tiles. Its tile program takes features instead of latents, so
+    /// predictions are not decoded.
     decodes_features: bool,
     /// Whether a preview has failed; no more are then shown.
     has_failed: bool,
@@ -59,15 +60,17 @@ pub(crate) struct Previews {
     is_grouped: bool,
 }
 
-/// Host copy of a call of the denoising loop that a preview needs.
+/// Values of a finished call of the denoising loop that a preview needs.
 pub(crate) struct FinishedCall<'a> {
     /// Number of finished evaluations, before and after the call.
     pub(crate) evaluations: [usize; 2],
+    /// Video latents before the call, as tokens.
     pub(crate) before: &'a Tensor,
+    /// Video latents after the call, as tokens.
     pub(crate) after: &'a Tensor,
-    /// Tensors that the loop carries.
+    /// State of the loop, on the devices.
     pub(crate) carried: &'a [ShardedTensor],
-    /// Noise of the call's evaluations of the video stream. `None`: the sampler uses no noise.
+    /// Video noise of the call's evaluations. `None`: the sampler uses no noise.
     pub(crate) noise: Option<Tensor>,
 }
 
@@ -82,7 +85,8 @@ pub(crate) struct PreviewSchedule {
 
 impl PreviewSchedule {
     /// Creates the schedule of a pass with `steps` steps and `evaluations` evaluations, with a preview every `every`
-    /// steps and after the last one. `isolates`: whether calls may contain several steps.
+    /// steps and after the last one. `isolates`: whether the last evaluation before a preview
+    /// needs its own call.
     fn new(steps: usize, evaluations: usize, every: usize, isolates: bool) -> Self {
         let in_step = evaluations / steps.max(1);
         let at = (1..=steps).filter(|step| step % every == 0 || *step == steps);
@@ -169,7 +173,7 @@ impl Previews {
         let last = second.as_ref().unwrap_or(&first);
         let shapes = Shapes::from_request(&runner.model.sizes, last)?;
         if !shapes.denoised().video || !request.decodes_video() {
-            tracing::info!("previews: this run generates no video, so it shows none");
+            tracing::info!("no previews: this run generates no video");
             return Ok(None);
         }
         let cell = cell_size(&runner.model);
@@ -286,7 +290,7 @@ impl Previews {
         !self.is_fitted || (is_late && !self.is_tuned && runner.executor.keeps_all())
     }
 
-    /// Returns the part of normalised latents `[b, C, F, H, W]` that the decoder's program takes: the first frames, at
+    /// Returns the part of normalized latents `[b, C, F, H, W]` that the decoder's program takes: the first frames, at
     /// the center. `None`: the latents are smaller.
     fn cropped(&self, latents: &Array5<f32>) -> Option<Array5<f32>> {
         let [f, h, w] = self.decoder;
@@ -298,7 +302,7 @@ impl Previews {
         Some(latents.slice(s![.., .., ..f, y..y + h, x..x + w]).to_owned())
     }
 
-    /// Decodes normalised latents with the run's decoder.
+    /// Decodes normalized latents with the run's decoder.
     fn decode(&self, runner: &mut Runner, latents: Array5<f32>) -> Result<DecodedTask> {
         let mut video = latents.clone();
         runner.model.statistics.video.denormalize(&mut video, 1)?;
@@ -322,7 +326,8 @@ impl Previews {
         DecodedTask { frames: frames.map(|all| self.cell.shown_frames(all, count)).collect(), latents }
     }
 
-    /// Adds the finished videos to those to which the map is fitted. `latents`: un-normalised latents `[b, C, F, H,
+    /// Adds the latents and frames of the finished videos to the data to which the map is fitted. `latents`:
+    /// un-normalized latents `[b, C, F, H,
     /// W]`.
     pub(crate) fn finish<'f>(
         self,
@@ -349,7 +354,7 @@ fn fitted_source(runner: &mut Runner, options: &PreviewOptions, cell: CellSize, 
     let file = folder.map(|folder| MapFile::new(folder, &key, cell));
     let known = runner.preview_maps.entry(key).or_insert_with(|| {
         let stored = file.as_ref().map_or(Ok(None), MapFile::read).unwrap_or_else(|error| {
-            tracing::warn!("previews: the stored map is fitted again: {}", one_line(&error));
+            tracing::warn!("previews: cannot use the stored map, so a new one is fitted: {}", one_line(&error));
             None
         });
         Arc::new(Mutex::new(stored.unwrap_or_else(|| MapStatistics::new(cell))))

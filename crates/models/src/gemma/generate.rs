@@ -48,7 +48,7 @@ pub(crate) type Attend<'a> = &'a dyn Fn(&Params, &LayerAttention, &[Value]) -> (
 pub(crate) trait LanguageModel {
     fn stack(&self) -> Stack;
 
-    /// Number of earlier tokens that sliding-window layers see, including the token itself.
+    /// Size of the sliding window in tokens, including the current token.
     fn window(&self) -> usize;
 
     /// Returns the shapes of keys and values, and for each layer the index of its shape.
@@ -81,7 +81,7 @@ pub(crate) fn with_caches(
     [vec![h], caches.into_inner()].concat()
 }
 
-/// Key/value cache of all layers, `[rows, kv_heads, tokens, dim]` for each layer. In a loop over layers, the caches of
+/// Layout of the key/value caches: `[rows, kv_heads, tokens, dim]` for each layer. In a loop over layers, the caches of
 /// all layers with the same shape are stacked.
 struct Cache {
     shapes: Vec<Heads>,
@@ -173,7 +173,7 @@ impl Cache {
     }
 }
 
-/// Builds the program that `TextEncoder::generator` describes.
+/// Builds the text generation program; `TextEncoder::generator` describes its inputs and outputs.
 pub(crate) fn program(model: &dyn LanguageModel, spec: &GenerationSpec, build: &Build) -> Result<Network> {
     let p = Params::new("prompt_enhancer", COMPONENT, build).generating();
     let generator = Generator::new(model, spec, &p);
@@ -293,7 +293,7 @@ impl<'a> Generator<'a> {
         (self.logits(&h.slice(1, tokens - 1, tokens)), state)
     }
 
-    /// Runs the model on the token before number `step` of each text. Returns the logits after it, and the caches.
+    /// Runs the model on the latest token of each text. Returns the logits for token `step`, and the updated caches.
     fn next(&self, step: &Value, texts: &Value, caches: &[Value]) -> (Value, Vec<Value>) {
         let (p, b) = (self.p, self.p.builder());
         let at = step + (self.spec.prompt_tokens as f64 - 1.0);

@@ -18,9 +18,9 @@ const BLOCK: usize = 64;
 const MOST_BLOCKS: usize = 256;
 /// Features of a head that one program of the second kernel combines.
 const PART: usize = 32;
-/// Largest number of query heads of a key/value head.
+/// Maximum number of query heads per key/value head.
 const MOST_GROUPED: usize = 8;
-/// Head dimensions: powers of two up to the second number.
+/// Minimum and maximum head dimension, which must be a power of two.
 const DIMS: [usize; 2] = [64, 512];
 const WARPS: usize = 8;
 /// Lower bound of the maximum of a block's scores, so that no difference of scores is NaN.
@@ -40,9 +40,9 @@ pub struct RowAttention<'a> {
     pub values: &'a Value,
     /// Position of the token in the cache, an i32 scalar.
     pub at: &'a Value,
-    /// Number that is added to the scores of each cached token, f32 `[tokens]` with leading dimensions of size 1.
+    /// Bias added to the score of each cached token, f32 `[tokens]` with leading dimensions of size 1.
     pub bias: &'a Value,
-    /// Factor of the scores.
+    /// Scale of the scores.
     pub scale: f64,
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct RowProduct<'a> {
 pub(crate) struct RowWeight<'a> {
     /// Weight `[out…, in]`.
     pub(crate) weight: &'a Value,
-    /// Number of results of the same size. If more than 1, it is the first dimension of the weight.
+    /// Number of equally sized results into which the product is split. If greater than 1, the weight is
+    /// `[parts, out…, in]`.
     pub(crate) parts: usize,
 }
 
