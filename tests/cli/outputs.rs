@@ -132,7 +132,6 @@ fn existing_outputs_are_rejected_before_opening_model() {
         ("output.sidecar", "a.json"),
         ("output.save_audio", "s.wav"),
         ("output.save_frames", "frames/frame_00007.png"),
-        ("output.preview_every", "a.mp4.preview/step_002.webp"),
         ("--dump", "d.safetensors"),
         ("--perf-json", "p.json"),
     ];
@@ -150,6 +149,10 @@ fn existing_outputs_are_rejected_before_opening_model() {
         assert_eq!(folder.contents(), before, "{name}");
         fs::remove_file(folder.path(name)).expect("removed");
     }
+    // Previews of a failed run do not block the next one.
+    fs::write(folder.path("a.mp4.preview/step_002.webp"), "old").expect("written");
+    let error_of_model = error(1, &mut folder.ltx2(&base));
+    assert!(error_of_model.contains("no/such/model"), "{error_of_model}");
     let twice = ["--perf-json", "./d.safetensors", "--dump", "d.safetensors", "--force"];
     let error = error(2, &mut folder.ltx2(&[&base[..7], &twice].concat()));
     assert!(error.starts_with("error: --dump and --perf-json write to the same place"), "{error}");

@@ -217,9 +217,7 @@ pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("contains frames of another video", "remove them with --force");
             }
-            PREVIEWS if has_video(videos, path) && !preview_files::files_in(path)?.is_empty() => {
-                return refuse("contains previews of another video", "remove them with --force");
-            }
+            // Previews without a video are those of a run that failed; they are replaced.
             FRAMES | PREVIEWS => {}
             CHECKPOINT if videos.outputs.iter().any(|video| is_kept(video)) => {
                 let what = "or clips of an interrupted run exist";
@@ -230,11 +228,6 @@ pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns whether the video of a folder for previews exists.
-fn has_video(videos: &RunVideos, folder: &Path) -> bool {
-    videos.outputs.iter().any(|video| preview_files::folder_of(video) == folder && video.exists())
 }
 
 /// Returns whether `video` is a video of this run whose existing sidecar records the same request.
