@@ -84,7 +84,8 @@ impl Endpoint {
             if status.is_success() {
                 return self.content(&text?);
             }
-            let text = text.unwrap_or_default();
+            // The error then has the status alone.
+            let text = text.ok().unwrap_or_default();
             // OpenAI's reasoning models refuse the older option.
             if is_last || status.as_u16() != 400 || !text.contains(name) {
                 return Err(self.refused(status.as_u16(), &status.to_string(), &text));
@@ -175,7 +176,8 @@ impl Endpoint {
 
     /// Returns the error for a status other than success. `body`: the answer.
     fn refused(&self, status: u16, name: &str, body: &str) -> PipelineError {
-        let parsed: Value = serde_json::from_str(body).unwrap_or_default();
+        // An answer that is not JSON is quoted as it is.
+        let parsed: Value = serde_json::from_str(body).ok().unwrap_or_default();
         let texts = [&parsed["error"]["message"], &parsed["error"], &parsed["message"], &parsed["detail"]];
         let message = texts.into_iter().find_map(Value::as_str).unwrap_or(body);
         let message = match self.shown(message) {
