@@ -58,7 +58,7 @@ fn preview_psnr(preview: &Preview, decoded: &Frames) -> f64 {
 /// The full test runs 20 prompts with the usual number of steps.
 #[needs(cpu)]
 fn previews_resemble_decoded_frames() {
-    let (count, steps, every) = if full() { (20, 20, 5) } else { (3, 6, 2) };
+    let (count, steps, every) = if full() { (20, 20, 5) } else { (1, 6, 2) };
     let folder = tempfile::tempdir().expect("a folder");
     let mut studio = ClipSession::open("nano", &[&format!("sampler.steps={steps}")]);
     let shown = Shown::default();
@@ -94,7 +94,8 @@ fn stored_cells(folder: &Path) -> usize {
     file.metadata("cells").and_then(|cells| cells.parse().ok()).expect("a number of cells")
 }
 
-#[needs(cpu)]
+/// The unit tests of the map's file cover damaged files in `make test`.
+#[needs(cpu, full)]
 fn stored_map_is_reused_and_fitted_again_if_damaged() {
     /// Latent cells of a clip of 25 frames of 128 x 96 pixels.
     const CLIP: usize = 4 * 3 * 4;
