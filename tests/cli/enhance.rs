@@ -153,7 +153,7 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
         ),
         (
             Answer::Redirect(format!("{}/chat/completions", elsewhere.base)),
-            "the API key is not sent to another address",
+            "redirects are not followed",
         ),
     ] {
         server.answer(answer);
@@ -213,7 +213,7 @@ fn unusable_enhancement_settings_are_refused() {
         (
             2,
             &["request.enhance_prompt=true", endpoint, "enhance.model=m", "enhance.key_env=NO_SUCH_KEY"],
-            "the environment variable NO_SUCH_KEY is not set; set it to the API key of http://localhost:1/v1",
+            "the environment variable NO_SUCH_KEY is not set, empty or not UTF-8; set it to the API key of http://localhost:1/v1",
         ),
         (
             2,
