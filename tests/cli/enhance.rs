@@ -151,10 +151,7 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
             Answer::Raw("500 Internal Server Error", "{\"detail\": \"out of\\nmemory\"}".into()),
             "500 Internal Server Error: out of memory; the server failed; see its log",
         ),
-        (
-            Answer::Redirect(format!("{}/chat/completions", elsewhere.base)),
-            "redirects are not followed",
-        ),
+        (Answer::Redirect(format!("{}/chat/completions", elsewhere.base)), "redirects are not followed"),
     ] {
         server.answer(answer);
         let keys = [server.keys("enhance.key_env=TEST_CHAT_KEY").to_vec(), vec!["enhance.timeout=1".into()]].concat();
