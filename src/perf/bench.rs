@@ -38,7 +38,7 @@ use crate::pipeline::stages::prompts::tokens;
 use crate::pipeline::{PipelineError, Result};
 use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
 use crate::runtime::processes::Group;
-use crate::runtime::{CompiledProgram, PeakMatmul, ShardedTensor, peak_matmul};
+use crate::runtime::{CompiledProgram, Outputs, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
 use crate::sampling::denoise::StreamRole;
 use crate::temporaries;
@@ -260,14 +260,7 @@ impl<'a> Bench<'a> {
                 no_repeat_ngram_size: 0,
             };
             let call = self.runner.text_generator(&generation, TEXT_TOKENS)?;
-            let (seconds, outputs) = self.time(
-                |_| Ok(()),
-                |runner, ()| {
-                    let outputs = call.run(&runner.executor)?;
-                    outputs.wait()?;
-                    Ok(outputs)
-                },
-            )?;
+            let (seconds, outputs) = self.time_call(&call)?;
             // Random weights may repeat one token, so the tokens are not checked.
             let outputs = check(outputs.iter().filter(|(name, _)| *name == "lengths"))?;
             let others = tokens.saturating_sub(1).max(1);
@@ -418,16 +411,22 @@ impl<'a> Bench<'a> {
         self.request.prompts()
     }
 
-    /// Times a program whose inputs are not donated, so every run can use the same inputs.
-    fn call(&mut self, kind: ProgramKind, call: &Call) -> Result<()> {
-        let (seconds, outputs) = self.time(
+    /// Returns the seconds of each measured run of a program whose inputs are not donated, so that every run can use the
+    /// same inputs, and the outputs of the last run.
+    fn time_call(&mut self, call: &Call) -> Result<(Vec<f64>, Outputs)> {
+        self.time(
             |_| Ok(()),
             |runner, ()| {
                 let outputs = call.run(&runner.executor)?;
                 outputs.wait()?;
                 Ok(outputs)
             },
-        )?;
+        )
+    }
+
+    /// Times a program whose inputs are not donated.
+    fn call(&mut self, kind: ProgramKind, call: &Call) -> Result<()> {
+        let (seconds, outputs) = self.time_call(call)?;
         let outputs = check(outputs.iter())?;
         let compiled = self.compiled(kind, call.program())?;
         self.keep(kind.name().into(), Some(compiled), None, seconds, outputs);
