@@ -79,8 +79,9 @@ pub struct Encoding {
 /// rule.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerRules {
-    /// The BOS token; used only with [`BosRule::Forced`].
-    pub bos: &'static str,
+    /// The BOS token, used only with [`BosRule::Forced`]. `None`: the family has none, and its prompts never start with
+    /// BOS.
+    pub bos: Option<&'static str>,
     /// The EOS token; also used for padding if the vocabulary has no pad token.
     pub eos: &'static str,
     /// The padding token.
@@ -91,7 +92,7 @@ pub struct TokenizerRules {
 
 /// Rules of Gemma 3 and Gemma 4; BOS is added only by the post-processor of `tokenizer.json`.
 pub const GEMMA: TokenizerRules =
-    TokenizerRules { bos: "<bos>", eos: "<eos>", pad: "<pad>", bos_rule: BosRule::PostProcessor };
+    TokenizerRules { bos: Some("<bos>"), eos: "<eos>", pad: "<pad>", bos_rule: BosRule::PostProcessor };
 
 /// Rule that determines whether prompts start with BOS. `add_bos_token` and `add_eos_token` of `tokenizer_config.json`
 /// have no effect: transformers 5 ignores both if there is a `tokenizer.json`.
@@ -188,7 +189,7 @@ impl Tokenizer {
         let [prefix, suffix] = added(&file, &inner)?;
         let forced = match rules.bos_rule {
             BosRule::PostProcessor => None,
-            BosRule::Forced => Some(id(&name("bos_token", rules.bos))?),
+            BosRule::Forced => rules.bos.map(|bos| id(&name("bos_token", bos))).transpose()?,
         };
         // If the vocabulary has no pad token, EOS is used for padding, as in the reference.
         let pad = name("pad_token", rules.pad);
@@ -514,6 +515,18 @@ mod tests {
                 assert_eq!(kept(&forced).0, *begun, "{name}: {prompt:?} with BOS, {}", case.config);
             }
         }
+    }
+
+    #[test]
+    fn prompts_of_a_family_without_bos_start_with_no_bos() {
+        let [mut json, ..] = byte_tokenizer();
+        json["post_processor"] = Value::Null;
+        let inner = model(Path::new(MODEL_FILE), json.to_string().as_bytes()).expect("a tokenizer");
+        let rules = TokenizerRules { bos: None, ..rules(BosRule::Forced) };
+        let tokenizer = Tokenizer::with(Path::new(""), inner, &rules, &Value::Null, &Value::Null).expect("opens");
+        assert_eq!(tokenizer.encode("a", 2).expect("encodes").mask, [0, 1]);
+        let forced = opened(&json, &Value::Null, BosRule::Forced).expect("opens");
+        assert_eq!(forced.encode("a", 2).expect("encodes").mask, [1, 1]);
     }
 
     #[test]
