@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::layouts::build;
 use crate::support::passes::Pass;
 use crate::support::{
-    cases, cpu, dumped, dumping, full, generate, needs, open, optimized, quick, relative_l2, request,
+    cases, cpu, dumped, dumping, generate, needs, open, optimized, quick, relative_l2, request,
 };
 
 /// A transformer with random weights: heads and head dimensions (also of the audio stream), blocks, and other keys.
@@ -131,11 +131,7 @@ impl Subject {
 
     /// LTX-2.0's with three heads also generates a longer video.
     fn videos(&self) -> &'static [Video] {
-        match (self.name.starts_with("tiny_a 3x"), full()) {
-            (true, true) => &[Video::OfCase, Video::Longer],
-            (true, false) => &[Video::Longer],
-            (false, _) => &[Video::OfCase],
-        }
+        if self.name.starts_with("tiny_a 3x") { &[Video::OfCase, Video::Longer] } else { &[Video::OfCase] }
     }
 
     fn model(&self) -> OpenModel {
@@ -169,21 +165,17 @@ fn source(folder: &Path) -> Arc<ModelSource> {
     Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &Overrides::default()).expect("a model"))
 }
 
-/// Compares bits under these compile options for the first `count` variants with `seeds` seeds each; lists the
-/// differences.
-fn compare(options: &EngineOptions, count: usize, seeds: u64) {
+/// Compares bits under these compile options for all variants with `seeds` seeds each; lists the differences.
+fn compare(options: &EngineOptions, seeds: u64) {
     let client = cpu(4);
     let dir = tempfile::tempdir().expect("a folder");
-    let committed: &[&str] = if full() { &["tiny_a", "tiny_b", "tiny_2_3"] } else { &[] };
-    let mut subjects: Vec<Subject> = committed.iter().map(|name| Subject::committed(name)).collect();
-    for (i, variant) in variants().iter().take(count).enumerate() {
+    let mut subjects = ["tiny_a", "tiny_b", "tiny_2_3"].map(Subject::committed).to_vec();
+    for (i, variant) in variants().iter().enumerate() {
         subjects.extend((0..seeds).map(|seed| Subject::random(variant, seed, &dir.path().join(format!("{i}-{seed}")))));
     }
     let mut differ = Vec::new();
     let videos = subjects.iter().flat_map(|subject| subject.videos().iter().map(move |video| (subject, *video)));
-    let mut longer = 0;
     for (subject, video) in videos {
-        longer += usize::from(matches!(video, Video::Longer));
         let whole = subject.latents(&client, options.clone(), "", video);
         let meshes: &[&str] = if subject.is_newer() { &["cfg=2", "cfg=4"] } else { &["cfg=2"] };
         for mesh in meshes {
@@ -197,7 +189,6 @@ fn compare(options: &EngineOptions, count: usize, seeds: u64) {
             }
         }
     }
-    assert!(longer > 0, "no longer video");
     assert_eq!(differ, [""; 0], "other bits than on one device");
 }
 
@@ -211,15 +202,15 @@ fn with_newer_emitters(test: &str) {
     assert!(out.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// The newer emitters take five times as long as the older ones: `make test` runs one model.
-#[needs(cpu)]
+/// The newer emitters take five times as long as the older ones.
+#[needs(cpu, full)]
 fn sharded_guidance_branches_equal_batched_ones_bitwise() {
     with_newer_emitters("quick_compile_keeps_sharded_branches_bitwise_equal");
 }
 
 #[needs(member)]
 fn quick_compile_keeps_sharded_branches_bitwise_equal() {
-    compare(&quick(), if full() { usize::MAX } else { 1 }, if full() { 4 } else { 1 });
+    compare(&quick(), 4);
 }
 
 /// Compiles with LLVM's optimizations, which vectorize sums.
@@ -230,7 +221,7 @@ fn llvm_optimizations_keep_guidance_branches_bitwise_equal() {
 
 #[needs(member)]
 fn optimized_compile_keeps_sharded_branches_bitwise_equal() {
-    compare(&optimized(), usize::MAX, 1);
+    compare(&optimized(), 1);
 }
 
 /// Compares all tensors from prompt to frames and audio.

@@ -433,8 +433,11 @@ fn int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8() {
     let of = |model: &Arc<ModelSource>, quantization| {
         run(&client, &case, model, model.clone().into(), &looped(DType::F32, quantization))
     };
-    let apart = distances(&of(&narrow, ROTATED_WEIGHTS), &of(&restored, Quantization::None));
-    assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
+    // `make test` compares a file that mixes forms: `transformer_quantizes_only_weights_stored_as_int8_convrot`.
+    if full() {
+        let apart = distances(&of(&narrow, ROTATED_WEIGHTS), &of(&restored, Quantization::None));
+        assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
+    }
     let exact = layer_result(&client, &wide, Quantization::None);
     let far = |quantization| relative_l2(&layer_result(&client, &wide, quantization), &exact);
     let [weights, rotated_weights] = [WEIGHTS, ROTATED_WEIGHTS].map(far);
@@ -477,7 +480,8 @@ fn uploaded_codes(client: &Client, model: &Arc<ModelSource>) -> Tensor {
 }
 
 /// A text encoder whose file stores int8-convrot weights uses them unchanged; one with other weights is not quantized.
-/// The full test also covers Gemma 3, unrolled and sharded layers, rounded activations, and the codes on the devices.
+/// `make test` builds the programs of one model; the full test runs those of both, also with unrolled and sharded layers and
+/// rounded activations, and reads the codes on the devices.
 #[needs(cpu)]
 fn int8_convrot_text_encoder_matches_dequantized_weights() {
     let client = cpu(1);
@@ -486,11 +490,6 @@ fn int8_convrot_text_encoder_matches_dequantized_weights() {
         let encoder = families::text_encoder(&config).expect("valid");
         let network = encoder.program(None, 1, 8, &Build::new(DType::F32)).expect("builds");
         let [_, narrow, restored] = rotated_models(Component::TextEncoder, &config, &network, folder.path(), |_| true);
-        let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
-        let wide_activations = looped(DType::F32, ROTATED_WEIGHTS);
-        let apart = relative_l2(&hidden_states(&client, &narrow, &wide_activations), &exact);
-        eprintln!("{model}: {apart:.1e}");
-        assert!(apart < 1e-5, "{model}: {apart:e}");
         let codes = |model: &Arc<ModelSource>, quantization| {
             let build = looped(DType::F32, quantization);
             let network = ModelConfigs::from_source(model).text_encoder_program(1, 16, false, &build).expect("builds");
@@ -503,6 +502,11 @@ fn int8_convrot_text_encoder_matches_dequantized_weights() {
         if !full() {
             continue;
         }
+        let exact = hidden_states(&client, &restored, &looped(DType::F32, Quantization::None));
+        let wide_activations = looped(DType::F32, ROTATED_WEIGHTS);
+        let apart = relative_l2(&hidden_states(&client, &narrow, &wide_activations), &exact);
+        eprintln!("{model}: {apart:.1e}");
+        assert!(apart < 1e-5, "{model}: {apart:e}");
         let mesh = Some(parse_mesh("tensor=2").expect("a mesh"));
         let layout = Config { layout: "tensor".into(), mesh, ..Config::default() }.placement(2).expect("a layout");
         for (client, build) in
@@ -665,9 +669,11 @@ fn transformer_quantizes_only_weights_stored_as_int8_convrot() {
         assert!(apart.iter().all(|d| *d < 1e-5), "{apart:?}");
     }
     let rounded = distances(&of(&narrow, &looped(DType::F32, ROTATED)), &exact);
-    let all = distances(&of(&restored, &looped(DType::F32, ROTATED)), &exact);
-    eprintln!("{rounded:.4?}, all weights: {all:.4?}");
-    assert!(rounded.iter().zip(all).all(|(some, all)| 1e-4 < *some && *some < all), "{rounded:?}, all: {all:?}");
+    assert!(rounded.iter().all(|some| 1e-4 < *some), "{rounded:?}");
+    if full() {
+        let all = distances(&of(&restored, &looped(DType::F32, ROTATED)), &exact);
+        assert!(rounded.iter().zip(all).all(|(some, all)| *some < all), "{rounded:?}, all: {all:?}");
+    }
 }
 
 /// Blocks of connectors whose file stores int8-convrot weights use them unchanged, and do not quantize others.

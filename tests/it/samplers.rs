@@ -10,7 +10,7 @@ use ltx2::sampling::{AnySampler, Euler, EulerAncestral, Evaluation, SEED_OFFSET,
 use ltx2::tensor::Tensor;
 
 use crate::support::official::{cases_of, request};
-use crate::support::{cpu, dumped, dumping, generate, needs};
+use crate::support::{cpu, dumped, dumping, full, generate, needs};
 
 /// Returns a model and a request with an image at the first frame.
 fn conditioned(client: &Client) -> (Runner, Request) {
@@ -62,8 +62,10 @@ fn ancestral_steps_equal_euler_without_noise() {
     let seed = Some(request.seed + 10_000);
     assert_eq!(latents(ancestral(1.0, seed).into(), &all), with);
     // diffusers also blends in known tokens after the last step.
-    let blended = EulerAncestral { blends_every_step: true, ..ancestral(1.0, None) };
-    assert!(largest(&euler_at_once, &latents(blended.into(), &one)) > 1e-2);
+    if full() {
+        let blended = EulerAncestral { blends_every_step: true, ..ancestral(1.0, None) };
+        assert!(largest(&euler_at_once, &latents(blended.into(), &one)) > 1e-2);
+    }
 }
 
 /// A sampler whose tables differ from their stated length or exceed that of the programs.

@@ -16,7 +16,7 @@ use ltx2::tensor::Tensor;
 use ltx2::weights::{ModelSource, Overrides};
 use ndarray::{Array2, Axis};
 
-use crate::support::{Case, cases, cpu, needs, plain, quick};
+use crate::support::{Case, cases, cpu, full, needs, plain, quick};
 
 const RATE: u32 = 16000;
 const NO_FFMPEG: &str = "/nowhere/ffmpeg";
@@ -52,7 +52,7 @@ fn audio_tokens_match_reference() {
     let client = cpu(8);
     let all = cases("given-sound");
     assert_eq!(all.len(), 2);
-    for case in all {
+    for (number, case) in all.into_iter().enumerate() {
         let source = ModelSource::open(case.model.to_str().expect("UTF-8"), &Overrides::default());
         let source = Arc::new(source.expect("a model"));
         let executor = Executor::new(Engine::new(client.clone(), quick()), source.clone());
@@ -61,7 +61,10 @@ fn audio_tokens_match_reference() {
         let count = case.outputs["tokens"].shape()[1];
         let tokens = runner.encode_audio(&sound, count).expect("encodes");
         case.within("tokens", &Tensor::from(tokens), 1e-5);
-        // Mono is copied to both channels, and short audio is padded with silence.
+        // Mono is copied to both channels, and short audio is padded with silence; this does not depend on the model.
+        if number > 0 && !full() {
+            continue;
+        }
         let mono = Audio::new(Array2::from_elem((1, 10), 0.5), 8000).expect("mono");
         let stereo = mono.with_channels(2);
         let [one, two] = [mono, stereo].map(|sound| runner.encode_audio(&sound, 2).expect("encodes"));

@@ -422,7 +422,16 @@ fn leads(group: &Arc<Group>) {
 /// Both CPU processes compute the entire video, so they only have to synchronize.
 #[needs(cpu)]
 fn two_processes_form_one_server() {
-    let _ = support::tiny();
+    let mut server = Server::start(&[]);
+    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
+    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
+    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
+    let jobs = [3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
+    let jobs = [given].into_iter().chain(jobs);
+    let want: Vec<String> = jobs.map(|job| format!("made {}", server.make(&job).hashes().join(" "))).collect();
+    // The processes find the programs in the compile cache.
+    drop(server);
+
     let place =
         ltx2::runtime::processes::store::StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
     let start = |role: &str| {
@@ -436,14 +445,6 @@ fn two_processes_form_one_server() {
         BufReader::new(first.0.stdout.take().expect("piped")).lines().map_while(Result::ok).collect();
     assert!(first.0.wait().expect("ends").success(), "{said:#?}");
     assert!(second.0.wait().expect("ends").success(), "the other ends with it");
-
-    let mut server = Server::start(&[]);
-    let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));
-    let set = format!("request.images=[{{path: {image}, frame: 0, strength: 1.0, crf: 0}}]");
-    let given = server.job("image", &["pipeline=image_to_video", &set], &["shapes.png"]);
-    let jobs = [3, 5].map(|seed| server.job("small", &[&format!("request.seed={seed}")], &[]));
-    let jobs = [given].into_iter().chain(jobs);
-    let want: Vec<String> = jobs.map(|job| format!("made {}", server.make(&job).hashes().join(" "))).collect();
     let made: Vec<&String> = said.iter().filter(|line| line.starts_with("made ")).collect();
     assert_eq!(made, want.iter().collect::<Vec<_>>());
     assert!(said.contains(&"cancelled".to_string()), "{said:#?}");
