@@ -46,7 +46,7 @@ def diffusers(eta):
     return latents
 
 
-def main():
+def ancestral():
     loops = []
     for draws, eta in [("official", 1.0), ("official", 0.5), ("official_bf16", 1.0), ("diffusers", 1.0), ("diffusers", 0.5)]:
         dtype = torch.bfloat16 if draws.endswith("bf16") else torch.float32
@@ -54,6 +54,3 @@ def main():
         streams = {name: x.flatten().tolist() for name, x in zip(("video", "audio"), latents)}
         loops.append({"draws": draws, "eta": eta, "seed": SEED, "sigmas": SIGMAS, "tokens": TOKENS, **streams})
     write_json(FIXTURES / "samplers" / "ancestral_loops.json", loops, ('{"draws"',))
-
-
-CHECKOUT = {"ancestral": main}

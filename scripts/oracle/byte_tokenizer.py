@@ -67,10 +67,7 @@ def sentence_piece():
     return {"dir": "spiece", "vocab_size": model.get_piece_size(), "cases": cases}
 
 
-def main():
+def ids():
     versions = {package.__name__: package.__version__ for package in (transformers, tokenizers, sentencepiece)}
     data = {"script": "scripts/oracle/byte_tokenizer.py", "versions": versions, "seed": None}
     write_json(OUT / "ids.json", data | {"tokenizers": [reference("bytes"), reference("merges"), sentence_piece()]}, ('{"prompt"',))
-
-
-COMPONENTS = {"ids": main}

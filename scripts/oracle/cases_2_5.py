@@ -164,9 +164,6 @@ def pipeline_2_5():
         with nullcontext() if marks else marked(whole.transformer):
             outputs = {key: value.float() for key, value in make(whole, asked, source).items()}
         write_case(
-            __file__, "pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked,
+            "pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked,
             strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)},
         )
-
-
-COMPONENTS = {"pipeline_2_5": pipeline_2_5}

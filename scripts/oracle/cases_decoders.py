@@ -8,7 +8,7 @@ from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
 import models
 from common import STRIDES, randn, relative_l2, spread, write_case
 
-write = partial(write_case, __file__, strides=STRIDES)
+write = partial(write_case, strides=STRIDES)
 
 
 def _write_vae(component, case, run, inputs, model, seed):
@@ -115,9 +115,3 @@ def filters():
     outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}
     outputs |= {f"tone_map.{c}": pipeline.tone_map_latents(None, latents, c) for c in (0.4, 1.0)}
     write("filters", "filters", {"latents": latents, "reference": reference}, outputs, seed=520)
-
-
-COMPONENTS = {
-    "filters": filters, "video-decoder": video_decoder, "video-encoder": video_encoder, "audio-decoder": audio_decoder,
-    "vocoder": vocoder, "upsampler": upsampler, "duration-head": duration_head,
-}

@@ -41,7 +41,7 @@ def _layout(frames):
     return [frames, canvas, keyframes, rounds]
 
 
-def layout():
+def dfr_layout():
     cases = [_layout(frames) for frames in [*range(9, 202, 8), 241, 257, 481]]
     text = json.dumps(cases, separators=(",", ":")).replace("]],[", "]],\n[")
     (FIXTURES / "dfr" / "layout.json").write_text(text + "\n")
@@ -110,9 +110,6 @@ def dfr():
     for case, request in _CASES.items():
         outputs = {name: value.float() for name, value in _run(request).items()}
         write_case(
-            __file__, "dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request,
+            "dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request,
             strides={"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)},
         )
-
-
-COMPONENTS = {"dfr": dfr, "dfr_layout": layout}

@@ -43,9 +43,6 @@ def diffusion_decoder():
             video = video.narrow(axis, before[axis - 2] * ratio, shape[axis] * ratio)
         video = video[:, :, : (shape[2] - 1) * model.temporal_compression_ratio + 1]
         write_case(
-            __file__, "diffusion-decoder", case, {"latents": latents}, {"video": video}, model=name, seed=seed,
+            "diffusion-decoder", case, {"latents": latents}, {"video": video}, model=name, seed=seed,
             strides={"video": (1, 1, 1, 5, 7)}, limit=8000,
         )
-
-
-COMPONENTS = {"diffusion-decoder": diffusion_decoder}

@@ -29,7 +29,7 @@ def text_encoder(name, config):
     return model
 
 
-def save():
+def gemma4_models():
     for name in NAMES:
         folder = MODELS / name
         joined = randomise(LTX2TextConnectors(**models.config(name, "connectors")), f"{name}/connectors")
@@ -53,7 +53,7 @@ def gemma4():
             runs.append(cases_text.encode(*loaded, ids, mask))
         outputs = {key: runs[0][key] for key in ("prompt_embeds", "projected")}
         extra, inputs = spread(runs[1], outputs, mask.bool()), {"input_ids": ids, "attention_mask": mask}
-        write_case(__file__, "gemma4", name, inputs, outputs, model=name, extra=extra)
+        write_case("gemma4", name, inputs, outputs, model=name, extra=extra)
 
 
 # Values of `add_bos_token` and `add_eos_token` in tokenizer_config.json.
@@ -108,6 +108,3 @@ def bos():
     about = {"script": "scripts/oracle/cases_gemma4.py", "transformers": transformers.__version__}
     text = json.dumps(about | {"prompts": _BOS_PROMPTS, "max_length": 12, "cases": cases})
     (FIXTURES / "tokenizer" / "bos.json").write_text(text.replace('{"name"', '\n{"name"') + "\n")
-
-
-COMPONENTS = {"gemma4_models": save, "gemma4": gemma4, "bos": bos}

@@ -52,7 +52,7 @@ def generation():
         print(name, len(set(own)), "different tokens; stop", stops, stopped_lengths.tolist())
         outputs = {"tokens": tokens, "lengths": lengths, "stopped": stopped, "stopped_lengths": stopped_lengths}
         scalars = {"stop_tokens": stops, "limit": NEW_TOKENS, **more}
-        write_case(__file__, "generation", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, scalars=scalars)
+        write_case("generation", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, scalars=scalars)
 
 
 def sampling():
@@ -71,7 +71,4 @@ def sampling():
         rows.append(scores.softmax(-1)[0])
         print(name, temperature, top_k, top_p, int((rows[-1] > 0).sum()), "tokens, largest", f"{rows[-1].max():.3f}")
     outputs = {"probabilities": torch.stack(rows)}
-    write_case(__file__, "sampling", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, scalars={"rules": RULES})
-
-
-COMPONENTS = {"generation": generation, "sampling": sampling}
+    write_case("sampling", name, {"input_ids": ids, "attention_mask": mask}, outputs, model=name, scalars={"rules": RULES})

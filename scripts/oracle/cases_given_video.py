@@ -230,7 +230,7 @@ def write(model, case, more, settings, decode):
         own.append(f"request.num_frames={asked['num_frames']}")
     own.append(f"pipeline={asked['kind'].removesuffix('_before')}")
     write_requests(
-        __file__, f"given_video{release}", case, model, outputs, [*own, *settings],
+        f"given_video{release}", case, model, outputs, [*own, *settings],
         strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)},
         extra={} if asked["kind"] in ("retake", "text_to_audio") else {"assembled": "true"},
     )
@@ -240,6 +240,3 @@ def given_video():
     for model in official_pipelines.each_model(Model):
         for case, parts in cases(official_pipelines.wheels()).items():
             write(model, case, *parts)
-
-
-COMPONENTS = CHECKOUT = {"given_video": given_video}

@@ -81,7 +81,7 @@ def keys(asked, more):
     return cases_official.keys({**asked, "guidance": plain}, "official") + [f"{key}={value}" for key, value in more.items()]
 
 
-def by_steps():
+def official_by_step():
     for model in official_pipelines.each_model(Model):
         outputs, settings, strides = {}, {}, {}
         for case, (asked, more, guider) in table(model.name).items():
@@ -91,7 +91,4 @@ def by_steps():
             outputs |= {f"{case}.{key}": value for key, value in made.items() if wanted(key)}
             strides |= {f"{case}.{key}": own for key, own in _STRIDES.items()}
             settings[f"{case}."] = keys(asked, more)
-        write_requests(__file__, "official_by_step", "steps", model, outputs, [], keys=settings, strides=strides)
-
-
-CHECKOUT = {"official_by_step": by_steps}
+        write_requests("official_by_step", "steps", model, outputs, [], keys=settings, strides=strides)

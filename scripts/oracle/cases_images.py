@@ -14,11 +14,11 @@ import models
 from cases_pipeline import request_of, run_pipeline, scales
 from common import FIXTURES, write_case
 
-write = partial(write_case, __file__, "images")
+write = partial(write_case, "images")
 FOLDER = FIXTURES / "images"
 
 
-def through_h264():
+def h264():
     """Encodes and decodes by Lightricks' PyAV code. The slices of a frame depend on its height and the number of cores."""
     from ltx_pipelines.utils.media_io import encode_single_frame, preprocess
 
@@ -50,13 +50,9 @@ def image_to_video():
     write("image_to_video", {}, kept, model="tiny_a", seed=request["seed"], scalars=request)
 
 
-def decoded():
+def decoded_images():
     from ltx_pipelines.utils.media_io.decode import decode_image
 
     files = [file for file in sorted(FOLDER.iterdir()) if file.name not in ("shapes.png", "frame.png")]
     outputs = {file.name: torch.from_numpy(decode_image(str(file))) for file in files}
     write("decoded", {}, outputs, extra={"ltx-pipelines": "1.2.0"})
-
-
-COMPONENTS = {"h264": through_h264, "image_to_video": image_to_video}
-CHECKOUT = {"decoded_images": decoded}

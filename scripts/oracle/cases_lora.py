@@ -58,6 +58,3 @@ def lora():
             merged |= {f"{loader}/{label}/{case}/{name}": weight for name, weight in merge(case, dtype).items()}
     cases = {name: json.dumps(files) for name, files in CASES.items()}
     write_safetensors(FOLDER / "merged.safetensors", merged, {"script": "scripts/oracle/cases_lora.py", **cases})
-
-
-COMPONENTS = CHECKOUT = {"lora": lora}

@@ -63,6 +63,3 @@ def noise_order():
     cases = [_case(name, *kind) for name in ("tiny_2_3", "tiny_2_5") for kind in kinds]
     data = dict(script="scripts/oracle/cases_noise_order.py", seed=SEED, **REQUEST, cases=cases)
     write_json(FIXTURES / "noise" / "diffusers.json", data, ('{"model"',))
-
-
-COMPONENTS = {"noise_order": noise_order}

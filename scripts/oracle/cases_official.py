@@ -182,11 +182,11 @@ def subsets():
     }
 
 
-def write_requests(script, component, case, model, outputs, common, kind="", keys=None, more=None, extra=None, **options):
+def write_requests(component, case, model, outputs, common, kind="", keys=None, more=None, extra=None, **options):
     """Writes a case of one or more requests, whose settings are `common` and, by prefix of the outputs, `keys`."""
     scalars = {"preset": official_pipelines.PRESETS[model.name] + kind, "common": common, "keys": keys or {"": []}}
     write_case(
-        script, component, f"{model.name}_{case}", {}, outputs, model=model.name, seed=4,
+        component, f"{model.name}_{case}", {}, outputs, model=model.name, seed=4,
         scalars=scalars | (more or {"upsampler": UPSAMPLERS[model.name]}),
         extra={"ltx-pipelines": official_pipelines.release(), **(extra or {})}, **{"limit": 0, **options},
     )
@@ -203,7 +203,7 @@ def write(component, case, model, tables, reference):
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
     write_requests(
-        __file__, component, case, model, outputs, common, _PRESETS[next(iter(tables.values()))["pipeline"]], settings,
+        component, case, model, outputs, common, _PRESETS[next(iter(tables.values()))["pipeline"]], settings,
         strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)},
     )
 
@@ -234,7 +234,7 @@ def cross_timestep(model, kinds):
         assert all(relative_l2(theirs[name], made["own"][name]) < 1e-5 for name in theirs)
     for kind, outputs in made.items():
         write_case(
-            __file__, "cross_timestep", f"{model.name}_{kind}", values, outputs, model=model.name, seed=seed,
+            "cross_timestep", f"{model.name}_{kind}", values, outputs, model=model.name, seed=seed,
             scalars={**scalars, "cross_timestep": kind},
         )
 
@@ -250,6 +250,3 @@ def official():
         if component == "official":
             tables = {f"{name}.": request("image_to_video", guidance=guidance) for name, guidance in subsets().items()}
             write("official_guidance", "subsets", model, tables, component)
-
-
-COMPONENTS = CHECKOUT = {"official": official}

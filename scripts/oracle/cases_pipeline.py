@@ -1,7 +1,6 @@
 """Writes guided Euler steps and text-to-video requests."""
 
 from contextlib import contextmanager
-from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -12,9 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import models
 from cases_text import NEGATIVE, POSITIVE, tokenize
-from common import STRIDES, rand, randn, relative_l2, thin, write_case
-
-write = partial(write_case, __file__)
+from common import STRIDES, rand, randn, relative_l2, thin, write_case as write
 
 
 def scales(cfg=1.0, stg=0.0, modality=1.0, rescale=0.0, **more):
@@ -176,6 +173,3 @@ def pipeline():
         outputs |= zip(("noise.video", "noise.audio"), noise)
         outputs["attention_mask"] = tokenize(name, [request["prompt"]], request["max_sequence_length"])[1]
         write("pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides)
-
-
-COMPONENTS = {"guidance": guidance, "pipeline": pipeline}

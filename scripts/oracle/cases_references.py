@@ -22,7 +22,7 @@ from cases_official import UPSAMPLERS, Model, image, keys, request
 from cases_pipeline import request_of, run_pipeline, scales
 from common import FIXTURES, REPOSITORY, pattern, write_case
 
-write_file = partial(write_case, __file__, strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}, limit=0)
+write_file = partial(write_case, strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 101)}, limit=0)
 # Frames, height and width of the patterns.
 SIZES = {"wide": (17, 48, 80), "tall": (12, 70, 50), "mask": (9, 64, 64), "square": (9, 32, 32)}
 
@@ -126,7 +126,7 @@ def by_diffusers(name, case, attention):
     write(case, name, own, [{**video("square"), "attention_strength": attention}] * 2, kept, asked["seed"])
 
 
-def states():
+def reference_states():
     """Writes positions, noise levels and attention of Lightricks' conditionings: images before references, weights per token,
     both scales."""
     conditioning, shape = ltx("core.conditioning"), ltx("core.types").VideoLatentShape(1, 2, 2, 2, 2)
@@ -161,6 +161,3 @@ def references():
     by_diffusers("tiny_2_3", "diffusers_off", 0.0)
     by_diffusers(cases_2_5.NAME, "diffusers", 1.0)
     by_lightricks()
-
-
-CHECKOUT = {"reference_states": states, "references": references}

@@ -4,7 +4,6 @@ For published topologies, checks that Lightricks' encoder with the same weights 
 """
 
 import math
-from functools import partial
 
 import torch
 from ltx_core.model.audio_vae import AudioEncoder, encode_audio
@@ -14,9 +13,8 @@ from ltx_core.model.common.normalization import NormType
 from ltx_core.types import Audio
 
 import models
-from common import randn, relative_l2, write_case
+from common import randn, relative_l2, write_case as write
 
-write = partial(write_case, __file__)
 OFFICIAL = ("tiny_a", "tiny_2_3")
 
 
@@ -75,6 +73,3 @@ def given_sound():
         given = sound(seed, 22050, 1800)
         tokens = _packed(encode_audio(Audio(given, 22050), _official(name)))
         write("given-sound", name, {"samples": given}, {"tokens": tokens}, model=name, seed=seed, scalars={"rate": 22050})
-
-
-COMPONENTS = {"mel": mel, "audio-encoder": audio_encoder, "given-sound": given_sound}

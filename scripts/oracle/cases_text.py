@@ -1,7 +1,6 @@
 """Writes tokenizer, Gemma 3 and connectors."""
 
 import math
-from functools import partial
 from itertools import product
 
 import torch
@@ -9,9 +8,8 @@ from diffusers.pipelines.ltx2.connectors import per_layer_masked_mean_norm, per_
 from transformers import AutoTokenizer
 
 import models
-from common import MODELS, randn, spread, write_case
+from common import MODELS, randn, spread, write_case as write
 
-write = partial(write_case, __file__)
 POSITIVE = "A slow pan over a quiet harbour at dawn, gulls calling; a woman says: good morning."
 NEGATIVE = "worst quality, blurry, static noise"
 _PROMPTS = [
@@ -90,6 +88,3 @@ def connectors():
         outputs = {"video": video, "audio": audio, "projected": project(model, states, mask, padding)[1]}
         inputs = {"text_encoder_hidden_states": states.flatten(2, 3), "attention_mask": mask}
         write("connectors", case, inputs, outputs, model=name, seed=5, scalars={"padding_side": padding})
-
-
-COMPONENTS = {"tokenizer": tokenizer, "text-encoder": text_encoder, "connectors": connectors}

@@ -27,9 +27,6 @@ def tiled():
         video[place] += vae.decode(latents[tile.in_coords], return_dict=False)[0] * tile.blend_mask
         weights[place] += tile.blend_mask
     write_case(
-        __file__, "tiled", "space_and_time", {"latents": latents}, {"video": video / weights.clamp(min=1e-8)}, model="tiny_a",
+        "tiled", "space_and_time", {"latents": latents}, {"video": video / weights.clamp(min=1e-8)}, model="tiny_a",
         seed=31, scalars=dict(pixels=64, overlap=32, frames=24, frame_overlap=8), strides={"video": (1, 1, 3, 5, 7)},
     )
-
-
-COMPONENTS = {"tiled": tiled}

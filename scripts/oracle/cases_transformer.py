@@ -1,14 +1,11 @@
 """Writes the transformer: RoPE tables, timestep embedding, one block, the complete network."""
 
-from functools import partial
 
 import torch
 from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed
 
 import models
-from common import rand, randn, spread, write_case
-
-write = partial(write_case, __file__)
+from common import rand, randn, spread, write_case as write
 
 
 def inputs_for(config, *, seed, batch, frames, height, width, audio_frames, text, per_token=False, masked=False, marked=False):
@@ -187,6 +184,3 @@ def rope():
     coords = torch.tensor([axes])
     outputs = dict(zip(("cos", "sin"), LTX2AudioVideoRotaryPosEmbed(**real)(coords)))
     write("rope", "real_width", {"coords": coords}, outputs, scalars=dict(real, cross=False))
-
-
-COMPONENTS = {"transformer": transformer, "block": block, "adaln": adaln, "rope": rope}

@@ -136,9 +136,6 @@ def upsampling():
         parts = {f"{'temporal_' * ('temporal' in k)}latent_upsampler": upsampler(model.name, k) for k in asked["upsample"]}
         settings = [*keys(asked, "official_1_0"), f"two_stage.upsample={json.dumps(asked['upsample'])}"]
         write_requests(
-            __file__, "upsampling", case, model, outputs, settings, "_two_stage", more={"upsamplers": parts},
+            "upsampling", case, model, outputs, settings, "_two_stage", more={"upsamplers": parts},
             strides={"video": (1, 8, 1, 17, 17), "audio": (1, 1, 211)}, limit=FULL_LIMIT,
         )
-
-
-COMPONENTS = {"upsampling": upsampling}

@@ -66,7 +66,7 @@ def audio_length(num_frames, fps, rate=16000, hop=160, ratio=4):
     return {"num_frames": num_frames, "frame_rate": fps, **rates, "length": length}
 
 
-def main():
+def latents():
     data = {
         "script": "scripts/oracle/latents.py", "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
         "seed": SEED,
@@ -86,6 +86,3 @@ def main():
         )],
     }
     write_json(FIXTURES / "latents" / "latents.json", data, ('{"shape":[', '{"latents"', '{"batch"', '{"num_frames"'))
-
-
-COMPONENTS = {"latents": main}

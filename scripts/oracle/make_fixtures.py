@@ -3,19 +3,28 @@
 import argparse
 import importlib
 
+import common
 import official_pipelines
 from common import FIXTURES, fix_numerics
 
-# Components that read the files of others come after them. A process can import only one release of Lightricks' packages.
-RELEASED = (
-    "models", "cases_transformer", "cases_text", "cases_gemma4", "cases_generation", "cases_decoders", "cases_sound", "cases_diffusion_decoder",
-    "cases_pipeline", "cases_noise_order", "cases_2_5", "cases_by_diffusers", "cases_dfr", "cases_tiles", "cases_images",
-    "byte_tokenizer", "latents", "noise", "schedules", "sigmas", "cases_lora", "cases_official", "cases_given_video",
-    "cases_upsampling",
-)
-CHECKOUT = (
-    "cases_official", "cases_given_video", "cases_guidance_steps", "cases_references", "cases_images", "cases_lora", "ancestral",
-)
+# Components by module, each written by the function of its name. Those that read the files of others come after them. A process
+# can import only one release of Lightricks' packages.
+RELEASED = {
+    "models": "models", "cases_transformer": "transformer block adaln rope", "cases_text": "tokenizer text-encoder connectors",
+    "cases_gemma4": "gemma4_models gemma4 bos", "cases_generation": "generation sampling",
+    "cases_decoders": "filters video-decoder video-encoder audio-decoder vocoder upsampler duration-head",
+    "cases_sound": "mel audio-encoder given-sound", "cases_diffusion_decoder": "diffusion-decoder",
+    "cases_pipeline": "guidance pipeline", "cases_noise_order": "noise_order", "cases_2_5": "pipeline_2_5",
+    "cases_by_diffusers": "by_diffusers", "cases_dfr": "dfr dfr_layout", "cases_tiles": "tiled",
+    "cases_images": "h264 image_to_video", "byte_tokenizer": "ids", "latents": "latents", "noise": "randn",
+    "schedules": "schedules", "sigmas": "sigmas_json", "cases_lora": "lora", "cases_official": "official",
+    "cases_given_video": "given_video", "cases_upsampling": "upsampling",
+}
+CHECKOUT = {
+    "cases_official": "official", "cases_given_video": "given_video", "cases_guidance_steps": "official_by_step",
+    "cases_references": "reference_states references", "cases_images": "decoded_images", "cases_lora": "lora",
+    "ancestral": "ancestral",
+}
 LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 
 
@@ -35,14 +44,13 @@ def main():
     options = parser.parse_args()
     fix_numerics()
     official_pipelines.find_packages(options.official)
-    modules, table = (CHECKOUT, "CHECKOUT") if options.official else (RELEASED, "COMPONENTS")
-    components = {}
-    for module in modules:
-        components |= getattr(importlib.import_module(module), table)
+    table = CHECKOUT if options.official else RELEASED
+    components = {name: module for module, names in table.items() for name in names.split()}
     if unknown := set(options.only or ()) - components.keys():
         parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(components)}")
     for name in options.only or components:
-        components[name]()
+        common.SCRIPT = f"scripts/oracle/{components[name]}.py"
+        getattr(importlib.import_module(components[name]), name.replace("-", "_"))()
     check_sizes()
 
 

@@ -89,7 +89,7 @@ def copy_tokenizer(folder):
     shutil.copytree(MODELS / "tiny_a" / "tokenizer", folder)
 
 
-def save():
+def models():
     """Draws the weights of all models, in bfloat16 except for tiny_b; tiny_a's transformer is in shards, like the 19B."""
     names = [(name, part) for name in WHOLE for part in PARTS]
     names += [(name, component) for component, variants in _VARIANTS.items() for name in variants]
@@ -115,6 +115,3 @@ def load_pipeline(name, dtype=torch.float32, kind=LTX2Pipeline, **replaced):
         pipeline = kind(**{k: v for k, v in pipeline.components.items() if k != "duration_head"} | replaced)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-COMPONENTS = {"models": save}

@@ -23,7 +23,7 @@ def write(name, cases):
     write_json(FIXTURES / "noise" / name, {**meta, "cases": cases}, ('{"shape"',))
 
 
-def main():
+def randn():
     assert CAPABILITY in ("AVX2", "AVX512"), f"{CAPABILITY}: torch's generic kernels draw other bits"
     cases = [
         case(0, [[n] for n in range(1, 101)]),  # one stream: the short path's waiting value crosses the long draws
@@ -38,6 +38,3 @@ def main():
     write("randn.json", cases)
     narrow = {10_010: [[1, 6144, 8], [1, 126, 8], [40], [9], [17]], 3: [[20]]}
     write("randn_bf16.json", [case(seed, shapes, torch.bfloat16) for seed, shapes in narrow.items()])
-
-
-COMPONENTS = {"randn": main}

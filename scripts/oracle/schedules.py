@@ -10,7 +10,7 @@ from sigmas import digits
 STEPS = (1, 2, 3, 7, 8, 20, 40, 256)
 
 
-def main():
+def schedules():
     versions = {name: version(name) for name in ("ltx-core", "torch", "scipy")}
     data = {"script": "scripts/oracle/schedules.py", "versions": versions}
     data["linear_quadratic"] = [digits(LinearQuadraticScheduler().execute(n)) for n in STEPS]
@@ -19,6 +19,3 @@ def main():
     others.shift = 1.2
     data["beta_of_others"] = [digits(others.execute(n, alpha=0.9, beta=0.4)) for n in STEPS]
     write_json(FIXTURES / "sigmas" / "schedules.json", data, ('"linear_quadratic"', '"beta"', '"beta_of_others"'))
-
-
-COMPONENTS = {"schedules": main}

@@ -29,7 +29,7 @@ def pipeline(config, steps, tokens, given=None):
     return asked | {"sigmas": digits(sigmas), "timesteps": digits(timesteps)}
 
 
-def main():
+def sigmas_json():
     cases = [
         pipeline(MODEL, 8, 6144), pipeline(MODEL, 30, 6144), pipeline(MODEL, 40, 6144), pipeline(MODEL, 30, 15360),
         pipeline(MODEL, 2, 4), pipeline(MODEL, 7, 105), pipeline(MODEL, 3, 4096, [1.0, 0.7, 0.2]),
@@ -44,6 +44,3 @@ def main():
     versions = {"torch": torch.__version__, "diffusers": diffusers.__version__, "numpy": np.__version__}
     data = dict(script="scripts/oracle/sigmas.py", versions=versions, seed=None, official=official, diffusers=cases)
     write_json(FIXTURES / "sigmas" / "sigmas.json", data, ('{"steps"', '{"config"', '"diffusers":['))
-
-
-COMPONENTS = {"sigmas_json": main}
