@@ -1,37 +1,16 @@
-"""Writes the tables of benchmarks/ablations.md: ablations.py RESULTS.jsonl PAGE; `make ablations` runs it."""
+"""Writes the figures of benchmarks/ablations.md: ablations.py RESULTS.jsonl PAGE; `make ablations` runs it.
+
+The page names the layouts and the steps between them: a new row needs its words alone.
+"""
 
 import json
 import pathlib
 import sys
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 
 import page
 
 TARGETS = {"tpu:v5p:2x2x2": "v5p-8", "tpu:tpu7x:2x2x1": "TPU7x-8", "cuda:h200:1x1x4": "4 H200"}
-# Consecutive steps: layout, description, published result.
-STEPS = [
-    [
-        ("before-385", "all weights sharded along their `embed` dimension",
-         "969 MB per layer (MaxDiffusion before #385 on TPU7x, including f32 keys and gathered text); 20 s per video"),
-        ("ffn-matched", "feed-forward weights replicated", "701 MB; 16.7 s per video"),
-        ("qkv-unsharded", "query, key and value weights replicated too", "not published"),
-        ("out-unsharded", "output weights replicated too", "355 MB; 13.84 s per video"),
-        ("sequence", "the final layout: bf16 keys and values gathered once, text replicated",
-         "337 MB (current MaxDiffusion)"),
-        ("ulysses", "all-to-all from tokens to heads instead of the gather", "110 MB (MaxDiffusion's Ulysses layout)"),
-    ],
-    [
-        ("tensor-gathered-ffn", "inner activations gathered before the GELU",
-         "AllGather 12.2 % of kernel time (SGLang before #23221, 4 H100)"),
-        ("tensor", "column-parallel, then row-parallel, one all-reduce",
-         "AllGather 5.4 % (after #23221); denoising step 0.3739 s instead of 0.3868"),
-    ],
-    [
-        ("rope-gathered", "keys and RoPE tables gathered, then keys rotated",
-         "7720 all-gathers, 605 ms (TensorRT-LLM before #13687, 2 GPUs)"),
-        ("sequence", "keys rotated before they are gathered", "3880 all-gathers, 435 ms (after #13687)"),
-    ],
-]
 BLOCKS = "transformer.transformer_blocks.*."
 
 
@@ -67,24 +46,20 @@ def more(first, second):
     return ", ".join(said + ([f"{small} below 1 MB"] if small else [])) or "none"
 
 
-def table(compiled, measured):
-    of_targets = [f"{name}: MB per block, ms per step" for name in TARGETS.values()]
-    heads, rows = ["layout", "what it does", *of_targets, "measured", "published for the same step"], []
-    for layout, what, published in chain(*STEPS):
-        figures = (compiled[target, layout] for target in TARGETS)
+def steps(rows, compiled, measured):
+    for layout, what, *_, published in rows:
+        name = layout.strip("`")
+        figures = (compiled[target, name] for target in TARGETS)
         cells = (f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}" for f in figures)
-        ms = f"{measured[layout] * 1e3:.1f}" if layout in measured else "not measured"
-        rows.append([f"`{layout}`", what, *cells, ms, published])
-    return page.table(heads, rows)
+        ms = f"{measured[name] * 1e3:.1f}" if name in measured else "not measured"
+        yield [layout, what, *cells, ms, published]
 
 
-def changes(compiled):
-    heads, rows = ["step", "target", "collectives that it removes, MB per block", "collectives that it adds"], []
-    for (before, *_), (after, *_) in chain(*map(pairwise, STEPS)):
-        for target, name in TARGETS.items():
-            a, b = (moved(compiled[target, layout]) for layout in (before, after))
-            rows.append([f"`{before}` → `{after}`", name, more(a, b), more(b, a)])
-    return page.table(heads, rows)
+def changes(rows, compiled):
+    targets = {name: target for target, name in TARGETS.items()}
+    for step, name, *_ in rows:
+        a, b = (moved(compiled[targets[name], layout.strip("`")]) for layout in step.split(" → "))
+        yield [step, name, more(a, b), more(b, a)]
 
 
 def main():
@@ -92,11 +67,13 @@ def main():
         sys.exit(__doc__)
     results, tables = map(pathlib.Path, sys.argv[1:])
     compiled, measured = read(results)
-    wanted = product(TARGETS, [layout for layout, *_ in chain(*STEPS)])
+    rows = page.read(tables, "steps")
+    wanted = product(TARGETS, [layout.strip("`") for layout, *_ in rows])
     missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
     if missing:
         sys.exit(f"{results} lacks {', '.join(missing)}")
-    page.write(tables, {"steps": table(compiled, measured), "changes": changes(compiled)})
+    figures = {"steps": steps(rows, compiled, measured), "changes": changes(page.read(tables, "changes"), compiled)}
+    page.write(tables, figures)
 
 
 main()

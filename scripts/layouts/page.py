@@ -1,18 +1,22 @@
-"""Writes generated tables of a page, which stand between <!-- NAME --> and <!-- end -->."""
+"""Reads and writes the rows of a page's generated tables, which stand below their heads between <!-- NAME --> and <!-- end -->."""
 
 import re
 import sys
 
 
-def table(heads, rows):
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+def _table(text, name):
+    found = re.search(rf"<!-- {name} -->\n(\|.*?\n\|-.*?\n)(.*?)<!-- end -->", text, re.S)
+    return found or sys.exit(f"the page has no table <!-- {name} --> … <!-- end -->")
+
+
+def read(path, name):
+    return [row[2:-2].split(" | ") for row in _table(path.read_text(), name)[2].splitlines()]
 
 
 def write(path, tables):
+    tables = {name: list(rows) for name, rows in tables.items()}
     text = path.read_text()
-    for name, lines in tables.items():
-        table = "\n".join(lines) + "\n"
-        text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m: m[1] + table + m[2], text, count=1, flags=re.S)
-        if not found:
-            sys.exit(f"{path} has no <!-- {name} --> … <!-- end -->")
+    for name, rows in tables.items():
+        start, end = _table(text, name).span(2)
+        text = text[:start] + "".join(f"| {' | '.join(row)} |\n" for row in rows) + text[end:]
     path.write_text(text)

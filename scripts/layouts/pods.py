@@ -1,6 +1,6 @@
-"""Writes three tables of benchmarks/tpu.md from `ltx2 compile --json`: pods.py LTX2 PAGE; `make tpu-tables` runs it.
+"""Writes the figures of three tables of benchmarks/tpu.md by `ltx2 compile --json`: pods.py LTX2 PAGE; `make tpu-tables` runs it.
 
-Optimized modules are kept in target/tpu-tables, so that a second run does not compile them again.
+The page names slices, programs and layouts: a new row needs its first cells alone. Optimized modules are kept in target/tpu-tables, so that a second run does not compile them again.
 """
 
 import json
@@ -11,31 +11,12 @@ import sys
 
 import page
 
-# Slices by configuration name.
-SLICES = {
-    "v5e-16": "tpu:v5e:4x4", "v6e-8": "tpu:v6e:2x4", "v6e-16": "tpu:v6e:4x4", "v6e-64": "tpu:v6e:8x8",
-    "v5p-8": "tpu:v5p:2x2x2", "v5p-32": "tpu:v5p:2x4x4", "tpu7x-8": "tpu:tpu7x:2x2x1",
-}
-# Slices with a configuration for LTX-2.5, and its programs.
-SLICES_2_5 = ["v6e-8", "v5p-8", "tpu7x-8"]
+# Programs of LTX-2.5 by their words on the page.
 PROGRAMS_2_5 = {
-    "denoise": "step with guidance", "text-encoder": "text encoder, two prompts", "video-decoder": "convolutional decoder",
-    "diffusion-decoder": "diffusion decoder",
+    "step with guidance": "denoise", "text encoder, two prompts": "text-encoder", "convolutional decoder": "video-decoder",
+    "diffusion decoder": "diffusion-decoder",
 }
-# Topology, concurrent videos, layout and mesh.
-SCALE = [
-    ("tpu:v5p:2x2x2", 1, "cfg-ulysses", "cfg=2,context=4"), ("tpu:v5p:2x2x4", 1, "cfg-ulysses", "cfg=2,context=8"),
-    ("tpu:v5p:2x4x4", 1, "cfg-ulysses", "cfg=2,context=16"), ("tpu:v5p:4x4x4", 1, "cfg-ulysses", "cfg=2,context=32"),
-    ("tpu:v5p:4x4x8", 1, "sequence", "cfg=2,context=64"), ("tpu:v5p:4x8x8", 1, "sequence", "cfg=2,context=128"),
-    ("tpu:v5p:4x8x8", 32, "cfg-ulysses", "data=32,cfg=2,context=4"),
-    ("tpu:v5p:4x8x8", 16, "cfg-ulysses", "data=16,cfg=2,context=8"),
-    ("tpu:v6e:2x4", 1, "tensor", "cfg=2,context=2,tensor=2"), ("tpu:v6e:4x4", 1, "tensor", "cfg=2,context=4,tensor=2"),
-    ("tpu:v6e:4x8", 1, "tensor", "cfg=2,context=8,tensor=2"), ("tpu:v6e:8x8", 1, "tensor", "cfg=2,context=16,tensor=2"),
-    ("tpu:v6e:16x16", 8, "tensor", "data=8,cfg=2,context=8,tensor=2"),
-    ("tpu:v6e:16x16", 32, "tensor", "data=32,cfg=2,context=2,tensor=2"),
-]
 LAYERS, BLOCKS, STEPS = 3, 48, 40
-PARTS = ["matmuls", "memory", "collectives"]
 
 
 def compile_program(target, program, *arguments, must_fit=True):
@@ -64,43 +45,43 @@ def moved(figures):
     return f"{figures['collectives']['per_step_bytes'] / 1e6:.0f}"
 
 
-def scale():
-    for target, videos, layout, mesh in SCALE:
-        arguments = ["-c", "ltx2", "--layout", layout, "--mesh", mesh, "--layers", str(LAYERS)]
+def scale(rows):
+    for topology, _, videos, placed, *_ in rows:
+        target, (layout, mesh) = "tpu:" + topology.strip("`"), placed.split()
+        arguments = ["-c", "ltx2", "--layout", layout.strip("`"), "--mesh", mesh, "--layers", str(LAYERS)]
         for setting in ("request.width=1280", "request.height=768", f"request.num_videos={videos}"):
             arguments += ["--set", setting]
         f = compile_program(target, "denoise", *arguments, must_fit=False)
-        start = [f"`{target[4:]}`", f"{f.get('devices', '')}", f"{videos}", f"`{layout}` {mesh}"]
+        start = [topology, f"{f.get('devices', '')}", videos, placed]
         if "error" in f:
             yield [*start, f["error"], *[""] * 6]
             continue
         seconds = f["predicted_ms"]["step"] * BLOCKS / LAYERS * STEPS / 1e3
-        hourly = 3600 / seconds * videos
+        hourly = 3600 / seconds * int(videos)
         yield [*start, *parts(f, BLOCKS / LAYERS), f"{seconds:.1f}", f"{hourly:.0f}", f"{hourly / f['devices']:.2f}"]
 
 
-def encoders():
-    for name, target in SLICES.items():
-        f = compile_program(target, "text-encoder", "-c", "ltx2", "-c", f"tpu/{name}")
-        yield [name, f"`{target[4:]}`", size(f), moved(f), *parts(f)]
+def encoders(rows):
+    for name, topology, *_ in rows:
+        f = compile_program("tpu:" + topology.strip("`"), "text-encoder", "-c", "ltx2", "-c", f"tpu/{name}")
+        yield [name, topology, size(f), moved(f), *parts(f)]
 
 
-def newest():
-    for name in SLICES_2_5:
-        for program, words in PROGRAMS_2_5.items():
-            f = compile_program(SLICES[name], program, "-c", "ltx2_5", "-c", f"tpu/{name}-2_5")
-            yield [name, words, size(f), f"{f['memory']['temporaries'] / 2**30:.1f}", moved(f), *parts(f)]
+def newest(rows, topologies):
+    for name, words, *_ in rows:
+        target = "tpu:" + topologies[name].strip("`")
+        f = compile_program(target, PROGRAMS_2_5[words], "-c", "ltx2_5", "-c", f"tpu/{name}-2_5")
+        yield [name, words, size(f), f"{f['memory']['temporaries'] / 2**30:.1f}", moved(f), *parts(f)]
 
 
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    rates = [f"seconds for {STEPS} steps", "videos per hour", "videos per hour and chip"]
-    of_scale = ["topology", "chips", "concurrent videos", "layout, mesh", "predicted ms per step", *PARTS, *rates]
-    of_encoders = ["slice", "topology", "GiB per device", "collectives, MB", "predicted ms", *PARTS]
-    of_newest = ["slice", "program", "GiB per device", "of which temporaries", "collectives, MB", "predicted ms", *PARTS]
-    tables = {"scale": (of_scale, scale()), "encoders": (of_encoders, encoders()), "ltx2_5": (of_newest, newest())}
-    page.write(pathlib.Path(sys.argv[2]), {name: page.table(*parts) for name, parts in tables.items()})
+    tables = pathlib.Path(sys.argv[2])
+    of_scale, of_encoders, of_newest = (page.read(tables, name) for name in ("scale", "encoders", "ltx2_5"))
+    topologies = {name: topology for name, topology, *_ in of_encoders}
+    figures = {"scale": scale(of_scale), "encoders": encoders(of_encoders), "ltx2_5": newest(of_newest, topologies)}
+    page.write(tables, figures)
 
 
 main()
