@@ -69,5 +69,5 @@ def sentence_piece():
 
 def ids():
     versions = {package.__name__: package.__version__ for package in (transformers, tokenizers, sentencepiece)}
-    data = {"script": "scripts/oracle/byte_tokenizer.py", "versions": versions, "seed": None}
-    write_json(OUT / "ids.json", data | {"tokenizers": [reference("bytes"), reference("merges"), sentence_piece()]}, ('{"prompt"',))
+    data = {"versions": versions, "seed": None, "tokenizers": [reference("bytes"), reference("merges"), sentence_piece()]}
+    write_json(OUT / "ids.json", data, ('{"prompt"',))

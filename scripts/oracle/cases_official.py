@@ -171,11 +171,8 @@ def guided(terms, blocks=None):
 
 def subsets():
     """Returns guidance by name: every subset of the terms, then terms of one stream."""
-    table = {}
-    for bits in range(16):
-        terms = [term for at, term in enumerate(_TERMS) if bits >> at & 1]
-        table["_".join(terms) or "none"] = guided(terms)
-    return table | {
+    every = [[term for at, term in enumerate(_TERMS) if bits >> at & 1] for bits in range(16)]
+    return {"_".join(terms) or "none": guided(terms) for terms in every} | {
         "stg_of_video": guided(["stg"], _VIDEO), "stg_of_audio": guided(["stg"], _AUDIO),
         "cfg_of_video": {"video": scales(3.0), "audio": scales()},
         "modality_of_audio": {"video": scales(), "audio": scales(modality=3.0)},

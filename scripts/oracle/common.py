@@ -159,8 +159,8 @@ def float_bits(tensor):
 
 
 def write_json(path, data, breaks=()):
-    """Writes compact JSON with a line break before every occurrence of the `breaks`."""
-    text = json.dumps(data, separators=(",", ":"))
+    """Writes compact JSON that names the script, with a line break before every occurrence of the `breaks`."""
+    text = json.dumps({"script": SCRIPT} | data if isinstance(data, dict) else data, separators=(",", ":"))
     for mark in breaks:
         text = text.replace(mark, "\n" + mark)
     path.parent.mkdir(parents=True, exist_ok=True)

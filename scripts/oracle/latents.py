@@ -68,8 +68,7 @@ def audio_length(num_frames, fps, rate=16000, hop=160, ratio=4):
 
 def latents():
     data = {
-        "script": "scripts/oracle/latents.py", "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
-        "seed": SEED,
+        "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__}, "seed": SEED,
         "video": [video([1, 4, 3, 2, 5], 1, 1), video([2, 3, 4, 6, 4], 2, 2), video([1, 2, 3, 2, 4], 2, 1)],
         "audio": [packed(shape, "audio_", shape[2:]) for shape in ([1, 2, 5, 2], [2, 8, 7, 16])],
         "statistics": [normalised([2, 6, 3, 2, 5], 1.0), normalised([1, 4, 1, 3, 3], 0.7), normalised([2, 9, 10], 1.0)],

@@ -23,15 +23,6 @@ from common import MODELS, randomise
 # The complete models and the seeds of their weights.
 WHOLE = {"tiny_a": 11, "tiny_b": 22, "tiny_2_3": 23}
 PARTS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
-_VARIANTS = {
-    "transformer": ("dit_interleaved", "dit_perturbed", "dit_2_5", "dit_2_5_fixed_text", "dit_2_5_audio_bias"),
-    "connectors": ("connectors_interleaved",),
-    "vae": ("vae_patch1", "vae_timestep"),
-    "audio_vae": ("audio_width", "audio_plain"),
-    "vocoder": ("vocoder_bwe_odd", "vocoder_odd"),
-    "latent_upsampler": ("upsampler_rational", "upsampler_plain", "upsampler_3_2", "upsampler_temporal", "upsampler_frames"),
-    "duration_head": ("duration_head", "duration_head_queries", "duration_head_narrow"),
-}
 CLASSES = {
     "transformer": LTX2VideoTransformer3DModel, "connectors": LTX2TextConnectors, "vae": AutoencoderKLLTX2Video,
     "audio_vae": AutoencoderKLLTX2Audio, "vocoder": LTX2Vocoder, "latent_upsampler": LTX2LatentUpsamplerModel,
@@ -91,10 +82,11 @@ def copy_tokenizer(folder):
 
 def models():
     """Draws the weights of all models, in bfloat16 except for tiny_b; tiny_a's transformer is in shards, like the 19B."""
-    names = [(name, part) for name in WHOLE for part in PARTS]
-    names += [(name, component) for component, variants in _VARIANTS.items() for name in variants]
     dtype_of = lambda name: torch.float32 if name == "tiny_b" else torch.bfloat16
-    for name, part in names:
+    for name, part in (file.parts[-3:-1] for file in sorted(MODELS.glob("*/*/config.json"))):
+        # cases_gemma4.py draws the weights of LTX-2.5's text encoders and connectors.
+        if part not in (*PARTS, "latent_upsampler", "duration_head") or name.startswith(("gemma4", "tiny_2_5")):
+            continue
         model = build(part, config(name, part), WHOLE.get(name, 33 + sum(name.encode()) % 1000))
         shards = {"max_shard_size": "100KB"} if (name, part) == ("tiny_a", "transformer") else {}
         save_weights(model.to(dtype_of(name)), MODELS / name / part, **shards)

@@ -2,7 +2,7 @@
 """Writes tests/fixtures/quantized: small files in quantized formats, with the values that their own packages decode.
 
 Needs torch==2.15.0 (CPU), numpy==2.4.6, safetensors==0.8.0, comfy-kitchen==0.2.40, gguf==0.19.0, packaging, pyyaml,
-requests, tqdm. Usage: quantized.py FOLDER, or quantized.py SOURCE CONVERTED to compare a file of `ltx2 convert`.
+requests, tqdm. Usage: quantized.py FOLDER.
 """
 import json
 import sys
@@ -12,8 +12,6 @@ import gguf
 import numpy as np
 import torch
 from comfy_kitchen.backends.eager import quantization as ck
-from comfy_kitchen.tensor import TensorCoreFP8Layout, TensorWiseINT8Layout
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 TYPES = "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS F16 BF16 F32".split()
@@ -83,18 +81,6 @@ def of_convert(folder):
     save_file(want, folder / "convert_values.safetensors")
 
 
-def compare(source, converted):
-    """Loads a file of `ltx2 convert` with comfy-kitchen; prints its layers' relative distance from the source's."""
-    layouts = {"float8_e4m3fn": TensorCoreFP8Layout, "int8_tensorwise": TensorWiseINT8Layout}
-    with safe_open(source, "pt") as source, safe_open(converted, "pt") as file:
-        for name in [key[:-12] for key in file.keys() if key.endswith(".comfy_quant")]:
-            conf = json.loads(file.get_tensor(f"{name}.comfy_quant").numpy().tobytes())
-            layout, want = layouts[conf.pop("format")], source.get_tensor(f"{name}.weight").float()
-            params = layout.Params(file.get_tensor(f"{name}.weight_scale"), F32, tuple(want.shape), **conf)
-            got = layout.dequantize(file.get_tensor(f"{name}.weight"), params)
-            print(f"{(got - want).norm() / want.norm():.4f} {name}")
-
-
 def codes_of(name, values):
     """Codes of a type: by the package, or random codes with small scales."""
     kind = gguf.GGMLQuantizationType[name]
@@ -130,8 +116,6 @@ def of_gguf(folder):
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    if len(sys.argv) > 2:
-        sys.exit(compare(*sys.argv[1:3]))
     out.mkdir(parents=True, exist_ok=True)
     comfy(out)
     of_gguf(out)

@@ -1,13 +1,17 @@
-"""Writes tests/fixtures/sigmas/sigmas.json: noise schedules of both conventions, with nine digits.
+"""Writes tests/fixtures/sigmas: noise schedules with nine digits.
 
-`diffusers`: FlowMatchEulerDiscreteScheduler as the LTX-2 pipeline uses it. `official`: `ltx-core`.
+`sigmas.json`, of both conventions: `diffusers` (FlowMatchEulerDiscreteScheduler as the LTX-2 pipeline uses it) and `official`
+(`ltx-core`). `schedules.json`: `ltx-core`'s schedules that depend only on the number of steps.
 """
+
+from importlib.metadata import version
 
 import diffusers
 import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES, STAGE_2_DISTILLED_SIGMA_VALUES
+from ltx_core.components.schedulers import BetaScheduler, LinearQuadraticScheduler
 
 from cases_pipeline import official_sigmas, scheduled
 from common import FIXTURES, write_json
@@ -42,5 +46,16 @@ def sigmas_json():
     counts = [*((steps, 4096) for steps in (2, 3, 8, 13, 30, 40, 256)), (15, 8160), (6, 105)]
     official = [{"steps": n, "tokens": t, "sigmas": digits(official_sigmas(n, t))} for n, t in counts]
     versions = {"torch": torch.__version__, "diffusers": diffusers.__version__, "numpy": np.__version__}
-    data = dict(script="scripts/oracle/sigmas.py", versions=versions, seed=None, official=official, diffusers=cases)
+    data = dict(versions=versions, seed=None, official=official, diffusers=cases)
     write_json(FIXTURES / "sigmas" / "sigmas.json", data, ('{"steps"', '{"config"', '"diffusers":['))
+
+
+def schedules():
+    linear, beta, others, steps = LinearQuadraticScheduler(), BetaScheduler(), BetaScheduler(), (1, 2, 3, 7, 8, 20, 40, 256)
+    others.shift = 1.2
+    data = {
+        "versions": {name: version(name) for name in ("ltx-core", "torch", "scipy")},
+        "linear_quadratic": [digits(linear.execute(n)) for n in steps], "beta": [digits(beta.execute(n)) for n in steps],
+        "beta_of_others": [digits(others.execute(n, alpha=0.9, beta=0.4)) for n in steps],
+    }
+    write_json(FIXTURES / "sigmas" / "schedules.json", data, ('"linear_quadratic"', '"beta"', '"beta_of_others"'))
