@@ -144,12 +144,8 @@ unsafe impl Struct for Api {{}}
 """
 
 
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, WHEEL]
-        subprocess.run(pip, check=True)
-        OUT.write_text(generate(SimpleNamespace(**runpy.run_path(f"{folder}/{MEMBER}"))))
-    subprocess.run(["rustfmt", "--edition", "2024", str(OUT)], check=True)
-
-
-main()
+with tempfile.TemporaryDirectory() as folder:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, WHEEL]
+    subprocess.run(pip, check=True)
+    OUT.write_text(generate(SimpleNamespace(**runpy.run_path(f"{folder}/{MEMBER}"))))
+subprocess.run(["rustfmt", "--edition", "2024", str(OUT)], check=True)

@@ -106,29 +106,25 @@ def coverage(reader):
     return share
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("readers", nargs="*", metavar="READER", help="default: all")
-    parser.add_argument("--runs", type=int, default=2_000_000, help="runs of a reader")
-    parser.add_argument("--seconds", type=float, default=1200, help="seconds of processor time of a reader")
-    parser.add_argument("--no-lines", action="store_true", help="without the second build, which measures lines")
-    args = parser.parse_args()
-    if unknown := set(args.readers) - set(READERS):
-        parser.error(f"unknown reader {', '.join(sorted(unknown))}; known: {', '.join(READERS)}")
-    built = subprocess.check_output(["cargo", "+nightly", "fuzz", "list"], cwd=ROOT, text=True).split()
-    if differ := set(built) ^ set(READERS):
-        sys.exit(f"error: fuzz/Cargo.toml and READERS differ in {', '.join(sorted(differ))}")
-    LOGS.mkdir(parents=True, exist_ok=True)
-    cargo_fuzz("build")
-    for reader in args.readers or READERS:
-        runs, seconds, edges = fuzz(reader, args.runs, args.seconds)
-        print(f"{reader}: {runs} runs in {seconds:.0f} s, {edges} edges", flush=True)
-        share = "not measured" if args.no_lines else f"{coverage(reader):.0%}"
-        row = f"| `{reader}` | {runs:,} | {seconds:.0f} | {edges:,} | {share} | {datetime.date.today()} |"
-        page, rows = re.subn(rf"^\| `{reader}` \|.*", row, PAGE.read_text(), flags=re.M)
-        if rows != 1:
-            sys.exit(f"{PAGE} must have one row of {reader}")
-        PAGE.write_text(page)
-
-
-main()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("readers", nargs="*", metavar="READER", help="default: all")
+parser.add_argument("--runs", type=int, default=2_000_000, help="runs of a reader")
+parser.add_argument("--seconds", type=float, default=1200, help="seconds of processor time of a reader")
+parser.add_argument("--no-lines", action="store_true", help="without the second build, which measures lines")
+args = parser.parse_args()
+if unknown := set(args.readers) - set(READERS):
+    parser.error(f"unknown reader {', '.join(sorted(unknown))}; known: {', '.join(READERS)}")
+built = subprocess.check_output(["cargo", "+nightly", "fuzz", "list"], cwd=ROOT, text=True).split()
+if differ := set(built) ^ set(READERS):
+    sys.exit(f"error: fuzz/Cargo.toml and READERS differ in {', '.join(sorted(differ))}")
+LOGS.mkdir(parents=True, exist_ok=True)
+cargo_fuzz("build")
+for reader in args.readers or READERS:
+    runs, seconds, edges = fuzz(reader, args.runs, args.seconds)
+    print(f"{reader}: {runs} runs in {seconds:.0f} s, {edges} edges", flush=True)
+    share = "not measured" if args.no_lines else f"{coverage(reader):.0%}"
+    row = f"| `{reader}` | {runs:,} | {seconds:.0f} | {edges:,} | {share} | {datetime.date.today()} |"
+    page, rows = re.subn(rf"^\| `{reader}` \|.*", row, PAGE.read_text(), flags=re.M)
+    if rows != 1:
+        sys.exit(f"{PAGE} must have one row of {reader}")
+    PAGE.write_text(page)

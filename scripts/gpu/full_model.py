@@ -75,28 +75,24 @@ def place(need, wanted):
     sys.exit(4)
 
 
-def main():
-    if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
-        sys.exit(__doc__)
-    generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
-    configs = preset(PRESETS[generation])
-    parts = {name: configs[name] for name in (*CLASSES, "text_encoder") if name in configs and name != "duration_head"}
-    networks = [built(name, config, "meta") for name, config in parts.items()]
-    need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
-    folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, config in parts.items():
-        network = filled(name, config)
-        network.save_pretrained(folder / name, max_shard_size="8GB")
-        print(f"full_model.py: {name} written", file=sys.stderr, flush=True)
-        del network
-        release()
-    FlowMatchEulerDiscreteScheduler.from_config(configs["scheduler"]).save_pretrained(folder / "scheduler")
-    copy_tokenizer(folder / "tokenizer")
-    index = configs["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
-    (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
-    print(folder)
-
-
+if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
+    sys.exit(__doc__)
 torch.set_grad_enabled(False)
-main()
+generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
+configs = preset(PRESETS[generation])
+parts = {name: configs[name] for name in (*CLASSES, "text_encoder") if name in configs and name != "duration_head"}
+networks = [built(name, config, "meta") for name, config in parts.items()]
+need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
+folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
+shutil.rmtree(folder, ignore_errors=True)
+for name, config in parts.items():
+    network = filled(name, config)
+    network.save_pretrained(folder / name, max_shard_size="8GB")
+    print(f"full_model.py: {name} written", file=sys.stderr, flush=True)
+    del network
+    release()
+FlowMatchEulerDiscreteScheduler.from_config(configs["scheduler"]).save_pretrained(folder / "scheduler")
+copy_tokenizer(folder / "tokenizer")
+index = configs["model_index"] | {"tokenizer": ["transformers", "GemmaTokenizer"]}
+(folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
+print(folder)

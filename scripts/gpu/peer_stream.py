@@ -21,20 +21,15 @@ def offloaded(kind):
     return network
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("kinds", nargs="*", default=["block_level", "leaf_level"])
-    a = parser.parse_args()
-    for kind in a.kinds:
-        network = offloaded(kind)
-        torch.cuda.reset_peak_memory_stats()
-        seconds = peer.forward(network, "eager", distilled=False, frames=16, height=16, width=24, sound=126, runs=a.runs)
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        print(json.dumps({"torch": torch.__version__, "offload": kind, "seconds": seconds, "peak_gib": round(peak, 2)}), flush=True)
-        del network
-        peer.release()
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--runs", type=int, default=3)
+parser.add_argument("kinds", nargs="*", default=["block_level", "leaf_level"])
+a = parser.parse_args()
+for kind in a.kinds:
+    network = offloaded(kind)
+    torch.cuda.reset_peak_memory_stats()
+    seconds = peer.forward(network, "eager", distilled=False, frames=16, height=16, width=24, sound=126, runs=a.runs)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    print(json.dumps({"torch": torch.__version__, "offload": kind, "seconds": seconds, "peak_gib": round(peak, 2)}), flush=True)
+    del network
+    peer.release()

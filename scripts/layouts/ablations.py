@@ -62,18 +62,14 @@ def changes(rows, compiled):
         yield [step, name, more(a, b), more(b, a)]
 
 
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    results, tables = map(pathlib.Path, sys.argv[1:])
-    compiled, measured = read(results)
-    rows = page.read(tables, "steps")
-    wanted = product(TARGETS, [layout.strip("`") for layout, *_ in rows])
-    missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
-    if missing:
-        sys.exit(f"{results} lacks {', '.join(missing)}")
-    figures = {"steps": steps(rows, compiled, measured), "changes": changes(page.read(tables, "changes"), compiled)}
-    page.write(tables, figures)
-
-
-main()
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+results, tables = map(pathlib.Path, sys.argv[1:])
+compiled, measured = read(results)
+rows = page.read(tables, "steps")
+wanted = product(TARGETS, [layout.strip("`") for layout, *_ in rows])
+missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
+if missing:
+    sys.exit(f"{results} lacks {', '.join(missing)}")
+figures = {"steps": steps(rows, compiled, measured), "changes": changes(page.read(tables, "changes"), compiled)}
+page.write(tables, figures)

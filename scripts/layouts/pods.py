@@ -74,14 +74,10 @@ def newest(rows, topologies):
         yield [name, words, size(f), f"{f['memory']['temporaries'] / 2**30:.1f}", moved(f), *parts(f)]
 
 
-def main():
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    tables = pathlib.Path(sys.argv[2])
-    of_scale, of_encoders, of_newest = (page.read(tables, name) for name in ("scale", "encoders", "ltx2_5"))
-    topologies = {name: topology for name, topology, *_ in of_encoders}
-    figures = {"scale": scale(of_scale), "encoders": encoders(of_encoders), "ltx2_5": newest(of_newest, topologies)}
-    page.write(tables, figures)
-
-
-main()
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+tables = pathlib.Path(sys.argv[2])
+of_scale, of_encoders, of_newest = (page.read(tables, name) for name in ("scale", "encoders", "ltx2_5"))
+topologies = {name: topology for name, topology, *_ in of_encoders}
+figures = {"scale": scale(of_scale), "encoders": encoders(of_encoders), "ltx2_5": newest(of_newest, topologies)}
+page.write(tables, figures)

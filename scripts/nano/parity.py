@@ -45,29 +45,25 @@ def dump_clips(program, model, prompts, dtype, folder):
     return sorted(folder.glob("dump*.safetensors"))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("program")
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--reference")
-    args = parser.parse_args()
-    prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
-    pipe, far = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32), {"frames": [], "samples": []}
-    pipe.set_progress_bar_config(disable=True)
-    with tempfile.TemporaryDirectory() as folder:
-        dumps = dump_clips(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
-        for prompt, file in zip(prompts, dumps, strict=True):
-            dump = load_file(file)
-            frames, sound = reference(pipe, prompt["prompt"], dump["noise.video"], dump["noise.audio"])
-            if args.reference:
-                save_file({"video": frames[:, ::6].half().contiguous(), "audio": sound.half().contiguous()}, args.reference)
-                args.reference = None
-            for kind, a, b in (("frames", frames, dump["video"]), ("samples", sound, dump["audio"])):
-                far[kind].append(-10 * (a.double() - b.double()).square().mean().clamp(min=1e-20).log10().item())
-    for name, values in far.items():
-        print(f"{name}: PSNR {min(values):.1f} dB at least, {sum(values) / len(values):.1f} on average")
-
-
-main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("model")
+parser.add_argument("program")
+parser.add_argument("--count", type=int, default=10**9)
+parser.add_argument("--dtype", default="f32")
+parser.add_argument("--reference")
+args = parser.parse_args()
+prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
+pipe, far = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32), {"frames": [], "samples": []}
+pipe.set_progress_bar_config(disable=True)
+with tempfile.TemporaryDirectory() as folder:
+    dumps = dump_clips(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
+    for prompt, file in zip(prompts, dumps, strict=True):
+        dump = load_file(file)
+        frames, sound = reference(pipe, prompt["prompt"], dump["noise.video"], dump["noise.audio"])
+        if args.reference:
+            save_file({"video": frames[:, ::6].half().contiguous(), "audio": sound.half().contiguous()}, args.reference)
+            args.reference = None
+        for kind, a, b in (("frames", frames, dump["video"]), ("samples", sound, dump["audio"])):
+            far[kind].append(-10 * (a.double() - b.double()).square().mean().clamp(min=1e-20).log10().item())
+for name, values in far.items():
+    print(f"{name}: PSNR {min(values):.1f} dB at least, {sum(values) / len(values):.1f} on average")

@@ -17,16 +17,12 @@ from words import names, plain_caption
 EACH = 9
 
 
-def main():
-    folder, scenes = pathlib.Path(sys.argv[1]), world.sample(600, torch.Generator().manual_seed(77), held=True)
-    told = names(scenes)
-    kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
-    chosen = [i for row in zip(*kinds) for i in row]
-    kept = ("colour", "background", "motion", "shape", "pitch")
-    lines = [json.dumps({"prompt": plain_caption(told[i]), **{key: told[i][key] for key in kept}}) for i in chosen]
-    (folder / "prompts.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    first = world.render(scenes[chosen[1:2]])[0][0, :, 0]
-    Image.fromarray(((first + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()).save(folder / "first.png")
-
-
-main()
+folder, scenes = pathlib.Path(sys.argv[1]), world.sample(600, torch.Generator().manual_seed(77), held=True)
+told = names(scenes)
+kinds = [[i for i, scene in enumerate(told) if scene["motion"] == motion][:EACH] for motion in world.MOTIONS]
+chosen = [i for row in zip(*kinds) for i in row]
+kept = ("colour", "background", "motion", "shape", "pitch")
+lines = [json.dumps({"prompt": plain_caption(told[i]), **{key: told[i][key] for key in kept}}) for i in chosen]
+(folder / "prompts.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+first = world.render(scenes[chosen[1:2]])[0][0, :, 0]
+Image.fromarray(((first + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()).save(folder / "first.png")

@@ -133,18 +133,14 @@ def _captured(update, feed):
     return replay
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("folder")
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--steps", type=int, default=10**9, help="limit")
-    parser.add_argument("--batch", type=int, help="smaller ones are for a try on a CPU")
-    args = parser.parse_args()
-    stage, options = STAGES[args.stage]
-    options["batch"] = args.batch or options["batch"]
-    model.save_configurations(args.folder)
-    stage(Job(args.stage, args.folder, args.seconds, args.steps, **options))
-
-
-main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("stage", choices=STAGES)
+parser.add_argument("folder")
+parser.add_argument("--seconds", type=float, default=300.0)
+parser.add_argument("--steps", type=int, default=10**9, help="limit")
+parser.add_argument("--batch", type=int, help="smaller ones are for a try on a CPU")
+args = parser.parse_args()
+stage, options = STAGES[args.stage]
+options["batch"] = args.batch or options["batch"]
+model.save_configurations(args.folder)
+stage(Job(args.stage, args.folder, args.seconds, args.steps, **options))

@@ -178,32 +178,27 @@ def summary(failed, seconds, command):
     return not failed and (middle <= 1 or len(IN_SPREADS) < 40)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ltx2", type=Path, default=REPOSITORY / "target/debug/ltx2", help="path of the binary")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="a range of seeds")
-    parser.add_argument("--generation", choices=["2.0", "2.3", "2.5"], help="default: chosen by the seed")
-    parser.add_argument("--keep", type=Path, help="folder in which to keep the model and the files")
-    parser.add_argument("--fixture", action="store_true", help="write tests/fixtures/seeds/SEED.tar.gz")
-    options = parser.parse_args()
-    if options.keep and options.seeds:
-        parser.error("--keep is for one seed")
-    fix_numerics()
-    first, count = options.seeds or (options.seed, 1)
-    failed, begun = [], time.time()
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = (options.keep or Path(scratch)).resolve()
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                fine = check_seed(options, seed, folder)
-            except Exception:  # A reference that refuses what was drawn fails its seed, not the following ones.
-                traceback.print_exc()
-                fine = False
-        failed += [] if fine else [seed]
-    sys.exit(0 if summary(failed, time.time() - begun, f"{sys.argv[0]} --ltx2 {options.ltx2}") else 1)
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--ltx2", type=Path, default=REPOSITORY / "target/debug/ltx2", help="path of the binary")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="a range of seeds")
+parser.add_argument("--generation", choices=["2.0", "2.3", "2.5"], help="default: chosen by the seed")
+parser.add_argument("--keep", type=Path, help="folder in which to keep the model and the files")
+parser.add_argument("--fixture", action="store_true", help="write tests/fixtures/seeds/SEED.tar.gz")
+options = parser.parse_args()
+if options.keep and options.seeds:
+    parser.error("--keep is for one seed")
+fix_numerics()
+first, count = options.seeds or (options.seed, 1)
+failed, begun = [], time.time()
+for seed in range(first, first + count):
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (options.keep or Path(scratch)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            fine = check_seed(options, seed, folder)
+        except Exception:  # A reference that refuses what was drawn fails its seed, not the following ones.
+            traceback.print_exc()
+            fine = False
+    failed += [] if fine else [seed]
+sys.exit(0 if summary(failed, time.time() - begun, f"{sys.argv[0]} --ltx2 {options.ltx2}") else 1)

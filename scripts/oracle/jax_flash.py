@@ -43,31 +43,27 @@ def kernel_text(function, arguments):
         return str(module)
 
 
-def main():
-    folder, written = pathlib.Path(sys.argv[1]), []
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, [b, h, q, k, d], [block_q, block_k_major, block_k], dtype, causal, bias in CASES:
-        rng = np.random.default_rng(len(name))
-        draw = lambda *dims: jnp.asarray(rng.standard_normal(dims, dtype=np.float32), dtype)
-        operands = [draw(b, h, q, d), draw(b, h, k, d), draw(b, h, k, d)]
-        if bias:
-            operands.append(draw(b, h, q, k).astype(jnp.float32))
-        blocks = fa.BlockSizes(block_q=block_q, block_k_major=block_k_major, block_k=block_k, block_b=1)
-        options = dict(causal=causal, sm_scale=d**-0.5, block_sizes=blocks)
-        attention = lambda q, k, v, ab=None: fa.flash_attention(q, k, v, ab, **options)
-        with jax.default_matmul_precision("highest"):
-            (folder / f"{name}.mlir").write_text(kernel_text(attention, operands))
-            with pltpu.force_tpu_interpret_mode():
-                result = attention(*operands)
+folder, written = pathlib.Path(sys.argv[1]), []
+folder.mkdir(parents=True, exist_ok=True)
+for name, [b, h, q, k, d], [block_q, block_k_major, block_k], dtype, causal, bias in CASES:
+    rng = np.random.default_rng(len(name))
+    draw = lambda *dims: jnp.asarray(rng.standard_normal(dims, dtype=np.float32), dtype)
+    operands = [draw(b, h, q, d), draw(b, h, k, d), draw(b, h, k, d)]
+    if bias:
+        operands.append(draw(b, h, q, k).astype(jnp.float32))
+    blocks = fa.BlockSizes(block_q=block_q, block_k_major=block_k_major, block_k=block_k, block_b=1)
+    options = dict(causal=causal, sm_scale=d**-0.5, block_sizes=blocks)
+    attention = lambda q, k, v, ab=None: fa.flash_attention(q, k, v, ab, **options)
+    with jax.default_matmul_precision("highest"):
+        (folder / f"{name}.mlir").write_text(kernel_text(attention, operands))
+        with pltpu.force_tpu_interpret_mode():
+            result = attention(*operands)
 
-        def array(what, x):
-            file = f"{name}.{what}.f32"
-            np.asarray(x.astype(jnp.float32)).tofile(folder / file)
-            return {"file": file, "dtype": "bf16" if x.dtype == jnp.bfloat16 else "f32", "dims": list(x.shape)}
+    def array(what, x):
+        file = f"{name}.{what}.f32"
+        np.asarray(x.astype(jnp.float32)).tofile(folder / file)
+        return {"file": file, "dtype": "bf16" if x.dtype == jnp.bfloat16 else "f32", "dims": list(x.shape)}
 
-        operands = [array(str(n), x) for n, x in enumerate(operands)]
-        written.append({"name": name, "kernel": f"{name}.mlir", "operands": operands, "result": array("result", result)})
-    (folder / "cases.json").write_text(json.dumps(written, indent=1))
-
-
-main()
+    operands = [array(str(n), x) for n, x in enumerate(operands)]
+    written.append({"name": name, "kernel": f"{name}.mlir", "operands": operands, "result": array("result", result)})
+(folder / "cases.json").write_text(json.dumps(written, indent=1))

@@ -36,22 +36,17 @@ def check_sizes():
         raise SystemExit(f"the limits are {FILE_LIMIT} bytes a file, {LIMIT} in all; too large: {', '.join(large) or 'the sum'}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="COMPONENT", help="write only these")
-    parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
-    options = parser.parse_args()
-    fix_numerics()
-    official_pipelines.find_packages(options.official)
-    table = CHECKOUT if options.official else RELEASED
-    components = {name: module for module, names in table.items() for name in names.split()}
-    if unknown := set(options.only or ()) - components.keys():
-        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(components)}")
-    for name in options.only or components:
-        common.SCRIPT = f"scripts/oracle/{components[name]}.py"
-        getattr(importlib.import_module(components[name]), name.replace("-", "_"))()
-    check_sizes()
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--only", nargs="+", metavar="COMPONENT", help="write only these")
+parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
+options = parser.parse_args()
+fix_numerics()
+official_pipelines.find_packages(options.official)
+table = CHECKOUT if options.official else RELEASED
+components = {name: module for module, names in table.items() for name in names.split()}
+if unknown := set(options.only or ()) - components.keys():
+    parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(components)}")
+for name in options.only or components:
+    common.SCRIPT = f"scripts/oracle/{components[name]}.py"
+    getattr(importlib.import_module(components[name]), name.replace("-", "_"))()
+check_sizes()

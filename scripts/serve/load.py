@@ -61,21 +61,17 @@ def updated(page, figures, log, said):
     return FAULT.sub(fault, page)
 
 
-def main():
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    file = Path(sys.argv[1])
-    page = file.read_text()
-    with tempfile.TemporaryDirectory() as folder:
-        figures, log, said = run(["figures::", *(name for _, name in FAULT.findall(page))], Path(folder))
-    page = updated(page, figures, log, said)
-    print(page)
-    file.write_text(page)
-    failed = [row["test"] for row in log if row["outcome"] == "failed"]
-    missed = [row["what"] for row in figures if not row["met"]]
-    for what in [f"{name} failed" for name in failed] + [f"missed: {what}" for what in missed]:
-        print(f"load.py: {what}")
-    sys.exit(1 if failed or missed or not figures else 0)
-
-
-main()
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
+file = Path(sys.argv[1])
+page = file.read_text()
+with tempfile.TemporaryDirectory() as folder:
+    figures, log, said = run(["figures::", *(name for _, name in FAULT.findall(page))], Path(folder))
+page = updated(page, figures, log, said)
+print(page)
+file.write_text(page)
+failed = [row["test"] for row in log if row["outcome"] == "failed"]
+missed = [row["what"] for row in figures if not row["met"]]
+for what in [f"{name} failed" for name in failed] + [f"missed: {what}" for what in missed]:
+    print(f"load.py: {what}")
+sys.exit(1 if failed or missed or not figures else 0)

@@ -151,18 +151,14 @@ class Examples(Peers):
         self.is_video("output.mp4")
 
 
-def main():
-    run = Run("peers", __doc__, peers="folder of the projects' checkouts")
-    Peers.folder = Path(run.arguments.peers)
-    if run.arguments.peers:
-        run.group(Examples, *FLAGS)
-        run.end("examples of SGLang, vLLM-Omni and TensorRT-LLM")
-    is_required = "peers" in os.environ.get("LTX2_REQUIRE", "").split(",")
-    for case in cases_of(Examples):
-        project = case.__doc__.split(":")[0]
-        ended = "FAILED" if is_required else f"ignored, no checkout of {project}: PEERS=FOLDER names them"
-        print(f"test peers::{case.__name__} ... {ended}")
-    sys.exit(is_required)
-
-
-main()
+run = Run("peers", __doc__, peers="folder of the projects' checkouts")
+Peers.folder = Path(run.arguments.peers)
+if run.arguments.peers:
+    run.group(Examples, *FLAGS)
+    run.end("examples of SGLang, vLLM-Omni and TensorRT-LLM")
+is_required = "peers" in os.environ.get("LTX2_REQUIRE", "").split(",")
+for case in cases_of(Examples):
+    project = case.__doc__.split(":")[0]
+    ended = "FAILED" if is_required else f"ignored, no checkout of {project}: PEERS=FOLDER names them"
+    print(f"test peers::{case.__name__} ... {ended}")
+sys.exit(is_required)

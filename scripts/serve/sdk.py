@@ -358,15 +358,11 @@ class WithKeys(Wire):
         equal({video.id for video in self.videos.list(limit=100)} - listed, {created.id}, "videos of refused requests")
 
 
-def main():
-    run = Run("sdk", __doc__)
-    print(f"openai {openai.__version__}")
-    keys = Path(run.temporary.name) / "keys"
-    keys.write_text(f"first:{FIRST}\nsecond:{SECOND}\n")
-    keys.chmod(0o600)
-    run.group(Open, *FLAGS)
-    run.group(WithKeys, *FLAGS, "--api-key-file", keys, "--queue", "1")
-    run.end(f"openai {openai.__version__}")
-
-
-main()
+run = Run("sdk", __doc__)
+print(f"openai {openai.__version__}")
+keys = Path(run.temporary.name) / "keys"
+keys.write_text(f"first:{FIRST}\nsecond:{SECOND}\n")
+keys.chmod(0o600)
+run.group(Open, *FLAGS)
+run.group(WithKeys, *FLAGS, "--api-key-file", keys, "--queue", "1")
+run.end(f"openai {openai.__version__}")

@@ -45,12 +45,8 @@ def errors(text, targets, known):
             yield f"--test {binary} {module}::{test}: no such test"
 
 
-def main():
-    pages = subprocess.check_output(["git", "ls-files", "*.md"], text=True).split()
-    targets, known = " ".join(TARGETS.findall(Path("Makefile").read_text())).split(), flags()
-    wrong = [f"{name}: {error}" for name in pages for error in errors(Path(name).read_text(), targets, known)]
-    print("\n".join(wrong) or f"{len(pages)} pages: every command and path exists")
-    sys.exit(bool(wrong))
-
-
-main()
+pages = subprocess.check_output(["git", "ls-files", "*.md"], text=True).split()
+targets, known = " ".join(TARGETS.findall(Path("Makefile").read_text())).split(), flags()
+wrong = [f"{name}: {error}" for name in pages for error in errors(Path(name).read_text(), targets, known)]
+print("\n".join(wrong) or f"{len(pages)} pages: every command and path exists")
+sys.exit(bool(wrong))

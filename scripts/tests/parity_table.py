@@ -139,14 +139,10 @@ cases, and takes what they measured. [Which keys are whose convention](../guides
 """
 
 
-def main():
-    if sys.argv[1:] not in ([], ["--no-run"]):
-        sys.exit(__doc__)
-    if not sys.argv[1:]:
-        run(dict.fromkeys(row.test for row in ROWS))
-    measured = [json.loads(line) for line in LOG.read_text().splitlines()]
-    PAGE.write_text(page(measured))
-    print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")
-
-
-main()
+if sys.argv[1:] not in ([], ["--no-run"]):
+    sys.exit(__doc__)
+if not sys.argv[1:]:
+    run(dict.fromkeys(row.test for row in ROWS))
+measured = [json.loads(line) for line in LOG.read_text().splitlines()]
+PAGE.write_text(page(measured))
+print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")

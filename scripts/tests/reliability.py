@@ -36,19 +36,15 @@ def run(test):
     return "FAIL" if done.returncode else "pass" if " 1 passed; 0 failed" in done.stdout else "not run"
 
 
-def main():
-    counts = Counter()
-    for fault, tests in rows():
-        if not tests:
-            print(f"\n{fault}\n")
-            continue
-        states = {test: run(test) for test in tests}
-        row = next((state for state in ("FAIL", "not run") if state in states.values()), "pass")
-        counts[row] += 1
-        others = "; ".join(test for test, state in states.items() if state == row != "pass")
-        print(f"{row:8} {fault}{f' ({others})' if others else ''}", flush=True)
-    print(f"\n{counts.total()} rows: {counts['pass']} pass, {counts['FAIL']} fail, {counts['not run']} not run")
-    sys.exit(counts["pass"] != counts.total())
-
-
-main()
+counts = Counter()
+for fault, tests in rows():
+    if not tests:
+        print(f"\n{fault}\n")
+        continue
+    states = {test: run(test) for test in tests}
+    row = next((state for state in ("FAIL", "not run") if state in states.values()), "pass")
+    counts[row] += 1
+    others = "; ".join(test for test, state in states.items() if state == row != "pass")
+    print(f"{row:8} {fault}{f' ({others})' if others else ''}", flush=True)
+print(f"\n{counts.total()} rows: {counts['pass']} pass, {counts['FAIL']} fail, {counts['not run']} not run")
+sys.exit(counts["pass"] != counts.total())

@@ -88,21 +88,17 @@ def compare(ltx2, path):
     return max((abs(a - b) for _, a, b in rows), default=0.0)
 
 
-def main():
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    ltx2, *paths = sys.argv[1:]
-    failed = []
-    for path in map(pathlib.Path, paths):
-        print(f"== {path}")
-        with tempfile.TemporaryDirectory() as folder:
-            # xprof writes its results next to the file.
-            copy, read = pathlib.Path(folder) / "host.xplane.pb", gzip.open if path.suffix == ".gz" else open
-            copy.write_bytes(read(path, "rb").read())
-            if compare(ltx2, copy) > TOLERANCE:
-                failed.append(str(path))
-    if failed:
-        sys.exit(f"more than {TOLERANCE} points apart: {', '.join(failed)}")
-
-
-main()
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
+ltx2, *paths = sys.argv[1:]
+failed = []
+for path in map(pathlib.Path, paths):
+    print(f"== {path}")
+    with tempfile.TemporaryDirectory() as folder:
+        # xprof writes its results next to the file.
+        copy, read = pathlib.Path(folder) / "host.xplane.pb", gzip.open if path.suffix == ".gz" else open
+        copy.write_bytes(read(path, "rb").read())
+        if compare(ltx2, copy) > TOLERANCE:
+            failed.append(str(path))
+if failed:
+    sys.exit(f"more than {TOLERANCE} points apart: {', '.join(failed)}")

@@ -327,19 +327,15 @@ def screenshots(browser, report, folder):
     return problems
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("reports", "browser", "out"):
-        parser.add_argument(name, type=pathlib.Path)
-    parser.add_argument("--only", default="")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    with Browser(args.browser) as browser:
-        if args.reports.is_file():
-            sys.exit("\n".join(screenshots(browser, args.reports, args.out)) or None)
-        cases = cases_of(Cases, args.only)
-        results = [run_case("report", case, Cases(browser, args.reports), args.out) for case in cases]
-    exit_with(results, args.out)
-
-
-main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+for name in ("reports", "browser", "out"):
+    parser.add_argument(name, type=pathlib.Path)
+parser.add_argument("--only", default="")
+args = parser.parse_args()
+args.out.mkdir(parents=True, exist_ok=True)
+with Browser(args.browser) as browser:
+    if args.reports.is_file():
+        sys.exit("\n".join(screenshots(browser, args.reports, args.out)) or None)
+    cases = cases_of(Cases, args.only)
+    results = [run_case("report", case, Cases(browser, args.reports), args.out) for case in cases]
+exit_with(results, args.out)

@@ -84,23 +84,19 @@ def run_case(model, case, dtype):
         write_whole(folder / "spread.json", lambda part: part.write_text(json.dumps(spread, indent=1) + "\n"))
 
 
-def main():
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    fix_numerics()
-    torch.set_num_threads(plan["threads"])
-    torch.use_deterministic_algorithms(plan["device"] == "cpu")
-    draw_image(Path(plan["image"]))
-    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
-    # Lightricks' package loads its own networks, so diffusers' are freed first.
-    for kind in (Given, Package):
-        if cases := [c for c in plan["cases"] if (c["request"]["reference"] == "official_1_0") == (kind is Package)]:
-            model = kind(plan, dtype)
-            for case in cases:
-                run_case(model, case, plan["dtype"])
-            del model
-            gc.collect()
-            if plan["device"] == "cuda":
-                torch.cuda.empty_cache()
-
-
-main()
+plan = json.loads(Path(sys.argv[1]).read_text())
+fix_numerics()
+torch.set_num_threads(plan["threads"])
+torch.use_deterministic_algorithms(plan["device"] == "cpu")
+draw_image(Path(plan["image"]))
+dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[plan["dtype"]]
+# Lightricks' package loads its own networks, so diffusers' are freed first.
+for kind in (Given, Package):
+    if cases := [c for c in plan["cases"] if (c["request"]["reference"] == "official_1_0") == (kind is Package)]:
+        model = kind(plan, dtype)
+        for case in cases:
+            run_case(model, case, plan["dtype"])
+        del model
+        gc.collect()
+        if plan["device"] == "cuda":
+            torch.cuda.empty_cache()

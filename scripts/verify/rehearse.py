@@ -57,22 +57,18 @@ def write(model, generation, folder, distilled):
         shutil.copy(lora, diffusers)
 
 
-def main():
-    ltx2, out, *more = sys.argv[1:]
-    fix_numerics()
-    options = ["--sizes", "128x64x1", "128x128x9", "192x128x17", "--steps", "3", "--max-sequence-length", "64"]
-    options += ["--set", "runtime.xla_flags.xla_backend_optimization_level=0", *more]
-    failed = 0
-    for name in ("2.0", "2.3", "2.3-distilled", "2.5", "2.5-distilled"):
-        folder = Path(out, "models", name)
-        write(MODEL_OF[name[:3]], name[:3], folder, "distilled" in name)
-        for model in (folder / "diffusers", *folder.glob("ltx-*-dev.safetensors"), *folder.glob("ltx-*-distilled.safetensors")):
-            command = [sys.executable, HERE / "main.py", model, "--diffusers", folder / "diffusers", "--ltx2", ltx2]
-            command += ["--python", sys.executable, "-o", Path(out, f"{name}-{'folder' if model.is_dir() else 'file'}"), *options]
-            failed = subprocess.run(command).returncode or failed
-    sys.exit(failed)
-
-
 if len(sys.argv) < 3:
     sys.exit(__doc__)
-main()
+ltx2, out, *more = sys.argv[1:]
+fix_numerics()
+options = ["--sizes", "128x64x1", "128x128x9", "192x128x17", "--steps", "3", "--max-sequence-length", "64"]
+options += ["--set", "runtime.xla_flags.xla_backend_optimization_level=0", *more]
+failed = 0
+for name in ("2.0", "2.3", "2.3-distilled", "2.5", "2.5-distilled"):
+    folder = Path(out, "models", name)
+    write(MODEL_OF[name[:3]], name[:3], folder, "distilled" in name)
+    for model in (folder / "diffusers", *folder.glob("ltx-*-dev.safetensors"), *folder.glob("ltx-*-distilled.safetensors")):
+        command = [sys.executable, HERE / "main.py", model, "--diffusers", folder / "diffusers", "--ltx2", ltx2]
+        command += ["--python", sys.executable, "-o", Path(out, f"{name}-{'folder' if model.is_dir() else 'file'}"), *options]
+        failed = subprocess.run(command).returncode or failed
+sys.exit(failed)

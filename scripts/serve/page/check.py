@@ -25,35 +25,31 @@ from server import Server  # noqa: E402
 GROUPS = [Form, Jobs, Looks, Sources, Limited, access.Full, access.Keyed, access.Stored]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("ltx2", "browser", "out", "--images"):
-        parser.add_argument(name, type=pathlib.Path)
-    parser.add_argument("--only", default="")
-    args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
-    args.out.mkdir(parents=True)
-    Images.folder = args.images
-    server = Server(args.ltx2, args.out, "--platform", "cpu")
-    results, flags = [], None
-    try:
-        with Browser(args.browser) as browser:
-            for group in [*GROUPS, Images, FilledForms] if args.images else GROUPS:
-                cases = cases_of(group, args.only)
-                world = group(browser, server)
-                if cases and flags != world.flags:
-                    server.stop()
-                    world.prepare()
-                    flags = world.flags
-                for case in cases:
-                    if not server.runs():
-                        world.start()
-                    results.append(run_case("page", case, world, args.out, getattr(case, "statuses", ())))
-                    if server.runs():
-                        server.clear()
-    finally:
-        server.stop()
-    exit_with(results, args.out)
-
-
-main()
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+for name in ("ltx2", "browser", "out", "--images"):
+    parser.add_argument(name, type=pathlib.Path)
+parser.add_argument("--only", default="")
+args = parser.parse_args()
+shutil.rmtree(args.out, ignore_errors=True)
+args.out.mkdir(parents=True)
+Images.folder = args.images
+server = Server(args.ltx2, args.out, "--platform", "cpu")
+results, flags = [], None
+try:
+    with Browser(args.browser) as browser:
+        for group in [*GROUPS, Images, FilledForms] if args.images else GROUPS:
+            cases = cases_of(group, args.only)
+            world = group(browser, server)
+            if cases and flags != world.flags:
+                server.stop()
+                world.prepare()
+                flags = world.flags
+            for case in cases:
+                if not server.runs():
+                    world.start()
+                results.append(run_case("page", case, world, args.out, getattr(case, "statuses", ())))
+                if server.runs():
+                    server.clear()
+finally:
+    server.stop()
+exit_with(results, args.out)
