@@ -87,13 +87,6 @@ def struct(header, name, call=""):
     yield "    }"
 
 
-def calls_of(header):
-    """Returns the calls whose arguments the crate names. Other slots of the table are arrays of untyped pointers."""
-    sources = "".join(file.read_text() for file in OUT.parent.rglob("*.rs") if file != OUT)
-    names = (name.removeprefix("PJRT_") for name in header.FUNCTIONS)
-    return [name for name in names if f"abi::{camel(name)}Args" in sources]
-
-
 def slots(header, calls):
     skipped = 0
     for call in (name.removeprefix("PJRT_") for name in [*header.FUNCTIONS, ""]):
@@ -114,7 +107,9 @@ def generate(header):
     version = f"VERSION: (i32, i32) = ({header.PJRT_API_MAJOR}, {header.PJRT_API_MINOR});"
     if not mark or version not in head:
         sys.exit(f"gen_pjrt_abi.py: the hand-written head of {OUT} must have `{version}`, and `{mark.strip()}` after it")
-    calls = calls_of(header)
+    # The calls whose arguments the crate names. Other slots of the table are arrays of untyped pointers.
+    sources = "".join(file.read_text() for file in OUT.parent.rglob("*.rs") if file != OUT)
+    calls = [name[5:] for name in header.FUNCTIONS if f"abi::{camel(name[5:])}Args" in sources]
     lines = [line for name, (prefix, source) in ENUMS.items() for line in enum(header, name, prefix, source)]
     lines.append("structs! {")
     for name in STRUCTS:

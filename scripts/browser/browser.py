@@ -35,7 +35,9 @@ class Page:
 
         Ignores failed requests with one of `statuses`; 0 is a refused connection.
         """
-        shown = [f"{kind}: {text}" for kind, text in self.said if kind in ("error", "warning") and not meant(text, statuses)]
+        meant = ["net::ERR_" if status == 0 else f"status of {status}" for status in statuses]
+        is_meant = lambda text: text.startswith("Failed to load resource:") and any(part in text for part in meant)  # noqa: E731
+        shown = [f"{kind}: {text}" for kind, text in self.said if kind in ("error", "warning") and not is_meant(text)]
         asked = [url for url in self.asked if not url.startswith(("data:", "blob:", "about:"))]
         return shown + [f"request to {url}" for url in asked if origin_of(url) != self.origin]
 
@@ -73,11 +75,6 @@ class Page:
 def origin_of(url):
     parts = urllib.parse.urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def meant(text, statuses):
-    found = any("net::ERR_" in text if status == 0 else f"status of {status}" in text for status in statuses)
-    return text.startswith("Failed to load resource:") and found
 
 
 class Browser:

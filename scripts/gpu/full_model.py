@@ -12,15 +12,13 @@ from pathlib import Path
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from transformers import Gemma3ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
-from models import CLASSES, class_of, copy_tokenizer, gemma_config  # noqa: E402
+from models import CLASSES, TEXT_ENCODERS, class_of, copy_tokenizer, gemma_config  # noqa: E402
 from peer import preset, release  # noqa: E402
 
 GIB = 1 << 30
 PRESETS = {"2.0": "ltx2", "2.3": "ltx2_3", "2.5": "ltx2_5"}
-TEXT_ENCODERS = {"gemma3": Gemma3ForConditionalGeneration, "gemma4_unified": Gemma4UnifiedForConditionalGeneration}
 # Too large to build in f32 first.
 LARGE = ("transformer", "text_encoder")
 # Gemma-4 does not scale its attention scores; without small norms, softmax would select one token, which any rounding changes.

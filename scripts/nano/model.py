@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 
 import diffusers
 import torch
@@ -83,7 +82,3 @@ def save(folder, part, model):
     state = {published(k): v for k, v in model.state_dict().items() if "lm_head" not in k}
     state = {k: v.detach().to("cpu", torch.bfloat16).contiguous().clone() for k, v in sorted(state.items())}
     save_file(state, path, metadata={"format": "pt"})
-
-
-def save_configurations(folder):
-    shutil.copytree(ASSETS, folder, ignore=shutil.ignore_patterns("*.safetensors", "README.md"), dirs_exist_ok=True)

@@ -36,15 +36,6 @@ def reference(pipe, prompt, noise, audio_noise):
     )
 
 
-def dump_clips(program, model, prompts, dtype, folder):
-    lines = folder / "prompts.txt"
-    lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
-    command = [program, "generate", "-c", "configs/nano.yml", "-m", model, "--platform", "cpu", "--dtype", dtype]
-    command += ["--prompts", lines, "--dump", folder / "dump.safetensors", "-o", folder / "clips"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return sorted(folder.glob("dump*.safetensors"))
-
-
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model")
 parser.add_argument("program")
@@ -56,8 +47,12 @@ prompts = json.loads(pathlib.Path(PROMPTS).read_text())[: args.count]
 pipe, far = LTX2Pipeline.from_pretrained(args.model, torch_dtype=torch.float32), {"frames": [], "samples": []}
 pipe.set_progress_bar_config(disable=True)
 with tempfile.TemporaryDirectory() as folder:
-    dumps = dump_clips(args.program, args.model, prompts, args.dtype, pathlib.Path(folder))
-    for prompt, file in zip(prompts, dumps, strict=True):
+    lines = pathlib.Path(folder, "prompts.txt")
+    lines.write_text("".join(f"{p['prompt']}\n" for p in prompts))
+    command = [args.program, "generate", "-c", "configs/nano.yml", "-m", args.model, "--platform", "cpu", "--dtype", args.dtype]
+    command += ["--prompts", lines, "--dump", f"{folder}/dump.safetensors", "-o", f"{folder}/clips"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for prompt, file in zip(prompts, sorted(lines.parent.glob("dump*.safetensors")), strict=True):
         dump = load_file(file)
         frames, sound = reference(pipe, prompt["prompt"], dump["noise.video"], dump["noise.audio"])
         if args.reference:

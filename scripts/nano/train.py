@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import pathlib
+import shutil
 import time
 from functools import partial
 
@@ -142,5 +143,5 @@ parser.add_argument("--batch", type=int, help="smaller ones are for a try on a C
 args = parser.parse_args()
 stage, options = STAGES[args.stage]
 options["batch"] = args.batch or options["batch"]
-model.save_configurations(args.folder)
+shutil.copytree(model.ASSETS, args.folder, ignore=shutil.ignore_patterns("*.safetensors", "README.md"), dirs_exist_ok=True)
 stage(Job(args.stage, args.folder, args.seconds, args.steps, **options))

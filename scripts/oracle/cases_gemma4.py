@@ -47,12 +47,10 @@ def gemma4():
         for row, length in enumerate(lengths):
             ids[row, total - length] = 2
         ids *= mask
-        runs, kinds = [], {"text_encoder": Gemma4UnifiedForConditionalGeneration, "connectors": LTX2TextConnectors}
-        for dtype in (torch.float32, torch.bfloat16):
-            loaded = [kind.from_pretrained(MODELS / name / part, dtype=dtype).eval() for part, kind in kinds.items()]
-            runs.append(cases_text.encode(*loaded, ids, mask))
-        outputs = {key: runs[0][key] for key in ("prompt_embeds", "projected")}
-        extra, inputs = spread(runs[1], outputs, mask.bool()), {"input_ids": ids, "attention_mask": mask}
+        load = lambda dtype: (models.load(name, part, dtype) for part in ("text_encoder", "connectors"))
+        full, half = (cases_text.encode(*load(dtype), ids, mask) for dtype in (torch.float32, torch.bfloat16))
+        outputs = {key: full[key] for key in ("prompt_embeds", "projected")}
+        extra, inputs = spread(half, outputs, mask.bool()), {"input_ids": ids, "attention_mask": mask}
         write_case("gemma4", name, inputs, outputs, model=name, extra=extra)
 
 
@@ -61,13 +59,6 @@ _FLAGS = [{}, {"add_bos_token": True, "add_eos_token": False}, {"add_bos_token":
 _BOS_PROMPTS = ["a red fox", "", "<bos> twice", "the waves " * 4]
 # Releases of transformers save different post-processors.
 _TRANSFORMERS = "5.24.0"
-
-
-def _saved(source, **more):
-    data = json.loads((source / "tokenizer.json").read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        GemmaTokenizer(vocab=data["model"]["vocab"], merges=[], **more).save_pretrained(folder)
-        return [json.loads((Path(folder) / f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json")]
 
 
 def _template(*pieces):
@@ -90,7 +81,9 @@ def bos():
         ("transformers 4", model["post_processor"]), ("null", None),
     )]
     for name, more in (("transformers 5", {}), ("transformers 5, BOS", {"add_bos_token": True})):
-        files.append((name, *_saved(source, **more), {}))
+        with tempfile.TemporaryDirectory() as folder:
+            GemmaTokenizer(vocab=model["model"]["vocab"], merges=[], **more).save_pretrained(folder)
+            files.append((name, *(json.loads(Path(folder, f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json")), {}))
     for pieces in (("A", "<eos>"), ("<bos>", "A", "<eos>"), ("<bos>", "A", "<bos>")):
         files.append((" ".join(pieces), dict(model, post_processor=_template(*pieces)), config, {}))
     cases, asked = [], dict(max_length=12, truncation=True, add_special_tokens=True)

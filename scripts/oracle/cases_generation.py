@@ -1,20 +1,14 @@
 """Writes texts that the text encoders' language models generate, and token probabilities of the sampling rules."""
 
 import torch
-from transformers import Gemma3ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import models
-from common import MODELS, randn, write_case
+from common import randn, write_case
 
 NEW_TOKENS = 64
-CLASSES = {"tiny_a": Gemma3ForConditionalGeneration, "tiny_b": Gemma3ForConditionalGeneration}
 # Temperature, top-k (0: all tokens) and top-p.
 RULES = [(1.0, 0, 1.0), (0.7, 12, 1.0), (1.3, 0, 0.8), (0.7, 20, 0.9)]
-
-
-def load(name):
-    return CLASSES.get(name, Gemma4UnifiedForConditionalGeneration).from_pretrained(MODELS / name / "text_encoder", dtype=torch.float32).eval()
 
 
 def prompts(name, lengths, total):
@@ -39,7 +33,7 @@ def generate(model, ids, mask, stops, **more):
 def generation():
     """Two prompts of different lengths, one longer than the window; without and with stop tokens."""
     for name, more in (("tiny_a", {}), ("gemma4_a", {}), ("tiny_b", {"no_repeat_ngram_size": 3})):
-        model, (ids, mask) = load(name), prompts(name, (20, 9), 24)
+        model, (ids, mask) = models.load(name, "text_encoder"), prompts(name, (20, 9), 24)
         model.generation_config.eos_token_id = None
         tokens, lengths = generate(model, ids, mask, [], **more)
         assert (lengths == NEW_TOKENS).all()
@@ -58,7 +52,7 @@ def generation():
 def sampling():
     """Probabilities of the first new token for each of the rules, `[rules, vocabulary]`."""
     name = "gemma4_b"
-    model, (ids, mask) = load(name), prompts(name, (6,), 8)
+    model, (ids, mask) = models.load(name, "text_encoder"), prompts(name, (6,), 8)
     logits = model(input_ids=ids, attention_mask=mask).logits[:, -1].float()
     rows = []
     for temperature, top_k, top_p in RULES:

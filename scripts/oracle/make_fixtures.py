@@ -27,15 +27,6 @@ CHECKOUT = {
 LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 
 
-def check_sizes():
-    sizes = {path: path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()}
-    total = sum(sizes.values())
-    print(f"{len(sizes)} files, {total} bytes")
-    large = [str(path.relative_to(FIXTURES)) for path, size in sizes.items() if size >= FILE_LIMIT]
-    if large or total > LIMIT:
-        raise SystemExit(f"the limits are {FILE_LIMIT} bytes a file, {LIMIT} in all; too large: {', '.join(large) or 'the sum'}")
-
-
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--only", nargs="+", metavar="COMPONENT", help="write only these")
 parser.add_argument("--official", metavar="FOLDER", help="a checkout of Lightricks/LTX-2 at 400fd31")
@@ -49,4 +40,9 @@ if unknown := set(options.only or ()) - components.keys():
 for name in options.only or components:
     common.SCRIPT = f"scripts/oracle/{components[name]}.py"
     getattr(importlib.import_module(components[name]), name.replace("-", "_"))()
-check_sizes()
+sizes = {path: path.stat().st_size for path in FIXTURES.rglob("*") if path.is_file()}
+total = sum(sizes.values())
+print(f"{len(sizes)} files, {total} bytes")
+large = [str(path.relative_to(FIXTURES)) for path, size in sizes.items() if size >= FILE_LIMIT]
+if large or total > LIMIT:
+    raise SystemExit(f"the limits are {FILE_LIMIT} bytes a file, {LIMIT} in all; too large: {', '.join(large) or 'the sum'}")

@@ -16,7 +16,7 @@ from diffusers import (
 from diffusers.pipelines.ltx2 import (
     LTX2DurationHead, LTX2LatentUpsamplerModel, LTX2TextConnectors, LTX2Vocoder, LTX2VocoderWithBWE,
 )
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 
 from common import MODELS, randomise
 
@@ -28,6 +28,7 @@ CLASSES = {
     "audio_vae": AutoencoderKLLTX2Audio, "vocoder": LTX2Vocoder, "latent_upsampler": LTX2LatentUpsamplerModel,
     "duration_head": LTX2DurationHead, "diffusion_decoder": LTX2VideoDiffusionDecoderModel,
 }
+TEXT_ENCODERS = {"gemma3": Gemma3ForConditionalGeneration, "gemma4_unified": Gemma4UnifiedForConditionalGeneration}
 VOCABULARY = 400
 
 
@@ -38,6 +39,8 @@ def config(name, component):
 
 
 def class_of(component, config):
+    if component == "text_encoder":
+        return TEXT_ENCODERS[config["model_type"]]
     return LTX2VocoderWithBWE if "bwe_in_channels" in config else CLASSES[component]
 
 
@@ -96,9 +99,7 @@ def models():
 
 
 def load(name, component, dtype=torch.float32):
-    is_text = component == "text_encoder"
-    kind = Gemma3ForConditionalGeneration if is_text else class_of(component, config(name, component))
-    return kind.from_pretrained(MODELS / name / component, dtype=dtype).eval()
+    return class_of(component, config(name, component)).from_pretrained(MODELS / name / component, dtype=dtype).eval()
 
 
 def load_pipeline(name, dtype=torch.float32, kind=LTX2Pipeline, **replaced):

@@ -1,9 +1,6 @@
 """Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
-    python3 scripts/tests/parity_table.py              runs the tests of `ROWS` in full, then writes the page
-    python3 scripts/tests/parity_table.py --no-run     uses the last measurement, target/tests/parity.jsonl
-
-`Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
+Runs the tests of `ROWS` in full, then writes the page: python3 scripts/tests/parity_table.py. `Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
 """
 
 import datetime
@@ -139,10 +136,9 @@ cases, and takes what they measured. [Which keys are whose convention](../guides
 """
 
 
-if sys.argv[1:] not in ([], ["--no-run"]):
+if sys.argv[1:]:
     sys.exit(__doc__)
-if not sys.argv[1:]:
-    run(dict.fromkeys(row.test for row in ROWS))
+run(dict.fromkeys(row.test for row in ROWS))
 measured = [json.loads(line) for line in LOG.read_text().splitlines()]
 PAGE.write_text(page(measured))
 print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")

@@ -88,11 +88,6 @@ def plotted(page):
     return page.locator(".drawing > svg").count()
 
 
-def unfold(page):
-    page.evaluate(UNFOLD)
-    page.wait_for_selector("#tensors table")
-
-
 def texts(page, where=""):
     """Returns how many texts the plots have, none of which overlap or leave their plot."""
     found = page.evaluate(TEXTS)
@@ -183,7 +178,8 @@ class Cases(World):
         """Light, dark and narrow, with all details open; nothing is wider than the window."""
         for name in ("light", "dark", "narrow"):
             page = self.drawn(**LOOKS[name])
-            unfold(page)
+            page.evaluate(UNFOLD)
+            page.wait_for_selector("#tensors table")
             assert page.wide() == 0, f"{name}: {page.wide()} pixels wider than the window"
             found = page.axe(self.browser.axe)
             assert not found, f"{name}: {len(found)}: {found[:4]}"

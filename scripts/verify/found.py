@@ -118,15 +118,3 @@ def gpu():
         return None
     name, mib = done.stdout.splitlines()[0].rsplit(",", 1)
     return name.strip(), int(mib) << 20
-
-
-def host_memory():
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) << 10
-
-
-def free_disk(folder):
-    """Returns the free bytes on the disk of a folder, which need not exist."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,11 +73,13 @@ def check_needs(found, options, gpu):
     # f32 frames and latents of both sides and of the reference's second run.
     dumps = sum(3 * 4 * 3 * w * h * f * 2 for w, h, f in options.sizes) * len(plans.pipelines(found)[0])
     venv_disk = 0 if options.python else VENV_DISK[options.device]
-    rows = [("disk", dumps + venv_disk + GIB // 4, finding.free_disk(options.output), options.output)]
+    disk = next(folder for folder in (options.output, *options.output.parents) if folder.exists())
+    rows = [("disk", dumps + venv_disk + GIB // 4, shutil.disk_usage(disk).free, options.output)]
     if options.device == "cuda":
         rows.append(("GPU memory", held + 4 * GIB if held > GIB else GIB, gpu[1], gpu[0]))
         held = min(held, 32 * GIB)
-    rows.append(("host memory", held + 2 * GIB, finding.host_memory(), "free"))
+    available = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(), re.M)[1]
+    rows.append(("host memory", held + 2 * GIB, int(available) << 10, "free"))
     for name, need, there, where in rows:
         print(f"{name}: {need / GIB:.1f} GiB needed, {there / GIB:.1f} GiB there ({where})", flush=True)
     short = [name for name, need, there, _ in rows if need > there]
