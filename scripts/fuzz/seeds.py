@@ -59,22 +59,17 @@ def fields(data):
         at += value if wire else 0
 
 
-def declared():
-    """Returns the fields that crates/xla-analysis reads of each message, with the message type of each field."""
-    messages = {}
-    for name, body in re.findall(r"struct (\w+) \{(.*?)\n    \}", (ANALYSIS / "proto.rs").read_text(), re.S):
-        found = messages[name] = {}
-        for type_, tag in re.findall(r"^ +\w+: (.*) = (\d+) \[", body, re.M):
-            inner = re.search(r"\w+Proto", type_)
-            found[int(tag)] = inner and inner.group()
-            if type_.startswith("HashMap"):
-                # A map entry is a message of key and value.
-                found[int(tag)] = entry = f"{name}.{tag}"
-                messages[entry] = {1: None, 2: inner.group()}
-    return messages
-
-
-MESSAGES = declared()
+# The fields that crates/xla-analysis reads of each message, with the message type of each field.
+MESSAGES = {}
+for name, body in re.findall(r"struct (\w+) \{(.*?)\n    \}", (ANALYSIS / "proto.rs").read_text(), re.S):
+    found = MESSAGES[name] = {}
+    for type_, tag in re.findall(r"^ +\w+: (.*) = (\d+) \[", body, re.M):
+        inner = re.search(r"\w+Proto", type_)
+        found[int(tag)] = inner and inner.group()
+        if type_.startswith("HashMap"):
+            # A map entry is a message of key and value.
+            found[int(tag)] = entry = f"{name}.{tag}"
+            MESSAGES[entry] = {1: None, 2: inner.group()}
 
 
 def trimmed(data, message="ModuleWithConfig"):

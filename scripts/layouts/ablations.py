@@ -14,17 +14,6 @@ TARGETS = {"tpu:v5p:2x2x2": "v5p-8", "tpu:tpu7x:2x2x1": "TPU7x-8", "cuda:h200:1x
 BLOCKS = "transformer.transformer_blocks.*."
 
 
-def read(path):
-    compiled, measured = {}, {}
-    for record in map(json.loads, path.read_text().splitlines()):
-        options, result = dict(pairwise(record["command"])), record["result"]
-        if result and record["work"] == "compile":
-            compiled[options["--target"], options.get("--layout")] = result
-        elif result and record["work"] == "measure":
-            measured[options.get("--layout")] = result["programs"]["denoise_loop"]["median"]
-    return compiled, measured
-
-
 def moved(figures):
     """Returns runs and megabytes per block by kind of collective and by tensor (or name scope)."""
     sums = {}
@@ -65,7 +54,13 @@ def changes(rows, compiled):
 if len(sys.argv) != 3:
     sys.exit(__doc__)
 results, tables = map(pathlib.Path, sys.argv[1:])
-compiled, measured = read(results)
+compiled, measured = {}, {}
+for record in map(json.loads, results.read_text().splitlines()):
+    options, result = dict(pairwise(record["command"])), record["result"]
+    if result and record["work"] == "compile":
+        compiled[options["--target"], options.get("--layout")] = result
+    elif result and record["work"] == "measure":
+        measured[options.get("--layout")] = result["programs"]["denoise_loop"]["median"]
 rows = page.read(tables, "steps")
 wanted = product(TARGETS, [layout.strip("`") for layout, *_ in rows])
 missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]

@@ -76,15 +76,10 @@ def by_lycoris(name, options):
     network.save_weights(str(FOLDER / f"{name}.safetensors"), torch.float32, {})
 
 
-@torch.no_grad()
-def main():
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    expected = {key: value for item in PEFT.items() for key, value in by_peft(*item)}
-    expected |= {key: value for item in LYCORIS.items() for key, value in by_lycoris(*item)}
-    save_file(model().state_dict(), FOLDER / "weights.safetensors")
-    versions = json.dumps({package: version(package) for package in ("torch", "peft", "lycoris-lora")})
-    save_file({k: v.contiguous() for k, v in expected.items()}, FOLDER / "merged.safetensors", {"versions": versions})
-
-
-if __name__ == "__main__":
-    main()
+torch.set_grad_enabled(False)
+shutil.rmtree(FOLDER, ignore_errors=True)
+expected = {key: value for item in PEFT.items() for key, value in by_peft(*item)}
+expected |= {key: value for item in LYCORIS.items() for key, value in by_lycoris(*item)}
+save_file(model().state_dict(), FOLDER / "weights.safetensors")
+versions = json.dumps({package: version(package) for package in ("torch", "peft", "lycoris-lora")})
+save_file({k: v.contiguous() for k, v in expected.items()}, FOLDER / "merged.safetensors", {"versions": versions})

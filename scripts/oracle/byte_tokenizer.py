@@ -41,7 +41,7 @@ def reference(name):
     return {"dir": name, "vocab_size": len(tokenizer), "cases": cases}
 
 
-def train():
+def sentence_piece():
     out, text = io.BytesIO(), (REPOSITORY / "LICENSE").read_text().splitlines() + PROMPTS[2:5]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(text), model_writer=out, model_type="bpe", vocab_size=400, byte_fallback=True, num_threads=1,
@@ -52,10 +52,6 @@ def train():
     )
     (OUT / "spiece").mkdir(exist_ok=True)
     (OUT / "spiece/tokenizer.model").write_bytes(out.getvalue())
-
-
-def sentence_piece():
-    train()
     tokenizer = GemmaTokenizerFast.from_pretrained(OUT / "spiece")
     model, cases = sentencepiece.SentencePieceProcessor(model_file=str(OUT / "spiece/tokenizer.model")), []
     for prompt, max_length in product(PROMPTS, (7, 96)):

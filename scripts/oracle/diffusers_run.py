@@ -65,6 +65,7 @@ def limited(vocoder, clamp):
     return patch.object(stage, "final_act_fn", stage.final_act_fn or ("clamp" if clamp else None))
 
 
+# The following functions are named like components; each returns inputs, outputs, and optionally `scalars` and the `rows` to compare.
 def transformer(model, draw):
     config, batch = model.config["transformer"], draw.randint(1, 2)
     shape = dict(frames=draw.randint(1, 3), height=draw.randint(1, 4), width=draw.randint(1, 4), audio_frames=draw.randint(1, 9))
@@ -135,10 +136,3 @@ def upsampler(model, draw):
     channels = model.config["latent_upsampler"]["in_channels"]
     latents = randn(model.seed, "latents", 1, channels, draw.randint(1, 3), draw.randint(2, 4), draw.randint(1, 4))
     return {"latents": latents}, {"latents": model.upsampler(latents)}, {}
-
-
-# Each returns inputs, outputs, and optionally `scalars` and the `rows` to compare.
-COMPONENTS = {
-    "transformer": transformer, "connectors": connectors, "text-encoder": text_encoder, "video-decoder": video_decoder,
-    "audio-decoder": audio_decoder, "vocoder": vocoder, "video-encoder": video_encoder, "upsampler": upsampler,
-}

@@ -9,10 +9,8 @@ import models
 from common import MODELS, write_safetensors
 
 # diffusers' to Lightricks' names, by dotted segment.
-TRANSFORMER = {
-    "proj_in": "patchify_proj", "audio_proj_in": "audio_patchify_proj", "time_embed": "adaln_single",
-    "audio_time_embed": "audio_adaln_single", "prompt_adaln": "prompt_adaln_single",
-    "audio_prompt_adaln": "audio_prompt_adaln_single",
+_STREAM = {"proj_in": "patchify_proj", "time_embed": "adaln_single", "prompt_adaln": "prompt_adaln_single"}
+TRANSFORMER = _STREAM | {f"audio_{name}": f"audio_{theirs}" for name, theirs in _STREAM.items()} | {
     "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
     "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
     "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single", "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",

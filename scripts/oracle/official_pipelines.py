@@ -2,37 +2,20 @@
 
 import functools
 import importlib
-import sys
 import tempfile
 import types
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import torch
 
 PRESETS = {"tiny_a": "ltx2", "tiny_2_3": "ltx2_3"}
 PIPELINES = {
-    "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"),
-    "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"),
-    "distilled": ("distilled", "DistilledPipeline"),
-    "hq": ("ti2vid_two_stages_hq", "TI2VidTwoStagesHQPipeline"),
-    "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"),
-    "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
-    "retake": ("retake", "RetakePipeline"),
-    "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"),
+    "image_to_video": ("ti2vid_one_stage", "TI2VidOneStagePipeline"), "hq": ("ti2vid_two_stages_hq", "TI2VidTwoStagesHQPipeline"),
+    "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"), "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
+    "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"), "distilled": ("distilled", "DistilledPipeline"),
+    "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"), "retake": ("retake", "RetakePipeline"),
     "ic_lora": ("ic_lora", "ICLoraPipeline"),
 }
-
-
-def find_packages(folder=None):
-    """Makes the packages of a checkout, or the installed ones, importable."""
-    # Needed only for EXR files.
-    sys.modules.setdefault("OpenImageIO", MagicMock())
-    for package in ("ltx-core", "ltx-pipelines") if folder else ():
-        source = Path(folder).resolve() / "packages" / package / "src"
-        if not source.is_dir():
-            raise SystemExit(f"{source} is missing; give a checkout of Lightricks/LTX-2")
-        sys.path.insert(0, str(source))
 
 
 def ltx(module):

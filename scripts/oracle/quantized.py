@@ -114,9 +114,8 @@ def of_gguf(folder):
     save_file(want, folder / "types_values.safetensors")
 
 
-if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    out.mkdir(parents=True, exist_ok=True)
-    comfy(out)
-    of_gguf(out)
-    of_convert(out)
+out = Path(sys.argv[1])
+out.mkdir(parents=True, exist_ok=True)
+comfy(out)
+of_gguf(out)
+of_convert(out)

@@ -16,14 +16,6 @@ LTX2 = re.compile(r"(?:^|[`/\s])ltx2 ([a-z]+)((?:[^`#\n\\]|\\\n)*)", re.M)
 FLAG = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
 
-def flags():
-    """Returns the flags of each command, including those of its subcommands."""
-    found = {}
-    for section in re.split(r"^## ltx2 ", Path("docs/reference/cli.md").read_text(), flags=re.M)[1:]:
-        found.setdefault(re.match(r"[a-z]+", section)[0], {"--help"}).update(FLAG.findall(section))
-    return found
-
-
 def errors(text, targets, known):
     yield from (f"make {target}: no such target" for target in MAKE.findall(text) if target not in targets)
     for command, rest in LTX2.findall(text):
@@ -46,7 +38,10 @@ def errors(text, targets, known):
 
 
 pages = subprocess.check_output(["git", "ls-files", "*.md"], text=True).split()
-targets, known = " ".join(TARGETS.findall(Path("Makefile").read_text())).split(), flags()
+targets, known = " ".join(TARGETS.findall(Path("Makefile").read_text())).split(), {}
+# The flags of each command, including those of its subcommands.
+for section in re.split(r"^## ltx2 ", Path("docs/reference/cli.md").read_text(), flags=re.M)[1:]:
+    known.setdefault(re.match(r"[a-z]+", section)[0], {"--help"}).update(FLAG.findall(section))
 wrong = [f"{name}: {error}" for name in pages for error in errors(Path(name).read_text(), targets, known)]
 print("\n".join(wrong) or f"{len(pages)} pages: every command and path exists")
 sys.exit(bool(wrong))

@@ -1,6 +1,7 @@
 """Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
-Runs the tests of `ROWS` in full, then writes the page: python3 scripts/tests/parity_table.py. `Case::within` (tests/support) appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
+Runs the tests of `ROWS` in full, then writes the page: python3 scripts/tests/parity_table.py. `Case::within` (tests/support)
+appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
 """
 
 import datetime
@@ -35,10 +36,8 @@ ROWS = [
     Row("reference videos (IC-LoRA)", "it references::", r"references/"),
     Row("image conditioning", "it official_steps::", r"official(_1_0)?/tiny_\w+?_(image\w*) "),
     Row("keyframes", "it official_steps::", r"official(_1_0)?/tiny_\w+_keyframes "),
-    Row(
-        "conditioning strength below 1, motion speed other than 1", "it by_diffusers::",
-        r"by_diffusers/\w+_(first|strengths|motion|reference) ",
-    ),
+    Row("conditioning strength below 1, motion speed other than 1", "it by_diffusers::",
+        r"by_diffusers/\w+_(first|strengths|motion|reference) "),
     Row("prompts with a tokenizer without BOS", "it by_diffusers::", r"by_diffusers/\w+_no_bos "),
     Row("two stages", "it official_steps::", r"official(_1_0)?/tiny_\w+_two_stage "),
     Row("distilled", "it official_steps::", r"official/tiny_\w+_distilled "),
@@ -50,14 +49,10 @@ ROWS = [
     Row("CFG++", "it guidance_steps::ltx2_", r"official_by_step/\w+ cfg_pp"),
     Row("ancestral Euler (LTX-2.5's distilled)", "it pipeline_2_5::", r"pipeline_2_5/distilled "),
     Row("ancestral Euler in two passes, diffusion decoder", "it by_diffusers::", r"by_diffusers/\w+_ancestral "),
-    Row(
-        "schedules: beta, linear-quadratic", "lib sampling::schedules::tests::beta_and_linear_quadratic_match_reference_bitwise",
-        None, _WHEELS,
-    ),
-    Row(
-        "schedule of the models", "lib sampling::sigmas::tests::schedules_match_references_bitwise",
-        None, f"{_WHEELS}, diffusers 0.42.1",
-    ),
+    Row("schedules: beta, linear-quadratic",
+        "lib sampling::schedules::tests::beta_and_linear_quadratic_match_reference_bitwise", None, _WHEELS),
+    Row("schedule of the models", "lib sampling::sigmas::tests::schedules_match_references_bitwise", None,
+        f"{_WHEELS}, diffusers 0.42.1"),
     Row("upsamplers: x2, x1.5, temporal", "it parity::upsampler_matches_reference", r"upsampler/"),
     Row("upsampling between two stages: x1.5, temporal, both", "it upsampling::", r"upsampling/"),
     Row("upsampling by x1.5, LTX-2.5's distilled", "it pipeline_2_5::", r"pipeline_2_5/distilled_x1_5 "),
@@ -117,9 +112,12 @@ def lines(row, measured):
         yield f"| {row.feature} | {whose} | {models} | {len(group)} {kind} | {distance:.1e} | {limit:.0e} | `{row.test}` |"
 
 
-def page(measured):
-    table = "\n".join(line for row in ROWS for line in lines(row, measured))
-    return f"""# Distances from the references
+if sys.argv[1:]:
+    sys.exit(__doc__)
+run(dict.fromkeys(row.test for row in ROWS))
+measured = [json.loads(line) for line in LOG.read_text().splitlines()]
+table = "\n".join(line for row in ROWS for line in lines(row, measured))
+PAGE.write_text(f"""# Distances from the references
 
 Relative L2 distance of this program's results from those of the reference implementations: small models with random weights,
 f32, CPU. Each row shows the largest distance of all cases, and the limit of the test. If the reference is Lightricks' code,
@@ -133,12 +131,5 @@ what was added.
 
 Written by `python3 scripts/tests/parity_table.py` on {datetime.date.today()}: it runs the tests of the last column with all their
 cases, and takes what they measured. [Which keys are whose convention](../guides/references.md).
-"""
-
-
-if sys.argv[1:]:
-    sys.exit(__doc__)
-run(dict.fromkeys(row.test for row in ROWS))
-measured = [json.loads(line) for line in LOG.read_text().splitlines()]
-PAGE.write_text(page(measured))
+""")
 print(f"{PAGE.relative_to(ROOT)}: {len(measured)} comparisons")

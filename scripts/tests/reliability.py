@@ -15,17 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/internals/reliability.md"
 
 
-def rows():
-    """Yields a heading, or fault and tests of a row."""
-    lines = PAGE.read_text().splitlines()
-    for line, following in zip(lines, [*lines[1:], ""]):
-        if line.startswith("## "):
-            yield line, []
-        if line.startswith("|") and not line.startswith("|-") and not following.startswith("|-"):
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-            yield cells[0], re.findall(r"`([^`]+)`", cells[-1])
-
-
 @functools.cache
 def run(test):
     binary, path = test.split(" ", 1)
@@ -36,12 +25,14 @@ def run(test):
     return "FAIL" if done.returncode else "pass" if " 1 passed; 0 failed" in done.stdout else "not run"
 
 
-counts = Counter()
-for fault, tests in rows():
-    if not tests:
-        print(f"\n{fault}\n")
+counts, lines = Counter(), PAGE.read_text().splitlines()
+for line, following in zip(lines, [*lines[1:], ""]):
+    if line.startswith("## "):
+        print(f"\n{line}\n")
+    if not line.startswith("|") or line.startswith("|-") or following.startswith("|-"):
         continue
-    states = {test: run(test) for test in tests}
+    fault, *_, tests = (cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
+    states = {test: run(test) for test in re.findall(r"`([^`]+)`", tests)}
     row = next((state for state in ("FAIL", "not run") if state in states.values()), "pass")
     counts[row] += 1
     others = "; ".join(test for test, state in states.items() if state == row != "pass")
