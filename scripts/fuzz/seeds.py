@@ -83,7 +83,8 @@ def trimmed(data, message="ModuleWithConfig"):
     return b"".join(sorted(written) if message == "ScheduleProto" else written)
 
 
-def module(ltx2, name, chip, program, target, layout, layers):
+ltx2 = sys.argv[1] if sys.argv[1:] else "target/debug/ltx2"
+for name, chip, program, target, layout, layers in MODULES:
     with tempfile.TemporaryDirectory() as dump:
         command = [ltx2, "-q", "compile", "-c", "nano_2_0", "-m", "nano", "--program", program, "--target", target]
         command += ["--layout", layout, "--layers", str(layers), "--dump-hlo", dump]
@@ -94,7 +95,3 @@ def module(ltx2, name, chip, program, target, layout, layers):
     data, chips = trimmed(optimized.read_bytes()), re.findall(r'"chips/(\w+)\.toml"', (ANALYSIS / "chip.rs").read_text())
     seed = bytes([2 * chips.index(chip)]) + data if chip else b"\xff" + dict(fields(data))[1]
     (SEEDS / "module" / f"{name}.pb").write_bytes(seed)
-
-
-for seed in MODULES:
-    module(sys.argv[1] if sys.argv[1:] else "target/debug/ltx2", *seed)

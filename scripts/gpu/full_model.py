@@ -63,25 +63,23 @@ def filled(name, config):
     return network
 
 
-def place(need, wanted):
-    for folder in [wanted] if wanted else [Path("/dev/shm"), Path.cwd(), Path("/tmp")]:
-        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
-        print(f"full_model.py: {folder}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)
-        if free > need:
-            return folder
-    print("full_model.py: no folder holds the model: give one with more space as WHERE", file=sys.stderr)
-    sys.exit(4)
-
-
 if len(sys.argv) not in (2, 3) or sys.argv[1] not in PRESETS:
     sys.exit(__doc__)
 torch.set_grad_enabled(False)
-generation, wanted = sys.argv[1], Path(sys.argv[2]) if len(sys.argv) == 3 else None
+generation = sys.argv[1]
 configs = preset(PRESETS[generation])
 parts = {name: configs[name] for name in (*CLASSES, "text_encoder") if name in configs and name != "duration_head"}
 networks = [built(name, config, "meta") for name, config in parts.items()]
-need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers()))
-folder = place(need + GIB // 4, wanted) / f"ltx2-full-{generation}"
+need = 2 * sum(t.numel() for network in networks for t in (*network.parameters(), *network.buffers())) + GIB // 4
+for place in map(Path, sys.argv[2:] or ["/dev/shm", Path.cwd(), "/tmp"]):
+    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    print(f"full_model.py: {place}: {free / GIB:.0f} GiB free, {need / GIB:.0f} GiB needed", file=sys.stderr)
+    if free > need:
+        break
+else:
+    print("full_model.py: no folder holds the model: give one with more space as WHERE", file=sys.stderr)
+    sys.exit(4)
+folder = place / f"ltx2-full-{generation}"
 shutil.rmtree(folder, ignore_errors=True)
 for name, config in parts.items():
     network = filled(name, config)

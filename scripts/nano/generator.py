@@ -19,11 +19,8 @@ class Generator(torch.nn.Module):
         self.text, self.connectors, self.transformer = (model.load(folder, part, device) for part in parts)
         self.text.model.vision_tower.requires_grad_(False)
         self.text.model.multi_modal_projector.requires_grad_(False)
-        self._positions()
-
-    def _positions(self):
         t = self.transformer
-        device = next(t.parameters()).device
+        # Tables of positions are computed once.
         videos = [t.rope.prepare_video_coords(1, *grid, device, fps=float(world.FPS)) for grid in (GRID, LARGE)]
         audio = t.audio_rope.prepare_audio_coords(1, AUDIO_TOKENS, device)
         own, cross = {t.rope: videos, t.audio_rope: [audio]}, {t.cross_attn_rope: videos, t.cross_attn_audio_rope: [audio]}

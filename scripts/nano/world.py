@@ -114,14 +114,6 @@ def _bounce(s):
     return _between(s.dice[:, 4:5], 8, 11), _between(s.dice[:, 5:6], 0.2, 0.6)
 
 
-def bounce_times(s):
-    """Returns the frames at which a shape touches the floor, [batch, 4]; infinity if it does not."""
-    period, phase = _bounce(s)
-    hits = (torch.arange(1, 5, device=s.dice.device)[None] - phase) * period
-    real = (hits < FRAMES - 0.5) & (s.motion == MOTIONS.index("bounce"))[:, None]
-    return torch.where(real, hits, torch.full_like(hits, math.inf))
-
-
 def _distance(shape, x, y, r):
     """Returns the signed distance to the outline of a shape of radius r, negative inside."""
     length = (x * x + y * y).sqrt()
@@ -182,7 +174,11 @@ def sound(s, rate=16_000):
     grow = torch.where((s.motion == MOTIONS.index("grow"))[:, None], 0.25 + 0.75 * share, 1.0)
     fade = torch.where((s.motion == MOTIONS.index("fade"))[:, None], _at(opacity, seconds) ** 1.5, 1.0)
     hum = grow * fade * (seconds / 0.03).clamp(max=1)
-    since = seconds[None, None] - bounce_times(s)[:, :, None] / FPS
+    # The frames at which a shape touches the floor, [batch, 4]; infinity if it does not.
+    period, phase = _bounce(s)
+    hits = (torch.arange(1, 5, device=device)[None] - phase) * period
+    real = (hits < FRAMES - 0.5) & (s.motion == MOTIONS.index("bounce"))[:, None]
+    since = seconds[None, None] - torch.where(real, hits, math.inf)[:, :, None] / FPS
     beep = ((since / 0.004).clamp(0, 1) * torch.exp(-since.clamp(0, 1) / 0.045)).amax(1) * (since > 0).any(1)
     loud = torch.where((s.motion == MOTIONS.index("bounce"))[:, None], 1.4 * beep, hum) * (1 - s.silent)[:, None]
     side = _at(cx, seconds) / WIDTH

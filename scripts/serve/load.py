@@ -27,20 +27,6 @@ def lines(file):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def run(filters, folder):
-    """Runs tests in full, one at a time; returns figures, results and messages."""
-    figures, log, said = folder / "figures", folder / "log", {}
-    env = os.environ | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_VIDEOS": "1000"}
-    env |= {"LTX2_SERVE_FIGURES": str(figures), "LTX2_TEST_LOG": str(log)}
-    for name in filters:
-        release = [] if name.startswith(STOPPED) else ["--release"]
-        command = ["cargo", "test", "--locked", "--test", "serve", *release, "--", name, "--test-threads", "1"]
-        done = subprocess.run(command, cwd=REPOSITORY, env=env, check=False, text=True, stderr=subprocess.PIPE)
-        sys.stderr.write(done.stderr)
-        said[name] = [line.removeprefix("measured: ") for line in done.stderr.splitlines() if MEASURED.search(line)]
-    return lines(figures), lines(log), said
-
-
 def updated(page, figures, log, said):
     """Returns the page with new date, processor, figures and results."""
     row = lambda *cells: "| " + " | ".join(cells) + " |"  # noqa: E731
@@ -64,9 +50,18 @@ def updated(page, figures, log, said):
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
     sys.exit(__doc__)
 file = Path(sys.argv[1])
-page = file.read_text()
+page, said = file.read_text(), {}
+# Runs the tests in full, one at a time.
 with tempfile.TemporaryDirectory() as folder:
-    figures, log, said = run(["figures::", *(name for _, name in FAULT.findall(page))], Path(folder))
+    written = {"LTX2_SERVE_FIGURES": f"{folder}/figures", "LTX2_TEST_LOG": f"{folder}/log"}
+    env = os.environ | written | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_VIDEOS": "1000"}
+    for name in ["figures::", *(name for _, name in FAULT.findall(page))]:
+        release = [] if name.startswith(STOPPED) else ["--release"]
+        command = ["cargo", "test", "--locked", "--test", "serve", *release, "--", name, "--test-threads", "1"]
+        done = subprocess.run(command, cwd=REPOSITORY, env=env, check=False, text=True, stderr=subprocess.PIPE)
+        sys.stderr.write(done.stderr)
+        said[name] = [line.removeprefix("measured: ") for line in done.stderr.splitlines() if MEASURED.search(line)]
+    figures, log = (lines(Path(path)) for path in written.values())
 page = updated(page, figures, log, said)
 print(page)
 file.write_text(page)

@@ -51,17 +51,6 @@ def kind(row):
     return "matmul" if category.startswith(("convolution", "dot")) or library or fused else REST
 
 
-def xprofs(path):
-    times = collections.Counter()
-    for row in table("hlo_stats", path):
-        times[kind(row)] += row["total_self_time"]
-    rows = [row for row in table("framework_op_stats", path) if row["type"] == "IDLE"]
-    idle, share = sum(row["total_self_time"] for row in rows), rows[0]["device_total_self_time_percent"]
-    # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
-    # operations are the total.
-    return parts(times, idle / share if idle else None)
-
-
 def parts(times, whole):
     """Converts times to percent; the rest of `whole` is idle."""
     shares = {name: 100 * time / (whole or sum(times.values())) for name, time in times.items()}
@@ -79,7 +68,14 @@ def ours(ltx2, path, busy):
 
 
 def compare(ltx2, path):
-    theirs = xprofs(path)
+    times = collections.Counter()
+    for row in table("hlo_stats", path):
+        times[kind(row)] += row["total_self_time"]
+    rows = [row for row in table("framework_op_stats", path) if row["type"] == "IDLE"]
+    idle, share = sum(row["total_self_time"] for row in rows), rows[0]["device_total_self_time_percent"]
+    # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
+    # operations are the total.
+    theirs = parts(times, idle / share if idle else None)
     own = ours(ltx2, path, IDLE not in theirs)
     print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
     rows = [(name, own.get(name, 0.0), theirs.get(name, 0.0)) for name in sorted({*theirs, *own}, key=lambda n: -own.get(n, 0.0))]

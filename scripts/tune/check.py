@@ -309,20 +309,6 @@ class Cases(World):
         return f"{took:.0f} ms"
 
 
-def screenshots(browser, report, folder):
-    problems = []
-    for name, (options, at) in SHOTS.items():
-        page = browser.open(report.resolve().as_uri(), **options)
-        page.wait_for_load_state("networkidle")
-        if at:
-            page.locator(at).first.evaluate("(element) => element.scrollIntoView()")
-            # Waits for plots that are drawn when they become visible.
-            page.wait_for_timeout(500)
-        print(f"{folder}/tuning-{name}.png: {page.shot(folder / f'tuning-{name}.png', LARGEST)} bytes")
-        problems += [f"{name}: {problem}" for problem in page.problems() + page.axe(browser.axe)]
-    return problems
-
-
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 for name in ("reports", "browser", "out"):
     parser.add_argument(name, type=pathlib.Path)
@@ -331,7 +317,17 @@ args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
 with Browser(args.browser) as browser:
     if args.reports.is_file():
-        sys.exit("\n".join(screenshots(browser, args.reports, args.out)) or None)
+        problems = []
+        for name, (options, at) in SHOTS.items():
+            page, file = browser.open(args.reports.resolve().as_uri(), **options), args.out / f"tuning-{name}.png"
+            page.wait_for_load_state("networkidle")
+            if at:
+                page.locator(at).first.evaluate("(element) => element.scrollIntoView()")
+                # Waits for plots that are drawn when they become visible.
+                page.wait_for_timeout(500)
+            print(f"{file}: {page.shot(file, LARGEST)} bytes")
+            problems += [f"{name}: {problem}" for problem in page.problems() + page.axe(browser.axe)]
+        sys.exit("\n".join(problems) or None)
     cases = cases_of(Cases, args.only)
     results = [run_case("report", case, Cases(browser, args.reports), args.out) for case in cases]
 exit_with(results, args.out)
