@@ -102,23 +102,26 @@ def slots(header, calls):
             yield f"    pub {snake(call)}: ApiFunction<{camel(call)}Args>,"
 
 
-def generate(header):
-    head, mark, _ = OUT.read_text().partition("/// `PJRT_Error_Code`.\n")
-    version = f"VERSION: (i32, i32) = ({header.PJRT_API_MAJOR}, {header.PJRT_API_MINOR});"
-    if not mark or version not in head:
-        sys.exit(f"gen_pjrt_abi.py: the hand-written head of {OUT} must have `{version}`, and `{mark.strip()}` after it")
-    # The calls whose arguments the crate names. Other slots of the table are arrays of untyped pointers.
-    sources = "".join(file.read_text() for file in OUT.parent.rglob("*.rs") if file != OUT)
-    calls = [name[5:] for name in header.FUNCTIONS if f"abi::{camel(name[5:])}Args" in sources]
-    lines = [line for name, (prefix, source) in ENUMS.items() for line in enum(header, name, prefix, source)]
-    lines.append("structs! {")
-    for name in STRUCTS:
-        lines += struct(header, name)
-    for call in calls:
-        lines += struct(header, f"{call}_Args", "" if call in WITHOUT_ERROR else f' "PJRT_{call}" {snake(call)}')
-    end = header.VTABLE_OFFSET + 8 * header.FUNCTIONS.index(f"PJRT_{calls[-1]}")
-    slot_lines = "\n".join(slots(header, calls))
-    return head + "\n".join(lines) + f"""
+with tempfile.TemporaryDirectory() as folder:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, WHEEL]
+    subprocess.run(pip, check=True)
+    header = SimpleNamespace(**runpy.run_path(f"{folder}/{MEMBER}"))
+head, mark, _ = OUT.read_text().partition("/// `PJRT_Error_Code`.\n")
+version = f"VERSION: (i32, i32) = ({header.PJRT_API_MAJOR}, {header.PJRT_API_MINOR});"
+if not mark or version not in head:
+    sys.exit(f"gen_pjrt_abi.py: the hand-written head of {OUT} must have `{version}`, and `{mark.strip()}` after it")
+# The calls whose arguments the crate names. Other slots of the table are arrays of untyped pointers.
+sources = "".join(file.read_text() for file in OUT.parent.rglob("*.rs") if file != OUT)
+calls = [name[5:] for name in header.FUNCTIONS if f"abi::{camel(name[5:])}Args" in sources]
+lines = [line for name, (prefix, source) in ENUMS.items() for line in enum(header, name, prefix, source)]
+lines.append("structs! {")
+for name in STRUCTS:
+    lines += struct(header, name)
+for call in calls:
+    lines += struct(header, f"{call}_Args", "" if call in WITHOUT_ERROR else f' "PJRT_{call}" {snake(call)}')
+end = header.VTABLE_OFFSET + 8 * header.FUNCTIONS.index(f"PJRT_{calls[-1]}")
+slot_lines = "\n".join(slots(header, calls))
+OUT.write_text(head + "\n".join(lines) + f"""
 }}
 
 /// The function table (`PJRT_Api`). New versions only append slots.
@@ -136,11 +139,5 @@ const _: () = assert!(
 );
 // SAFETY: `repr(C)`, plain data, `struct_size` first.
 unsafe impl Struct for Api {{}}
-"""
-
-
-with tempfile.TemporaryDirectory() as folder:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, WHEEL]
-    subprocess.run(pip, check=True)
-    OUT.write_text(generate(SimpleNamespace(**runpy.run_path(f"{folder}/{MEMBER}"))))
+""")
 subprocess.run(["rustfmt", "--edition", "2024", str(OUT)], check=True)

@@ -35,22 +35,6 @@ def more(first, second):
     return ", ".join(said + ([f"{small} below 1 MB"] if small else [])) or "none"
 
 
-def steps(rows, compiled, measured):
-    for layout, what, *_, published in rows:
-        name = layout.strip("`")
-        figures = (compiled[target, name] for target in TARGETS)
-        cells = (f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}" for f in figures)
-        ms = f"{measured[name] * 1e3:.1f}" if name in measured else "not measured"
-        yield [layout, what, *cells, ms, published]
-
-
-def changes(rows, compiled):
-    targets = {name: target for target, name in TARGETS.items()}
-    for step, name, *_ in rows:
-        a, b = (moved(compiled[targets[name], layout.strip("`")]) for layout in step.split(" → "))
-        yield [step, name, more(a, b), more(b, a)]
-
-
 if len(sys.argv) != 3:
     sys.exit(__doc__)
 results, tables = map(pathlib.Path, sys.argv[1:])
@@ -66,5 +50,14 @@ wanted = product(TARGETS, [layout.strip("`") for layout, *_ in rows])
 missing = [f"{layout} for {target}" for target, layout in wanted if (target, layout) not in compiled]
 if missing:
     sys.exit(f"{results} lacks {', '.join(missing)}")
-figures = {"steps": steps(rows, compiled, measured), "changes": changes(page.read(tables, "changes"), compiled)}
-page.write(tables, figures)
+steps, changes, targets = [], [], {name: target for target, name in TARGETS.items()}
+for layout, what, *_, published in rows:
+    name = layout.strip("`")
+    figures = (compiled[target, name] for target in TARGETS)
+    cells = (f"{f['collectives']['per_layer_bytes'] / 1e6:.1f}, {f['predicted_all_ms']['step']:.1f}" for f in figures)
+    ms = f"{measured[name] * 1e3:.1f}" if name in measured else "not measured"
+    steps.append([layout, what, *cells, ms, published])
+for step, name, *_ in page.read(tables, "changes"):
+    a, b = (moved(compiled[targets[name], layout.strip("`")]) for layout in step.split(" → "))
+    changes.append([step, name, more(a, b), more(b, a)])
+page.write(tables, {"steps": steps, "changes": changes})

@@ -37,13 +37,12 @@ def write_lora(transformer, file):
     save_file(pairs, file)
 
 
-def write(model, generation, folder, distilled):
+def write(generation, folder, distilled):
     shutil.rmtree(folder, ignore_errors=True)
-    diffusers = folder / "diffusers"
+    model, kind, diffusers = MODEL_OF[generation], "distilled" if distilled else "dev", folder / "diffusers"
     shutil.copytree(MODELS / model, diffusers)
     if model in VOCODERS:
         build("vocoder", VOCODERS[model], 6).to(torch.bfloat16).save_pretrained(diffusers / "vocoder")
-    kind = "distilled" if distilled else "dev"
     if generation != "2.5":
         official_file.convert(diffusers, folder / f"ltx-{generation}-{kind}.safetensors")
     channels = json.loads((diffusers / "vae" / "config.json").read_text())["latent_channels"]
@@ -66,7 +65,7 @@ options += ["--set", "runtime.xla_flags.xla_backend_optimization_level=0", *more
 failed = 0
 for name in ("2.0", "2.3", "2.3-distilled", "2.5", "2.5-distilled"):
     folder = Path(out, "models", name)
-    write(MODEL_OF[name[:3]], name[:3], folder, "distilled" in name)
+    write(name[:3], folder, "distilled" in name)
     for model in (folder / "diffusers", *folder.glob("ltx-*-dev.safetensors"), *folder.glob("ltx-*-distilled.safetensors")):
         command = [sys.executable, HERE / "main.py", model, "--diffusers", folder / "diffusers", "--ltx2", ltx2]
         command += ["--python", sys.executable, "-o", Path(out, f"{name}-{'folder' if model.is_dir() else 'file'}"), *options]
