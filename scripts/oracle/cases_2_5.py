@@ -163,7 +163,5 @@ def pipeline_2_5():
         whole, source = models.load_pipeline(NAME), torch.Generator("cpu").manual_seed(asked["seed"])
         with nullcontext() if marks else marked(whole.transformer):
             outputs = {key: value.float() for key, value in make(whole, asked, source).items()}
-        write_case(
-            "pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked,
-            strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)},
-        )
+        strides = {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 53)}
+        write_case("pipeline_2_5", case, {}, outputs, model=NAME, seed=asked["seed"], scalars=asked, strides=strides)

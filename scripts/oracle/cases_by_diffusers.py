@@ -39,10 +39,8 @@ def keys_of(asked):
 
 
 def _write(case, name, asked, outputs, *more, references=()):
-    images = [
-        f"{{path: tests/fixtures/images/{image}, frame: {frame}, strength: {strength}, crf: 0}}"
-        for image, frame, strength in asked.get("images", [])
-    ]
+    form = "{{path: tests/fixtures/images/{}, frame: {}, strength: {}, crf: 0}}"
+    images = [form.format(*image) for image in asked.get("images", [])]
     scalars = {
         "preset": PRESETS[name], "keys": {"": []}, "references": references,
         "common": [*keys_of(asked), f"request.images=[{', '.join(images)}]", "reference=diffusers", *more],
@@ -50,10 +48,8 @@ def _write(case, name, asked, outputs, *more, references=()):
     }
     # Frames only of the diffusion decoder.
     outputs = {key: value.float() for key, value in outputs.items() if "latents" in key or name == cases_2_5.NAME}
-    write_case(
-        "by_diffusers", f"{name}_{case}", {}, outputs, model=name, seed=asked["seed"], scalars=scalars,
-        strides={"video": (1, 4, 1, 9, 9)},
-    )
+    strides = {"video": (1, 4, 1, 9, 9)}
+    write_case("by_diffusers", f"{name}_{case}", {}, outputs, model=name, seed=asked["seed"], scalars=scalars, strides=strides)
 
 
 def _one_pass(case, name, kind, asked, *more, references=(), **arguments):

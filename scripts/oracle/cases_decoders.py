@@ -101,10 +101,9 @@ def duration_head():
     sizes = {"duration_head": (2, 8, 8), "duration_head_queries": (1, 5, 3), "duration_head_narrow": (3, 2, 6)}
     for seed, (name, (batch, *tokens)) in enumerate(sizes.items(), 540):
         config = models.config(name, "duration_head")
-        inputs = {
-            f"{stream}_tokens": randn(seed, stream, batch, count, config[f"{stream}_cross_attention_dim"])
-            for stream, count in zip(("video", "audio"), tokens)
-        }
+        width = lambda stream: config[f"{stream}_cross_attention_dim"]
+        streams = zip(("video", "audio"), tokens)
+        inputs = {f"{stream}_tokens": randn(seed, stream, batch, count, width(stream)) for stream, count in streams}
         write("duration-head", name, inputs, {"seconds": models.load(name, "duration_head")(**inputs)}, model=name, seed=seed)
 
 

@@ -109,7 +109,5 @@ _CASES = {
 def dfr():
     for case, request in _CASES.items():
         outputs = {name: value.float() for name, value in _run(request).items()}
-        write_case(
-            "dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request,
-            strides={"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)},
-        )
+        strides = {"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)}
+        write_case("dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request, strides=strides)

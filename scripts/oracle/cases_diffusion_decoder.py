@@ -42,7 +42,5 @@ def diffusion_decoder():
             ratio = model.spatial_compression_ratio
             video = video.narrow(axis, before[axis - 2] * ratio, shape[axis] * ratio)
         video = video[:, :, : (shape[2] - 1) * model.temporal_compression_ratio + 1]
-        write_case(
-            "diffusion-decoder", case, {"latents": latents}, {"video": video}, model=name, seed=seed,
-            strides={"video": (1, 1, 1, 5, 7)}, limit=8000,
-        )
+        inputs, strides = {"latents": latents}, {"video": (1, 1, 1, 5, 7)}
+        write_case("diffusion-decoder", case, inputs, {"video": video}, model=name, seed=seed, strides=strides, limit=8000)

@@ -24,9 +24,8 @@ def by_step(video, audio):
 def cfg_pp(eta, seed):
     """Replaces the Euler loop and step by Lightricks' CFG++, in float32, seeded like ltx2."""
     step = ltx("core.components.diffusion_steps").EulerCfgPpDiffusionStep(eta=eta)
-    return lambda own: lambda **given: own.euler_cfg_pp_denoising_loop(
-        **{**given, "stepper": step}, noise_seed=seed + 10_000, model_dtype=torch.float32
-    )
+    more = dict(stepper=step, noise_seed=seed + 10_000, model_dtype=torch.float32)
+    return lambda own: lambda **given: own.euler_cfg_pp_denoising_loop(**{**given, **more})
 
 
 def guided_by(kind, **settings):

@@ -199,10 +199,8 @@ def write(component, case, model, tables, reference):
         settings[prefix] = keys(asked, reference)
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
-    write_requests(
-        component, case, model, outputs, common, _PRESETS[next(iter(tables.values()))["pipeline"]], settings,
-        strides={"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)},
-    )
+    preset, strides = _PRESETS[next(iter(tables.values()))["pipeline"]], {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)}
+    write_requests(component, case, model, outputs, common, preset, settings, strides=strides)
 
 
 def cross_timestep(model, kinds):
@@ -230,10 +228,8 @@ def cross_timestep(model, kinds):
         theirs, made["own"] = made["own"], run(own, values, {**scalars, "use_cross_timestep": False})
         assert all(relative_l2(theirs[name], made["own"][name]) < 1e-5 for name in theirs)
     for kind, outputs in made.items():
-        write_case(
-            "cross_timestep", f"{model.name}_{kind}", values, outputs, model=model.name, seed=seed,
-            scalars={**scalars, "cross_timestep": kind},
-        )
+        own = {**scalars, "cross_timestep": kind}
+        write_case("cross_timestep", f"{model.name}_{kind}", values, outputs, model=model.name, seed=seed, scalars=own)
 
 
 def official():

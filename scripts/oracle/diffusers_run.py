@@ -70,14 +70,10 @@ def transformer(model, draw):
     config, batch = model.config["transformer"], draw.randint(1, 2)
     shape = dict(frames=draw.randint(1, 3), height=draw.randint(1, 4), width=draw.randint(1, 4), audio_frames=draw.randint(1, 9))
     newest = {"marked": draw.random() < 0.7} if config.get("use_keyframes_abs_pos_embedding") else {}
-    values = cases_transformer.inputs_for(
-        config, **newest, seed=model.seed, batch=batch, text=draw.randint(1, 20), per_token=draw.random() < 0.4,
-        masked=draw.random() < 0.4, **shape,
-    )
-    scalars = cases_transformer.scalars_for(
-        **shape, fps=draw.choice([24.0, 25.0, 12.5]), use_cross_timestep=draw.random() < 0.5,
-        isolate_modalities=draw.random() < 0.2,
-    )
+    options = dict(text=draw.randint(1, 20), per_token=draw.random() < 0.4, masked=draw.random() < 0.4)
+    values = cases_transformer.inputs_for(config, **newest, seed=model.seed, batch=batch, **options, **shape)
+    levels = dict(fps=draw.choice([24.0, 25.0, 12.5]), use_cross_timestep=draw.random() < 0.5)
+    scalars = cases_transformer.scalars_for(**shape, **levels, isolate_modalities=draw.random() < 0.2)
     if config.get("perturbed_attn"):
         scalars["stg_blocks"] = [draw.randrange(config["num_layers"])]
     return values, cases_transformer.run(model.parts["transformer"], values, scalars), {"scalars": scalars}

@@ -115,10 +115,8 @@ SECOND = [0.909375, 0.725, 0.421875, 0.0]
 
 
 def guidance(draw, of, layers):
-    scales = {
-        stream: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
-        for stream, subset in zip(("video", "audio"), of["guidance"])
-    }
+    scaled = lambda subset: NEUTRAL | {term: draw.choice(_SCALES[term]) for term in subset}
+    scales = {stream: scaled(subset) for stream, subset in zip(("video", "audio"), of["guidance"])}
     some = lambda: sorted(draw.sample(range(layers), draw.randint(1, layers)))
     video = audio = some()
     while of["own_blocks"] and layers > 1 and audio == video:
@@ -136,10 +134,8 @@ def images(draw, of, time):
     if of["images"] != "first":
         at += sorted(draw.sample(starts, min(len(starts), draw.randint(1, 2))))
     size, weak = lambda: draw.randint(20, 90), draw.randrange(len(at)) if of["below"] else None
-    return [
-        dict(frame=frame, strength=round(draw.uniform(0.4, 0.95), 2) if i == weak else 1.0, width=size(), height=size())
-        for i, frame in enumerate(at)
-    ]
+    strength = lambda i: round(draw.uniform(0.4, 0.95), 2) if i == weak else 1.0
+    return [dict(frame=frame, strength=strength(i), width=size(), height=size()) for i, frame in enumerate(at)]
 
 
 def loras(draw, of):

@@ -51,12 +51,10 @@ def video_coords(shape, fps, patch=1, patch_t=1, scale=(8, 32, 32), offset=1):
 
 
 def audio_coords(batch, length, rate=16000, hop=160, scale=4, patch_t=1, offset=1):
-    rope = LTX2AudioVideoRotaryPosEmbed(
-        12, patch_size_t=patch_t, sampling_rate=rate, hop_length=hop, scale_factors=[scale], causal_offset=offset,
-        modality="audio",
-    )
-    meta = {"sampling_rate": rate, "hop_length": hop, "scale_factor": scale, "patch_size_t": patch_t, "causal_offset": offset}
-    return {"batch": batch, "length": length, **meta, "coords": digest(rope.prepare_audio_coords(batch, length, device="cpu"))}
+    rates, patches = {"sampling_rate": rate, "hop_length": hop}, {"patch_size_t": patch_t, "causal_offset": offset}
+    rope = LTX2AudioVideoRotaryPosEmbed(12, modality="audio", scale_factors=[scale], **rates, **patches)
+    coords = digest(rope.prepare_audio_coords(batch, length, device="cpu"))
+    return {"batch": batch, "length": length, **rates, "scale_factor": scale, **patches, "coords": coords}
 
 
 def audio_length(num_frames, fps, rate=16000, hop=160, ratio=4):

@@ -112,9 +112,8 @@ def gate_by_own_level():
 
 def _built(model, package, configurator, renaming):
     package = ltx(f"core.model.{package}")
-    builder = ltx("core.loader.single_gpu_model_builder").SingleGPUModelBuilder(
-        model_path=str(model), model_class_configurator=getattr(package, configurator), model_sd_ops=getattr(package, renaming)
-    )
+    parts = dict(model_class_configurator=getattr(package, configurator), model_sd_ops=getattr(package, renaming))
+    builder = ltx("core.loader.single_gpu_model_builder").SingleGPUModelBuilder(model_path=str(model), **parts)
     return builder.build(device=torch.device("cpu"), dtype=torch.float32).eval()
 
 

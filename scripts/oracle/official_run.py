@@ -224,9 +224,8 @@ class Reference:
         space = vae["spatial_compression_ratio"]
         self.components.video_scale_factors = SpatioTemporalScaleFactors(vae["temporal_compression_ratio"], space, space)
         self.components.video_latent_channels = vae["latent_channels"]
-        self.audio_shape = partial(
-            AudioLatentShape.from_video_pixel_shape, channels=audio["latent_channels"], mel_bins=audio["mel_bins"] // 4
-        )
+        sizes = dict(channels=audio["latent_channels"], mel_bins=audio["mel_bins"] // 4)
+        self.audio_shape = partial(AudioLatentShape.from_video_pixel_shape, **sizes)
         self.encoder, self.since = Encoder(self.pipeline.vae), dict(SINCE[self.request["reference"]])
         generator = torch.Generator("cpu").manual_seed(self.request["seed"])
         self.noise = Noise(self.since.pop("noiser"), generator, dtype, self.device)
@@ -241,10 +240,8 @@ class Reference:
         if self.pipeline.text_encoder.config.model_type == "gemma4_unified" and not begins:
             # Lightricks' code adds BOS to every prompt of LTX-2.5.
             prompt = tokenizer.bos_token + prompt.strip()
-        length = self.request["max_sequence_length"]
-        embeds, mask, _, _ = self.pipeline.encode_prompt(
-            prompt, do_classifier_free_guidance=False, max_sequence_length=length, device=self.device
-        )
+        more = dict(max_sequence_length=self.request["max_sequence_length"], device=self.device)
+        embeds, mask, _, _ = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False, **more)
         return dict(zip(("video", "audio"), self.pipeline.connectors(embeds, mask, padding_side="left")))
 
     def _merge(self, stage):
@@ -287,9 +284,8 @@ class Reference:
         r = self.request
         self._merge(number)
         pixels = VideoPixelShape(1, r["num_frames"], r["height"] // divisor, r["width"] // divisor, r["frame_rate"])
-        latents = VideoLatentShape.from_pixel_shape(
-            pixels, self.components.video_latent_channels, self.components.video_scale_factors
-        )
+        sizes = self.components.video_latent_channels, self.components.video_scale_factors
+        latents = VideoLatentShape.from_pixel_shape(pixels, *sizes)
         conditionings = self._conditionings(pixels)
         appended = sum(isinstance(c, VideoConditionByKeyframeIndex) for c in conditionings) * latents.height * latents.width
         self.noise.stage(latents, self.audio_shape(pixels), appended)

@@ -66,10 +66,8 @@ def transformer(draw, latent, audio_width, caption, ratios):
 
 def connectors(draw, caption, layers):
     """Draws both connectors. Register counts divide 16, so that any multiple of 16 tokens works."""
-    config = dict(
-        caption_channels=caption, text_proj_in_factor=layers + 1,
-        connector_rope_base_seq_len=draw.option(4096, [16, 100, 4096]), **draw.rope(),
-    )
+    config = dict(caption_channels=caption, text_proj_in_factor=layers + 1)
+    config |= dict(connector_rope_base_seq_len=draw.option(4096, [16, 100, 4096]), **draw.rope())
     registers = [8, 16] if draw.published else [None, 4, 8, 16]
     for stream in ("video", "audio"):
         config |= draw.attention(stream, caption) | {
