@@ -86,15 +86,6 @@ def forward(network, name, distilled, frames, height, width, sound, runs):
     return median(f"denoise_{name}", lambda: network(**inputs), runs)
 
 
-def transformer(distilled, *size):
-    """Times one forward pass, eager and with compiled blocks."""
-    config = preset("ltx2_5")["transformer"] if distilled else {"rope_type": "split"}
-    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
-    eager = forward(network, "eager", distilled, *size)
-    network.compile_repeated_blocks(fullgraph=False)
-    return eager, forward(network, "compiled", distilled, *size)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for size, default in ("width", 768), ("height", 512), ("num-frames", 121):
@@ -110,8 +101,12 @@ def main():
         release()
         seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
         release()
-    steps = transformer(a.distilled_2_5, frames, height, width, sound, a.runs)
-    seconds |= zip(("denoise_eager", "denoise_compiled"), steps)
+    config = preset("ltx2_5")["transformer"] if a.distilled_2_5 else {"rope_type": "split"}
+    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+    size = a.distilled_2_5, frames, height, width, sound, a.runs
+    seconds["denoise_eager"] = forward(network, "eager", *size)
+    network.compile_repeated_blocks(fullgraph=False)
+    seconds["denoise_compiled"] = forward(network, "compiled", *size)
     print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
 
 

@@ -123,15 +123,6 @@ def video(job, decoder_only=False):
     model.save(job.folder, "vae", vae)
 
 
-def _resampled(vocoder, low):
-    """Returns the second stage's output; no gradient flows to the first stage."""
-    low = low.detach()
-    with torch.no_grad():
-        mel = vocoder.mel_stft(low.flatten(0, 1))[0].unflatten(0, low.shape[:2]).transpose(2, 3)
-        skip = vocoder.resampler(low)
-    return skip + vocoder.bwe_generator(mel)
-
-
 def audio(job):
     vae, vocoder = (model.load(job.folder, part, job.device) for part in ("audio_vae", "vocoder"))
     draw, low = _pool(job), torch.zeros(job.batch, 2, world.SAMPLES, device=job.device)
@@ -159,7 +150,11 @@ def audio(job):
         some = job.batch // 2
         first = vocoder.vocoder(torch.cat([again[:some].detach(), mels[some:]]))
         one = spectral_loss(first, low, (256, 512, 1024, 2048)) + 10 * F.l1_loss(first, low)
-        second = _resampled(vocoder, first)
+        # No gradient flows from the second stage to the first.
+        with torch.no_grad():
+            given = vocoder.mel_stft(first.flatten(0, 1))[0].unflatten(0, first.shape[:2]).transpose(2, 3)
+            skip = vocoder.resampler(first)
+        second = skip + vocoder.bwe_generator(given)
         two = spectral_loss(second, high, (512, 1024, 2048, 4096)) + 10 * F.l1_loss(second, high)
         loss = mel + 0.5 * _edge_loss(again, mels, (2, 3)) + 3e-4 * prior + one + two
         return {"loss": loss, "mel": mel, "prior": prior, "logvar": logvar.mean(), "first": one, "second": two}

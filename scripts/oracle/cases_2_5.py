@@ -74,10 +74,9 @@ def _by_diffusion(pipeline, asked, source):
     if tiling := asked.get("tiling"):
         pixels, frames = (tiling["pixels"], tiling["overlap"]), (tiling["frames"], tiling["frame_overlap"])
         sizes = dict(height=pixels, width=pixels, num_frames=frames)
-        decoder.enable_tiling(
-            **{f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()},
-            **{f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()},
-        )
+        tiles = {f"tile_sample_min_{axis}": size for axis, (size, _) in sizes.items()}
+        tiles |= {f"tile_sample_stride_{axis}": size - overlap for axis, (size, overlap) in sizes.items()}
+        decoder.enable_tiling(**tiles)
     return _one_pass(pipeline, asked, source, lambda _, video, __: decode_by_diffusion(pipeline, decoder, video, source))
 
 

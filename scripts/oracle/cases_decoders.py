@@ -1,9 +1,14 @@
-"""Writes the video VAE, the audio VAE decoder, the vocoder, the upsamplers, the duration head and the latent filters."""
+"""Writes the video VAE, also in tiles, audio VAE decoder, vocoder, upsamplers, duration head and latent filters."""
 
 from functools import partial
 
 import torch
 from diffusers.pipelines.ltx2 import LTX2LatentUpsamplePipeline
+from ltx_core.model.video_vae.tiling import DimensionIntervals, create_tiles
+from ltx_core.model.video_vae.video_vae import (
+    make_mapping_operation, map_spatial_interval_to_pixel, map_temporal_interval_to_frame, split_temporal_latents,
+    split_with_symmetric_overlaps,
+)
 
 import models
 from common import STRIDES, randn, relative_l2, spread, write_case
@@ -114,3 +119,23 @@ def filters():
     outputs = {f"adain.{factor}": pipeline.adain_filter_latent(None, latents, reference, factor) for factor in (0.3, 1.0)}
     outputs |= {f"tone_map.{c}": pipeline.tone_map_latents(None, latents, c) for c in (0.4, 1.0)}
     write("filters", "filters", {"latents": latents, "reference": reference}, outputs, seed=520)
+
+
+def tiled():
+    """Decodes tiles with Lightricks' boundaries and ramps by diffusers."""
+    vae = models.load_pipeline("tiny_a").vae
+    latents = randn(31, "latents", 1, vae.config.latent_channels, 5, 5, 3)
+    spatial = [split_with_symmetric_overlaps(max(2, round(2 * n / 5)), 1) for n in latents.shape[3:]]
+    whole = [lambda length: DimensionIntervals([0], [length], [0], [0])] * 2
+    pixels = make_mapping_operation(map_spatial_interval_to_pixel, scale=32)
+    frames = make_mapping_operation(map_temporal_interval_to_frame, scale=8)
+    all_of_it = [lambda _: ([slice(0, None)], [None])] * 2
+    tiles = create_tiles(latents.shape, [*whole, split_temporal_latents(3, 1), *spatial], [*all_of_it, frames, pixels, pixels])
+    video, weights = torch.zeros(1, 3, 33, 160, 96), torch.zeros(1, 1, 33, 160, 96)
+    for tile in tiles:
+        place = (slice(None), slice(None), *tile.out_coords[2:])
+        video[place] += vae.decode(latents[tile.in_coords], return_dict=False)[0] * tile.blend_mask
+        weights[place] += tile.blend_mask
+    scalars, strides = dict(pixels=64, overlap=32, frames=24, frame_overlap=8), {"video": (1, 1, 3, 5, 7)}
+    more, outputs = dict(model="tiny_a", seed=31, scalars=scalars, strides=strides), {"video": video / weights.clamp(min=1e-8)}
+    write("tiled", "space_and_time", {"latents": latents}, outputs, **more)

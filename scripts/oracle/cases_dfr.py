@@ -27,22 +27,18 @@ from cases_text import NEGATIVE, POSITIVE
 from common import FIXTURES, randomise, write_case
 
 
-def _layout(frames):
-    canvas, _, keyframes = resolve_canvas(frames)
-    rounds, size, seams = [], canvas, keyframes
-    for number in (1, 2):
-        size, seams = 2 * (size - 1) + 1, [2 * seam for seam in seams]
-        tiles = temporal_tile_plan(seams, size, 2**number)
-        rounds.append([
-            [t.interval.start, t.interval.end, t.interval.left_ramp, t.pixel_start, t.pixel_end, list(t.anchors), list(t.slots)]
-            for t in tiles
-        ])
-        seams = sorted({*seams, *(slot for t in tiles for slot in t.slots)})
-    return [frames, canvas, keyframes, rounds]
-
-
 def dfr_layout():
-    cases = [_layout(frames) for frames in [*range(9, 202, 8), 241, 257, 481]]
+    cases = []
+    for frames in [*range(9, 202, 8), 241, 257, 481]:
+        canvas, _, keyframes = resolve_canvas(frames)
+        rounds, size, seams = [], canvas, keyframes
+        for number in (1, 2):
+            size, seams = 2 * (size - 1) + 1, [2 * seam for seam in seams]
+            tiles = temporal_tile_plan(seams, size, 2**number)
+            described = lambda t, i: [i.start, i.end, i.left_ramp, t.pixel_start, t.pixel_end, list(t.anchors), list(t.slots)]
+            rounds.append([described(tile, tile.interval) for tile in tiles])
+            seams = sorted({*seams, *(slot for t in tiles for slot in t.slots)})
+        cases.append([frames, canvas, keyframes, rounds])
     text = json.dumps(cases, separators=(",", ":")).replace("]],[", "]],\n[")
     (FIXTURES / "dfr" / "layout.json").write_text(text + "\n")
 

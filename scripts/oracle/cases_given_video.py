@@ -158,10 +158,9 @@ class Given(official_pipelines.Run):
         sigmas = module.LTX2Scheduler().execute(steps=r["steps"]).float()
         if not self.wheels:
             spec = module.ModalitySpec
-            return self.pipeline.stage(
-                module.GuidedDenoiser(*texts, *guiders), sigmas, noiser, _WIDTH, _HEIGHT, self.frames, _RATE,
-                video=spec(context=texts[0], **video), audio=spec(context=texts[1], **audio),
-            )
+            streams = dict(video=spec(context=texts[0], **video), audio=spec(context=texts[1], **audio))
+            denoiser, size = module.GuidedDenoiser(*texts, *guiders), (_WIDTH, _HEIGHT, self.frames, _RATE)
+            return self.pipeline.stage(denoiser, sigmas, noiser, *size, **streams)
         common = dict(
             output_shape=self.types.VideoPixelShape(1, self.frames, _HEIGHT, _WIDTH, _RATE), noiser=noiser,
             components=self.pipeline.pipeline_components, dtype=torch.float32, device=torch.device("cpu"), conditionings=[],

@@ -40,10 +40,8 @@ def h264():
 def image_to_video():
     """Writes a request from an H.264-compressed first frame. It has the video's size, as diffusers resizes differently."""
     # No rescaling, for which diffusers and Lightricks treat the frame differently.
-    request = request_of(
-        width=96, height=64, guidance={"video": scales(4.0), "audio": scales(3.0)}, cross_timestep="cross",
-        images=[dict(path="frame.png", frame=0, strength=1.0, crf=33)],
-    )
+    guidance, images = {"video": scales(4.0), "audio": scales(3.0)}, [dict(path="frame.png", frame=0, strength=1.0, crf=33)]
+    request = request_of(width=96, height=64, guidance=guidance, cross_timestep="cross", images=images)
     pipeline = models.load_pipeline("tiny_a", kind=LTX2ImageToVideoPipeline)
     outputs = run_pipeline(pipeline, request, image=Image.open(FOLDER / "frame.png"))
     kept = {name: outputs[name] for name in ("latents.video", "latents.audio", "sigmas")}

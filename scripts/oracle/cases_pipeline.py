@@ -151,25 +151,21 @@ def rounded_otherwise(turn):
         yield
 
 
-def spreads(name, request, outputs, strides):
-    half, distances = models.load_pipeline(name, torch.bfloat16), {key: [] for key in outputs if key != "sigmas"}
-    for turn in range(_ROUNDINGS):
-        with rounded_otherwise(turn):
-            run = run_pipeline(half, request)
-        for key, found in distances.items():
-            (own,), (wide,) = (thin({key: each[key]}, strides)[0].values() for each in (run, outputs))
-            found.append(relative_l2(own, wide))
-    means = {key: sum(found) / len(found) for key, found in distances.items()}
-    largest = {f"bf16_largest.{key}": f"{max(distances[key]) / mean:.3f}" for key, mean in means.items()}
-    return largest | {f"bf16_spread.{key}": f"{mean:.6f}" for key, mean in means.items()}
-
-
 def pipeline():
     for case, request in _CASES.items():
         name, strides = case.rsplit("_", 1)[0], _WHOLE.get(case, STRIDES)
         whole = models.load_pipeline(name)
         noise, outputs = draw_noise(whole, request), run_pipeline(whole, request)
-        extra = spreads(name, request, outputs, strides)
+        half, distances = models.load_pipeline(name, torch.bfloat16), {key: [] for key in outputs if key != "sigmas"}
+        for turn in range(_ROUNDINGS):
+            with rounded_otherwise(turn):
+                run = run_pipeline(half, request)
+            for key, found in distances.items():
+                (own,), (wide,) = (thin({key: each[key]}, strides)[0].values() for each in (run, outputs))
+                found.append(relative_l2(own, wide))
+        means = {key: sum(found) / len(found) for key, found in distances.items()}
+        extra = {f"bf16_largest.{key}": f"{max(distances[key]) / mean:.3f}" for key, mean in means.items()}
+        extra |= {f"bf16_spread.{key}": f"{mean:.6f}" for key, mean in means.items()}
         outputs |= zip(("noise.video", "noise.audio"), noise)
         outputs["attention_mask"] = tokenize(name, [request["prompt"]], request["max_sequence_length"])[1]
         write("pipeline", case, {}, outputs, model=name, seed=request["seed"], scalars=request, extra=extra, strides=strides)

@@ -115,10 +115,8 @@ def by_diffusers(name, case, attention):
         return {}
 
     with cases_2_5.marked(pipeline.transformer) if marks else nullcontext():
-        outputs = run_pipeline(
-            pipeline, asked, reference_conditions=given, reference_downscale_factor=2, callback_on_step_end=keep,
-            conditioning_attention_strength=attention, use_cross_timestep=True,
-        )
+        more = dict(callback_on_step_end=keep, conditioning_attention_strength=attention, use_cross_timestep=True)
+        outputs = run_pipeline(pipeline, asked, reference_conditions=given, reference_downscale_factor=2, **more)
     mean, std = (tensor.view(1, -1, 1, 1, 1) for tensor in (pipeline.vae.latents_mean, pipeline.vae.latents_std))
     kept = {key: outputs[key] for key in ("latents.video", "latents.audio")}
     for step, tokens in enumerate(seen[: asked["steps"]], 1):

@@ -60,10 +60,9 @@ def text_encoder():
         full, half = (encode(*load(dtype), ids, mask) for dtype in (torch.float32, torch.bfloat16))
         compared = {key: full[key] for key in ("prompt_embeds", "projected")}
         outputs = full if case == "short" else {"projected": full["projected"]}
-        write(
-            "text-encoder", f"{name}_{case}", {"input_ids": ids, "attention_mask": mask}, outputs, model=name, seed=seed,
-            scalars={"prompts": prompts, "max_sequence_length": length}, extra=spread(half, compared, mask.bool()),
-        )
+        inputs, scalars = {"input_ids": ids, "attention_mask": mask}, {"prompts": prompts, "max_sequence_length": length}
+        extra = spread(half, compared, mask.bool())
+        write("text-encoder", f"{name}_{case}", inputs, outputs, model=name, seed=seed, scalars=scalars, extra=extra)
 
 
 def connectors():

@@ -14,10 +14,10 @@ from common import FIXTURES, fix_numerics
 RELEASED = {
     "models": "models", "cases_transformer": "transformer block adaln rope", "cases_text": "tokenizer text-encoder connectors",
     "cases_gemma4": "gemma4_models gemma4 bos", "cases_generation": "generation sampling",
-    "cases_decoders": "filters video-decoder video-encoder audio-decoder vocoder upsampler duration-head",
+    "cases_decoders": "filters video-decoder video-encoder audio-decoder vocoder upsampler duration-head tiled",
     "cases_sound": "mel audio-encoder given-sound", "cases_diffusion_decoder": "diffusion-decoder",
     "cases_pipeline": "guidance pipeline", "cases_2_5": "pipeline_2_5", "cases_by_diffusers": "by_diffusers",
-    "cases_dfr": "dfr dfr_layout", "cases_tiles": "tiled", "cases_images": "h264 image_to_video", "byte_tokenizer": "ids",
+    "cases_dfr": "dfr dfr_layout", "cases_images": "h264 image_to_video", "byte_tokenizer": "ids",
     "latents": "latents", "noise": "randn noise_order", "sigmas": "sigmas_json schedules", "cases_lora": "lora",
     "cases_official": "official", "cases_given_video": "given_video", "cases_upsampling": "upsampling",
 }

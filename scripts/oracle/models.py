@@ -60,10 +60,8 @@ def gemma_config(text, **more):
     if "global_head_dim" in text:
         vision = dict(mm_embed_dim=4, output_proj_dims=4, mm_posemb_size=4, patch_size=2)
         return Gemma4UnifiedConfig(text_config=text, vision_config=vision, audio_config=dict(audio_embed_dim=4))
-    vision = dict(
-        hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
-        num_channels=3, vision_use_head=False,
-    )
+    vision = dict(hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4)
+    vision |= dict(num_channels=3, vision_use_head=False)
     return Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **more)
 
 

@@ -58,10 +58,8 @@ def _pass(pipeline, source, scale, dtype, given):
     video = dict(num_channels_latents=video_shape[1], generator=source, **request) | given
     if "frame_rate" not in given:
         del video["frame_rate"]
-    audio = dict(
-        num_channels_latents=audio_shape[1], audio_latent_length=audio_shape[2], num_mel_bins=pipeline.audio_vae.config.mel_bins,
-        generator=source,
-    )
+    audio = dict(num_channels_latents=audio_shape[1], audio_latent_length=audio_shape[2], generator=source)
+    audio["num_mel_bins"] = pipeline.audio_vae.config.mel_bins
     if scale > 1:
         # Latents are irrelevant at noise level 1.
         video |= dict(latents=torch.zeros(video_shape, dtype=dtype), noise_scale=1.0)

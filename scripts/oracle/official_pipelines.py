@@ -141,10 +141,8 @@ def guider_parameters(s):
     if "by_sigma" in s:
         levels = {at["sigma"]: guider_parameters({k: v for k, v in (s | at).items() if k != "by_sigma"}) for at in s["by_sigma"]}
         return guiders.MultiModalGuiderFactory.from_dict(levels)
-    return guiders.MultiModalGuiderParams(
-        cfg_scale=s["cfg"], stg_scale=s["stg"], modality_scale=s["modality"], rescale_scale=s["rescale"],
-        stg_blocks=s["stg_blocks"], skip_step=s.get("skip", 0),
-    )
+    scales = {f"{term}_scale": s[term] for term in ("cfg", "stg", "modality", "rescale")}
+    return guiders.MultiModalGuiderParams(**scales, stg_blocks=s["stg_blocks"], skip_step=s.get("skip", 0))
 
 
 def build_arguments(name, upsampler, lora, strengths, device):

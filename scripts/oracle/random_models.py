@@ -31,10 +31,9 @@ class Draw(random.Random):
         return {f"{prefix}_num_attention_heads": heads, f"{prefix}_attention_head_dim": width // heads}
 
     def rope(self):
-        return dict(
-            rope_theta=self.option(10_000.0, [10_000.0, 2000.0]), rope_double_precision=self.flag(True, 0.5),
-            rope_type=self.option("split", ["split", "split", "interleaved"]),
-        )
+        theta, double = self.option(10_000.0, [10_000.0, 2000.0]), self.flag(True, 0.5)
+        kind = self.option("split", ["split", "split", "interleaved"])
+        return dict(rope_theta=theta, rope_double_precision=double, rope_type=kind)
 
 
 def transformer(draw, latent, audio_width, caption, ratios):
@@ -137,10 +136,9 @@ def audio_vae(draw):
     config = dict(latent_channels=draw.choice([1, 2, 4]), mel_bins=draw.choice([8, 12, 16]), resolution=32)
     config |= dict(ch_mult=[1, draw.choice([1, 2]), draw.choice([1, 2])], num_res_blocks=draw.randint(1, 2))
     if not draw.published:
-        config |= dict(
-            causality_axis=draw.choice(["height", "height", "width", "none", "width-compatibility"]),
-            mid_block_add_attention=draw.random() < 0.3, attn_resolutions=draw.choice([None, None, [8], [16, 32]]),
-        )
+        config["causality_axis"] = draw.choice(["height", "height", "width", "none", "width-compatibility"])
+        config["mid_block_add_attention"] = draw.random() < 0.3
+        config["attn_resolutions"] = draw.choice([None, None, [8], [16, 32]])
         if config["causality_axis"] == "none" and draw.random() < 0.5:
             config |= dict(latent_channels=8, mel_bins=16, norm_type="group", num_res_blocks=1)
     return config | dict(base_channels=config["latent_channels"] * (config["mel_bins"] // 4))
@@ -177,10 +175,8 @@ def newer_vocoder(draw, mel):
     hop = math.prod(factors) // growth
     second = {f"bwe_{key}": value for key, value in stage(bins, factors).items()}
     length = hop + draw.randint(0, 30)
-    return first | second | dict(
-        hop_length=hop, filter_length=length, window_length=length, num_mel_channels=bins, input_sampling_rate=rate,
-        output_sampling_rate=growth * rate,
-    )
+    mel = dict(hop_length=hop, filter_length=length, window_length=length, num_mel_channels=bins)
+    return first | second | mel | dict(input_sampling_rate=rate, output_sampling_rate=growth * rate)
 
 
 def upsampler(draw, latent, kind):

@@ -57,16 +57,6 @@ def parts(times, whole):
     return {**shares, IDLE: 100 - sum(shares.values())} if whole else shares
 
 
-def ours(ltx2, path, busy):
-    """Returns percent by `ltx2 profile`; `busy`: of the operations' time."""
-    trace = json.loads(subprocess.check_output([ltx2, "profile", "--read", path, "--json", "-"]))["trace"]
-    times = collections.Counter()
-    for row in trace["activities"]:
-        name = row["activity"]
-        times[name if name in ("matmul", "attention", *COLLECTIVES) else REST] += row["ms"]
-    return parts(times, None if busy else trace["window_ms"])
-
-
 def compare(ltx2, path):
     times = collections.Counter()
     for row in table("hlo_stats", path):
@@ -76,7 +66,13 @@ def compare(ltx2, path):
     # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
     # operations are the total.
     theirs = parts(times, idle / share if idle else None)
-    own = ours(ltx2, path, IDLE not in theirs)
+    trace = json.loads(subprocess.check_output([ltx2, "profile", "--read", path, "--json", "-"]))["trace"]
+    times = collections.Counter()
+    for row in trace["activities"]:
+        name = row["activity"]
+        times[name if name in ("matmul", "attention", *COLLECTIVES) else REST] += row["ms"]
+    # Without idle time, shares are of the operations' time.
+    own = parts(times, trace["window_ms"] if IDLE in theirs else None)
     print(f"{'share of the time, %':<28}{'ltx2':>8}{'xprof':>8}{'apart':>8}")
     rows = [(name, own.get(name, 0.0), theirs.get(name, 0.0)) for name in sorted({*theirs, *own}, key=lambda n: -own.get(n, 0.0))]
     for name, a, b in rows:
