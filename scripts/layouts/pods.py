@@ -1,6 +1,6 @@
 """Writes the figures of three tables of benchmarks/tpu.md by `ltx2 compile --json`: pods.py LTX2 PAGE; `make tpu-tables` runs it.
 
-The page names slices, programs and layouts: a new row needs its first cells alone. Optimized modules are kept in target/tpu-tables, so that a second run does not compile them again.
+A new row of the page needs its first cells alone. target/tpu-tables keeps optimized modules, so that no run repeats them.
 """
 
 import json

@@ -83,7 +83,8 @@ def bos():
     for name, more in (("transformers 5", {}), ("transformers 5, BOS", {"add_bos_token": True})):
         with tempfile.TemporaryDirectory() as folder:
             GemmaTokenizer(vocab=model["model"]["vocab"], merges=[], **more).save_pretrained(folder)
-            files.append((name, *(json.loads(Path(folder, f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json")), {}))
+            saved = (Path(folder, file).read_text() for file in ("tokenizer.json", "tokenizer_config.json"))
+            files.append((name, *map(json.loads, saved), {}))
     for pieces in (("A", "<eos>"), ("<bos>", "A", "<eos>"), ("<bos>", "A", "<bos>")):
         files.append((" ".join(pieces), dict(model, post_processor=_template(*pieces)), config, {}))
     cases, asked = [], dict(max_length=12, truncation=True, add_special_tokens=True)

@@ -65,13 +65,13 @@ def limited(vocoder, clamp):
     return patch.object(stage, "final_act_fn", stage.final_act_fn or ("clamp" if clamp else None))
 
 
-# The following functions are named like components; each returns inputs, outputs, and optionally `scalars` and the `rows` to compare.
+# Functions named like components; each returns inputs, outputs, and optionally `scalars` and the `rows` to compare.
 def transformer(model, draw):
     config, batch = model.config["transformer"], draw.randint(1, 2)
     shape = dict(frames=draw.randint(1, 3), height=draw.randint(1, 4), width=draw.randint(1, 4), audio_frames=draw.randint(1, 9))
     newest = {"marked": draw.random() < 0.7} if config.get("use_keyframes_abs_pos_embedding") else {}
-    options = dict(text=draw.randint(1, 20), per_token=draw.random() < 0.4, masked=draw.random() < 0.4)
-    values = cases_transformer.inputs_for(config, **newest, seed=model.seed, batch=batch, **options, **shape)
+    more = dict(newest, text=draw.randint(1, 20), per_token=draw.random() < 0.4, masked=draw.random() < 0.4)
+    values = cases_transformer.inputs_for(config, **more, seed=model.seed, batch=batch, **shape)
     levels = dict(fps=draw.choice([24.0, 25.0, 12.5]), use_cross_timestep=draw.random() < 0.5)
     scalars = cases_transformer.scalars_for(**shape, **levels, isolate_modalities=draw.random() < 0.2)
     if config.get("perturbed_attn"):
