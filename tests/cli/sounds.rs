@@ -58,6 +58,13 @@ fn video_is_generated_for_input_audio() {
         assert_eq!(said.matches("silence follows").count(), usize::from(n == 0), "{said}");
         let written = read_wav(Path::new(&wav)).expect("a WAV file");
         assert_eq!((written.rate(), written.channels(), written.len()), (rate, 2, samples), "{sound}");
+        if sound == SOUND {
+            let given = read_sound(Path::new(sound), Path::new("/nowhere"), None).expect("read").expect("a sound");
+            let given = given.span(0.05, 1600);
+            let written = written.samples().slice(ndarray::s![.., ..1600]);
+            let largest = (&written - given.samples()).iter().fold(0f32, |most, v| most.max(v.abs()));
+            assert!(largest <= 1.0 / 32768.0, "{largest}");
+        }
         let heard = read_sound(&out, Path::new("/nowhere"), None).expect("an MP4").expect("a sound");
         assert_eq!((heard.rate(), heard.channels()), (rate, 2), "{sound}");
         // The last AAC packet of 1,024 samples is decoded completely.

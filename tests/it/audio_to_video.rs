@@ -39,8 +39,9 @@ fn of_one_pass(model: &OpenModel) -> Request {
     model.request(&config, &job).expect("a request")
 }
 
-#[needs(cpu)]
-fn input_audio_is_unchanged_in_the_output() {
+/// In `make test`, `cli sounds` compares the output of a single pass with the input.
+#[needs(cpu, full)]
+fn input_audio_is_unchanged_in_every_step_and_in_the_output() {
     let (all, mut runner) = cases_of(&cpu(8), "official", "tiny_a");
     let case = case(all);
     let request = request(&case, &runner.model);
@@ -53,8 +54,12 @@ fn input_audio_is_unchanged_in_the_output() {
     let sound = read_sound(Path::new(SOUND), Path::new("ffmpeg"), None).expect("read").expect("a sound");
     assert_eq!((made.sample_rate, made.audio.dim()), (8000, (2, 3000)));
     assert_eq!(&made.audio, sound.span(0.05, 3000).samples());
+}
 
-    // The first of two passes equals the single-pass request.
+#[needs(cpu)]
+fn first_of_two_passes_equals_the_single_pass_request() {
+    let (all, runner) = cases_of(&cpu(8), "official", "tiny_a");
+    let request = request(&case(all), &runner.model);
     let one = of_one_pass(&runner.model);
     let same = Request {
         prompt: one.prompt.clone(),

@@ -169,7 +169,7 @@ fn source(folder: &Path) -> Arc<ModelSource> {
 fn compare(options: &EngineOptions, seeds: u64) {
     let client = cpu(4);
     let dir = tempfile::tempdir().expect("a folder");
-    let mut subjects = ["tiny_a", "tiny_b", "tiny_2_3"].map(Subject::committed).to_vec();
+    let mut subjects = Vec::from(["tiny_a", "tiny_b", "tiny_2_3"].map(Subject::committed));
     for (i, variant) in variants().iter().enumerate() {
         subjects.extend((0..seeds).map(|seed| Subject::random(variant, seed, &dir.path().join(format!("{i}-{seed}")))));
     }

@@ -74,7 +74,7 @@ fn agrees(model: &str, count: usize) {
     runner.model.configs = runner.model.configs.with_vocoder_clamp(false);
     let patterns = Patterns::new();
     let mut largest = (0.0, String::new());
-    let chosen = |case: &&Case| full() || case.name.ends_with("_mask") || case.name.ends_with("_diffusers");
+    let chosen = |case: &&Case| full() || case.name.ends_with("_mask");
     for case in all.iter().filter(chosen) {
         let request = ready(&mut runner, &patterns.config(case));
         let made = generate(&mut runner, &request, &dumping_steps());
