@@ -2,11 +2,9 @@
 
 use ltx2::hlo::{DType, Value};
 use ltx2::models::{Network, transformer};
-use ltx2::nn::kernels::{RowAttention, RowNorm, RowRope, RowScale};
+use ltx2::nn::kernels::{RowAttention, RowNorm, RowNormProduct, RowRope, RowScale, RowWeight};
 use ltx2::nn::rope::{Pairing, rotate};
-use ltx2::nn::{
-    Axis, Build, Init, Params, RoundingPoints, Weight, gelu_tanh, linear_into, rms, row_gated_gelu, row_products,
-};
+use ltx2::nn::{Axis, Build, Init, Params, RoundingPoints, gelu_tanh, linear_into, rms};
 use ltx2::pipeline::plan::origin::Weights;
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::runtime::Engine;
@@ -18,6 +16,12 @@ use crate::windows::gpus;
 const BF16: f64 = 1.0 / 256.0;
 /// Largest relative error of an f32 sum of a few thousand products, which is computed in another order.
 const F32: f64 = 1e-5;
+
+/// Number that norms add to the mean of the squares.
+const EPS: f64 = 1e-6;
+
+/// Largest relative error of a norm of which few numbers are rounded to the neighboring number, and of f32 products of it.
+const NORM: f64 = BF16 / 4.0;
 
 /// A result of a kernel and of f32 operations.
 struct Pair {
@@ -71,91 +75,123 @@ fn product(plain: &Params, x: &Value, weight: &Value) -> Value {
     linear_into(plain, x, weight, DType::F32)
 }
 
+/// Learned scale of a norm over `n` features.
+fn scale(p: &Params, name: &str, n: usize) -> RowScale {
+    RowScale { weight: drawn(p, name, &[n], 0.1), offset: 1.0 }
+}
+
+/// Applies the norm to `x` in f32 and rounds the result.
+fn normalized(x: &Value, scale: &RowScale) -> Value {
+    (rms(x, EPS) * (scale.weight.to(DType::F32) + 1.0)).to(DType::BF16)
+}
+
 #[needs(gpu)]
 fn row_products_equal_a_dot() {
-    compare(4, |p, plain| {
-        let x = drawn(p, "x", &[1, 1, 3840], 1.0);
-        let table = drawn(p, "table", &[262_208, 3840], 0.016);
-        let odd = drawn(p, "odd", &[4098, 3840], 0.016);
-        let q = drawn(p, "q", &[16, 256, 3840], 0.016);
-        let kv = drawn(p, "kv", &[2, 8, 256, 3840], 0.016);
-        let mlp = drawn(p, "mlp", &[2, 15360, 3840], 0.016);
+    compare(2, |p, plain| {
+        let x = drawn(p, "x", &[1, 1, 4096], 1.0);
+        let o = drawn(p, "o", &[3840, 4096], 0.016);
+        let odd = drawn(p, "odd", &[4098, 4096], 0.016);
         let inner = drawn(p, "inner", &[1, 1, 15360], 1.0);
         let down = drawn(p, "down", &[3840, 15360], 0.008);
-        let all = row_products(p, &x, &Weight::Plain(q.clone()), &Weight::Plain(kv.clone())).expect("supported");
-        let kv = product(plain, &x, &kv);
-        let gated = row_gated_gelu(p, &x, &Weight::Plain(mlp.clone())).expect("supported");
-        let both = product(plain, &x, &mlp);
-        let expected = gelu_tanh(&both.at(2, 0)) * both.at(2, 1);
         vec![
-            pair("logits", &linear_into(p, &x, &table, DType::F32), &product(plain, &x, &table), F32),
+            pair("attention", &linear_into(p, &x, &o, DType::F32), &product(plain, &x, &o), F32),
             // Not a multiple of the kernel's rows: computed as a sum.
             pair("odd", &linear_into(p, &x, &odd, DType::F32), &product(plain, &x, &odd), F32),
-            pair("queries", &all[0], &product(plain, &x, &q), BF16),
-            pair("keys", &all[1], &kv.at(2, 0), BF16),
-            pair("values", &all[2], &kv.at(2, 1), BF16),
-            pair("gated", &gated, &expected, BF16),
             pair("down", &linear_into(p, &inner, &down, DType::BF16), &product(plain, &inner, &down), BF16),
         ]
     });
 }
 
 #[needs(gpu)]
-fn row_norms_and_rope_equal_xla_operations() {
-    compare(3, |p, plain| {
-        let eps = 1e-6;
+fn products_of_a_normalized_row_equal_a_norm_and_a_dot() {
+    compare(5, |p, plain| {
         let row = |name: &str| drawn(p, name, &[1, 1, 3840], 1.0);
-        let scale = |name: &str, n: usize| RowScale { weight: drawn(p, name, &[n], 0.1), offset: 1.0 };
-        let normalized = |x: &Value, scale: &RowScale| {
-            let y = rms(x, eps) * (scale.weight.to(DType::F32) + 1.0);
-            y.to(DType::BF16)
-        };
-        let (x, h, first, second) = (row("x"), row("h"), scale("first", 3840), scale("second", 3840));
-        let norm = RowNorm { x: &x, eps, scale: first.clone(), residual: None, next: None }.run(p).expect("supported");
-        let joined = RowNorm { x: &x, eps, scale: first.clone(), residual: Some(&h), next: Some(second.clone()) };
-        let joined = joined.run(p).expect("supported");
+        let (x, h, first, second) = (row("x"), row("h"), scale(p, "first", 3840), scale(p, "second", 3840));
+        let alone = || RowNorm { x: &x, eps: EPS, scale: first.clone(), residual: None, next: None };
+        let joined =
+            || RowNorm { x: &x, eps: EPS, scale: first.clone(), residual: Some(&h), next: Some(second.clone()) };
         let sum = &h + normalized(&x, &first);
-        let (q, k) = (drawn(p, "q", &[1, 1, 16, 256], 1.0), drawn(p, "k", &[1, 1, 8, 256], 1.0));
-        let (q_scale, k_scale) = (scale("q_scale", 256), scale("k_scale", 256));
-        let angles = drawn(p, "angles", &[1, 1, 1, 128], 2.0).to(DType::F32);
-        let (cos, sin) = (angles.cos(), angles.sin());
-        let rope =
-            RowRope { q: &q, k: &k, eps, q_scale: q_scale.clone(), k_scale: k_scale.clone(), cos: &cos, sin: &sin };
-        let rotated = rope.run(p).expect("supported");
-        let expected = |x: &Value, scale: &RowScale| {
-            rotate(plain, &normalized(x, scale), &cos, &sin, Pairing::Split, RoundingPoints::Default)
+        let [one, next] = [normalized(&x, &first), normalized(&sum, &second)];
+        let table = drawn(p, "table", &[262_208, 3840], 0.016);
+        let q = drawn(p, "q", &[16, 256, 3840], 0.016);
+        let kv = drawn(p, "kv", &[2, 8, 256, 3840], 0.016);
+        let mlp = drawn(p, "mlp", &[2, 15360, 3840], 0.016);
+        let run = |norm, weights: &[(&Value, usize)], dtype, is_gated| {
+            let weights = weights.iter().map(|&(weight, parts)| RowWeight { weight, parts }).collect();
+            RowNormProduct { norm, weights, dtype, is_gated }.run(p).expect("supported")
         };
+        let logits = run(joined(), &[(&table, 1)], DType::F32, false);
+        let heads = run(joined(), &[(&q, 1), (&kv, 2)], DType::BF16, false);
+        let gated = run(joined(), &[(&mlp, 2)], DType::BF16, true);
+        let queries = run(alone(), &[(&q, 1)], DType::BF16, false);
+        let norms = joined().run(p).expect("supported");
+        assert!(queries.sum.is_none());
+        let (all_kv, both) = (product(plain, &next, &kv), product(plain, &next, &mlp));
         vec![
-            pair("norm", &norm[0], &normalized(&x, &first), BF16),
-            pair("sum", &joined[0], &sum, BF16),
-            pair("next norm", &joined[1], &normalized(&sum, &second), BF16),
-            pair("queries", &rotated[0], &expected(&q, &q_scale), BF16),
-            pair("keys", &rotated[1], &expected(&k, &k_scale), BF16),
+            pair("sum", &norms[0], &sum, NORM),
+            pair("next norm", &norms[1], &next, NORM),
+            pair("logits", &logits.products[0], &product(plain, &next, &table), NORM),
+            pair("sum of logits", &logits.sum.expect("a sum"), &sum, NORM),
+            pair("queries", &heads.products[0], &product(plain, &next, &q), BF16),
+            pair("keys", &heads.products[1], &all_kv.at(2, 0), BF16),
+            pair("values", &heads.products[2], &all_kv.at(2, 1), BF16),
+            pair("sum of heads", &heads.sum.expect("a sum"), &sum, NORM),
+            pair("gated", &gated.products[0], &(gelu_tanh(&both.at(2, 0)) * both.at(2, 1)), BF16),
+            pair("sum of gated", &gated.sum.expect("a sum"), &sum, NORM),
+            pair("queries of one norm", &queries.products[0], &product(plain, &one, &q), BF16),
         ]
     });
 }
 
 #[needs(gpu)]
 fn row_attention_equals_xla_operations() {
+    attention(832, None);
+    // Programs compute blocks of 8, 16, 32 and 64 tokens.
+    for tokens in [832, 2112, 4160, 8256] {
+        attention(tokens, Some(RoundingPoints::Default));
+    }
+}
+
+/// Compares the attention over `tokens` cached tokens, with norms and RoPE of queries and keys if `rounding` is given.
+fn attention(tokens: usize, rounding: Option<RoundingPoints>) {
     // The token is in the last visible block; the blocks after it and the first tokens are masked.
     const AT: usize = 700;
-    compare(2, |p, _| {
+    compare(2, |p, plain| {
         let b = p.builder();
-        let [heads, kv_heads, tokens, dim] = [16, 8, 832, 256];
+        let [heads, kv_heads, dim] = [16, 8, 256];
         let q = drawn(p, "q", &[1, 1, heads, dim], 1.0);
         let [k, v] = ["k", "v"].map(|name| drawn(p, name, &[1, 1, kv_heads, dim], 1.0));
         let [keys, values] = ["keys", "values"].map(|name| drawn(p, name, &[1, kv_heads, tokens, dim], 1.0));
         let at = b.scalar(AT as f64, DType::I32);
         let visible: Vec<f32> = (0..tokens).map(|t| if (70..=AT).contains(&t) { 0.0 } else { -1e30 }).collect();
         let bias = b.constant(&[1, tokens], &visible);
-        let scale = 1.0 / 16.0;
-        let (q_, k_, v_) = (&q, &k, &v);
-        let attention = RowAttention { q: q_, k: k_, v: v_, keys: &keys, values: &values, at: &at, bias: &bias, scale };
+        let angles = drawn(p, "angles", &[1, 1, 1, dim / 2], 2.0).to(DType::F32);
+        let (cos, sin) = (angles.cos(), angles.sin());
+        let [q_scale, k_scale] = ["q_scale", "k_scale"].map(|name| scale(p, name, dim));
+        let rotated = |x: &Value, scale: &RowScale| match rounding {
+            Some(rounding) => rotate(plain, &normalized(x, scale), &cos, &sin, Pairing::Split, rounding),
+            None => x.clone(),
+        };
+        let [raw_q, raw_k] = [q.clone(), k.clone()];
+        let (q, k) = (rotated(&q, &q_scale), rotated(&k, &k_scale));
+        let rope = rounding.map(|_| RowRope { eps: EPS, q_scale, k_scale, cos: &cos, sin: &sin });
+        let score_scale = 1.0 / 16.0;
+        let attention = RowAttention {
+            q: &raw_q,
+            k: &raw_k,
+            v: &v,
+            keys: &keys,
+            values: &values,
+            at: &at,
+            bias: &bias,
+            scale: score_scale,
+            rope,
+        };
         let done = attention.run(p).expect("supported");
         let [all_keys, all_values] =
             [(&keys, &k), (&values, &v)].map(|(all, new)| all.dynamic_update(2, &at, &new.transpose(&[0, 2, 1, 3])));
         let grouped = q.reshape(vec![1, kv_heads, heads / kv_heads, dim]);
-        let scores = b.einsum("bkgd,bksd->bkgs", &grouped, &all_keys, DType::F32) * scale;
+        let scores = b.einsum("bkgd,bksd->bkgs", &grouped, &all_keys, DType::F32) * score_scale;
         let scores = scores + bias.reshape(vec![1, 1, 1, tokens]);
         let weights = (&scores - scores.max_keep(&[-1])).exp();
         let weights = &weights / weights.sum_keep(&[-1]);
@@ -163,7 +199,7 @@ fn row_attention_equals_xla_operations() {
         let expected = b.einsum("bkgs,bksd->bkgd", &weights, &wide, DType::F32).reshape(q.dims().to_vec());
         vec![
             pair("attention", &done.attended, &expected, BF16),
-            pair("keys", &done.keys, &all_keys, 0.0),
+            pair("keys", &done.keys, &all_keys, if rounding.is_some() { NORM } else { 0.0 }),
             pair("values", &done.values, &all_values, 0.0),
         ]
     });

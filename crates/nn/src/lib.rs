@@ -42,7 +42,6 @@ pub use layout::Override;
 pub use layout::{Axis, Layout, LayoutError, Rule};
 pub use linear::affine;
 pub use linear::{gelu, gelu_tanh, gelu_tanh_of_product, linear, linear_into, linear_nd, project, silu};
-pub use linear::{row_gated_gelu, row_products};
 pub use norm::{group_norm, layer_norm, pixel_norm, rms};
 pub use param::{Init, Role, Source};
 pub use param::{Param, ValuePlacement};

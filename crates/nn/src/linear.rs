@@ -1,7 +1,7 @@
 //! Linear layers and activation functions.
 
 use super::build::{Quantization, RowProductForm};
-use super::kernels::{RowProduct, RowWeight};
+use super::kernels::RowProduct;
 use super::layout::Axis;
 use super::param::Init;
 use super::params::Params;
@@ -46,30 +46,9 @@ fn row_product(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
             let row = x.to(DType::F32).reshape([&vec![1; weight.rank() - 1][..], &[x.dim(-1)]].concat());
             (weight.to(DType::F32) * row).sum(&[-1]).to(dtype)
         },
-        |kernel| kernel.values().remove(0),
+        |kernel| kernel.value(),
     );
     y.reshape([&x.dims()[..x.rank() - 1], y.dims()].concat())
-}
-
-/// Multiplies a single row `x [1…, in]` by a weight `[out…, in]` and by a weight `[2, out…, in]` with one kernel, which
-/// reads both at the speed of memory. Returns the result of the first weight and both results of the second, `[1…,
-/// out…]`, or `None` if the program does not use kernels for single rows, or if the kernel does not support the weights.
-pub fn row_products(p: &Params, x: &Value, weight: &Weight, pair: &Weight) -> Option<[Value; 3]> {
-    let (Weight::Plain(weight), Weight::Plain(pair)) = (weight, pair) else { return None };
-    let weights = vec![RowWeight { weight, parts: 1 }, RowWeight { weight: pair, parts: 2 }];
-    let kernel = RowProduct::several(x, weights).filter(|_| p.has_row_kernels(x))?;
-    let values = kernel.values().into_iter();
-    let lead = &x.dims()[..x.rank() - 1];
-    <[Value; 3]>::try_from(values.map(|y| y.reshape([lead, y.dims()].concat())).collect::<Vec<_>>()).ok()
-}
-
-/// Returns `gelu_tanh(gate · x) · (values · x)` of a single row `x [1…, in]` and a weight `[2, out, in]`, the gate and the
-/// values. Returns `None` if the program does not use kernels for single rows, or if the kernel does not support the
-/// weight.
-pub fn row_gated_gelu(p: &Params, x: &Value, weight: &Weight) -> Option<Value> {
-    let Weight::Plain(weight) = weight else { return None };
-    let y = RowProduct::gated(x, weight).filter(|_| p.has_row_kernels(x))?.values().remove(0);
-    Some(y.reshape([&x.dims()[..x.rank() - 1], y.dims()].concat()))
 }
 
 fn product(x: &Value, weight: &Value, dtype: DType) -> Value {

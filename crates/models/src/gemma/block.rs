@@ -1,7 +1,7 @@
 //! Decoder layer shared by Gemma 3 and Gemma 4: attention and MLP, each with a norm before and after it.
 
-use ltx2_nn::kernels::{RowNorm, RowScale};
-use ltx2_nn::{Axis, Heads, Init, Params, Weight, affine, gelu_tanh, project, rms, row_gated_gelu, row_products};
+use ltx2_nn::kernels::{RowNorm, RowNormProduct, RowNormProducts, RowScale, RowWeight};
+use ltx2_nn::{Axis, Heads, Init, Params, Weight, affine, gelu_tanh, project, rms};
 use ltx2_stablehlo::{DType, Value};
 
 /// RMS norm over the last dimension, multiplied by `weight + offset`.
@@ -19,8 +19,12 @@ impl GemmaNorm {
         if let Some(mut rows) = row.run(p) {
             return rows.remove(0);
         }
+        self.scaled(x, &row.scale)
+    }
+
+    fn scaled(self, x: &Value, scale: &RowScale) -> Value {
         let normalized = rms(x, self.eps);
-        let weight = row.scale.weight.to(DType::F32);
+        let weight = scale.weight.to(DType::F32);
         (normalized * if self.offset == 0.0 { weight } else { weight + self.offset }).to(x.dtype())
     }
 
@@ -29,9 +33,99 @@ impl GemmaNorm {
         let init = Init { mean: (1.0 - self.offset) as f32, std: 0.02 };
         RowScale { weight: p.get("weight", &[n], &[Axis::Replicated], init), offset: self.offset }
     }
+
+    /// Adds `x`, normalized with the weight at `p`, to the residual stream `h`. If kernels compute single rows, the
+    /// kernel that reads the sum also computes it.
+    fn add(self, p: &Params, h: Value, x: Value) -> Residual {
+        if p.has_row_kernels(&h) && h.ty().elements() == h.dim(-1) {
+            let scale = self.scale(p, h.dim(-1));
+            return Residual { h, addend: Some(Addend { x, scale }) };
+        }
+        Residual::from(h + self.run(p, &x))
+    }
+
+    /// Returns the residual stream with its addend.
+    pub(crate) fn sum(self, p: &Params, residual: &Residual) -> Value {
+        let Residual { h, addend } = residual;
+        let Some(Addend { x, scale }) = addend else { return h.clone() };
+        let row = RowNorm { x, eps: self.eps, scale: scale.clone(), residual: Some(h), next: None };
+        row.run(p).map_or_else(|| h + self.scaled(x, scale), |mut rows| rows.remove(0))
+    }
 }
 
-/// A decoder layer: its norm, its attention and the width of its MLP.
+/// Residual stream `[b, t, hidden]`.
+pub(crate) struct Residual {
+    pub(crate) h: Value,
+    pub(crate) addend: Option<Addend>,
+}
+
+/// Row that has to be normalized and added to the residual stream.
+pub(crate) struct Addend {
+    x: Value,
+    scale: RowScale,
+}
+
+impl From<Value> for Residual {
+    fn from(h: Value) -> Self {
+        Residual { h, addend: None }
+    }
+}
+
+/// Input of a block or of the output head: the norm of the residual stream, with the weight at `p`.
+pub(crate) struct NormInput<'a> {
+    pub(crate) norm: GemmaNorm,
+    pub(crate) p: &'a Params,
+    pub(crate) residual: Residual,
+}
+
+impl NormInput<'_> {
+    /// Returns the size of the residual stream.
+    fn width(&self) -> usize {
+        self.residual.h.dim(-1)
+    }
+
+    /// Returns whether kernels for single rows may support [`Self::products`].
+    pub(crate) fn is_row(&self) -> bool {
+        let h = &self.residual.h;
+        self.p.has_row_kernels(h) && h.ty().elements() == self.width()
+    }
+
+    /// Returns the residual stream with its addend, and the norm.
+    pub(crate) fn values(&self) -> [Value; 2] {
+        let Residual { h, addend } = &self.residual;
+        if let Some(Addend { x, scale }) = addend {
+            let next = Some(self.norm.scale(self.p, self.width()));
+            let row = RowNorm { x, eps: self.norm.eps, scale: scale.clone(), residual: Some(h), next };
+            if let Some(rows) = row.run(self.p).and_then(|rows| rows.try_into().ok()) {
+                return rows;
+            }
+        }
+        let h = self.norm.sum(self.p, &self.residual);
+        let x = self.norm.run(self.p, &h);
+        [h, x]
+    }
+
+    /// Returns the residual stream with its addend, and the products of the norm of a single row and `weights`, in the
+    /// element type `dtype`. Returns `None` if the kernel does not support them. `is_gated`: see [`RowNormProduct`].
+    pub(crate) fn products(
+        &self,
+        weights: Vec<RowWeight>,
+        dtype: DType,
+        is_gated: bool,
+    ) -> Option<(Value, Vec<Value>)> {
+        let (Residual { h, addend }, eps) = (&self.residual, self.norm.eps);
+        let own = self.norm.scale(self.p, self.width());
+        let norm = match addend {
+            None => RowNorm { x: h, eps, scale: own, residual: None, next: None },
+            Some(Addend { x, scale }) => RowNorm { x, eps, scale: scale.clone(), residual: Some(h), next: Some(own) },
+        };
+        let RowNormProducts { sum, products } = RowNormProduct { norm, weights, dtype, is_gated }.run(self.p)?;
+        Some((sum.unwrap_or_else(|| h.clone()), products))
+    }
+}
+
+/// A decoder layer: its norm, its attention and the width of its MLP. The attention returns the residual stream with its
+/// addend, and the attention.
 pub(crate) struct DecoderLayer<A> {
     pub(crate) norm: GemmaNorm,
     pub(crate) attention: A,
@@ -40,36 +134,16 @@ pub(crate) struct DecoderLayer<A> {
 
 impl<A> DecoderLayer<A>
 where
-    A: Fn(&Value) -> Value,
+    A: Fn(&NormInput) -> (Value, Value),
 {
-    /// Runs the layer with weights at `p` on the residual stream `h [b, t, hidden]`.
-    pub(crate) fn run(&self, p: &Params, h: &Value) -> Value {
-        let norm = |name: &str, x: &Value| self.norm.run(&p.pp(name), x);
-        let attended = (self.attention)(&norm("input_layernorm", h));
-        let [h, x] = self.add_attention(p, h, &attended).unwrap_or_else(|| {
-            let h = h + norm("post_attention_layernorm", &attended);
-            [h.clone(), norm("pre_feedforward_layernorm", &h)]
-        });
-        let inner = mlp(&p.pp("mlp"), self.intermediate_size, &x);
-        self.add_mlp(p, &h, &inner).unwrap_or_else(|| &h + norm("post_feedforward_layernorm", &inner))
-    }
-
-    /// Adds the normalized attention to the residual stream. Returns the sum and the input of the MLP, or `None` if no
-    /// kernel supports the operands.
-    fn add_attention(&self, p: &Params, h: &Value, attended: &Value) -> Option<[Value; 2]> {
-        let scale = |name: &str| p.has_row_kernels(h).then(|| self.norm.scale(&p.pp(name), h.dim(-1)));
-        let (scale, next) = (scale("post_attention_layernorm")?, scale("pre_feedforward_layernorm"));
-        let row = RowNorm { x: attended, eps: self.norm.eps, scale, residual: Some(h), next };
-        row.run(p).and_then(|rows| rows.try_into().ok())
-    }
-
-    /// Adds the normalized result of the MLP to the residual stream. Returns the sum, or `None` if no kernel supports the
-    /// operands.
-    fn add_mlp(&self, p: &Params, h: &Value, inner: &Value) -> Option<Value> {
-        let scale = || self.norm.scale(&p.pp("post_feedforward_layernorm"), h.dim(-1));
-        let scale = p.has_row_kernels(h).then(scale)?;
-        let row = RowNorm { x: inner, eps: self.norm.eps, scale, residual: Some(h), next: None };
-        row.run(p).map(|mut rows| rows.remove(0))
+    /// Runs the layer with weights at `p`.
+    pub(crate) fn run(&self, p: &Params, residual: Residual) -> Residual {
+        let norm = self.norm;
+        let (h, attended) = (self.attention)(&NormInput { norm, p: &p.pp("input_layernorm"), residual });
+        let residual = norm.add(&p.pp("post_attention_layernorm"), h, attended);
+        let input = NormInput { norm, p: &p.pp("pre_feedforward_layernorm"), residual };
+        let (h, inner) = mlp(&p.pp("mlp"), self.intermediate_size, &input);
+        norm.add(&p.pp("post_feedforward_layernorm"), h, inner)
     }
 }
 
@@ -87,26 +161,44 @@ fn keys_values_weight(p: &Params, heads: Heads, inputs: usize) -> Weight {
     p.weight(&names, &[heads.count, heads.dim, inputs], &[Axis::KvHeads, Axis::HeadDim, Axis::Embed])
 }
 
-/// Computes the queries, keys and values of a single token with one kernel, each `[1, 1, heads, dim]`. Returns `None` if
-/// the program does not use kernels for single rows, or if the kernel does not support the weights.
-pub(crate) fn token_projections(p: &Params, q: Heads, kv: Heads, x: &Value) -> Option<[Value; 3]> {
-    if !p.has_row_kernels(x) || x.ty().elements() != x.dim(-1) {
+/// Computes the queries, keys and values of a single token with one kernel, each `[1, 1, heads, dim]`. Also returns the
+/// residual stream. Returns `None` if the program does not use kernels for single rows, or if the kernel does not support
+/// the weights.
+pub(crate) fn token_projections(p: &Params, q: Heads, kv: Heads, input: &NormInput) -> Option<(Value, [Value; 3])> {
+    if !input.is_row() {
         return None;
     }
     let axes = [Axis::Heads, Axis::HeadDim, Axis::Embed];
-    let weight = p.pp("q_proj").weight(&["weight"], &[q.count, q.dim, x.dim(-1)], &axes);
-    row_products(p, x, &weight, &keys_values_weight(p, kv, x.dim(-1)))
+    let weight = p.pp("q_proj").weight(&["weight"], &[q.count, q.dim, input.width()], &axes);
+    let pair = keys_values_weight(p, kv, input.width());
+    let (Weight::Plain(weight), Weight::Plain(pair)) = (&weight, &pair) else { return None };
+    let weights = vec![RowWeight { weight, parts: 1 }, RowWeight { weight: pair, parts: 2 }];
+    let (h, products) = input.products(weights, weight.dtype(), false)?;
+    Some((h, products.try_into().ok()?))
 }
 
-/// Returns `down_proj(gelu(gate_proj(x)) · up_proj(x))`.
-fn mlp(p: &Params, intermediate_size: usize, x: &Value) -> Value {
-    let _scope = p.scope();
-    let hidden_size = x.dim(-1);
-    let names = ["gate_proj.weight", "up_proj.weight"];
-    let weight = p.weight(&names, &[intermediate_size, hidden_size], &[Axis::Mlp, Axis::Embed]);
-    let inner = row_gated_gelu(p, x, &weight).unwrap_or_else(|| {
-        let both = affine(p, x, &weight, None, &[Axis::Replicated, Axis::Mlp]);
-        gelu_tanh(&both.at(2, 0)) * both.at(2, 1)
+/// Returns the residual stream and `down_proj(gelu(gate_proj(x)) · up_proj(x))` of its norm `x`.
+fn mlp(p: &Params, intermediate_size: usize, input: &NormInput) -> (Value, Value) {
+    let hidden_size = input.width();
+    let weight = || {
+        let names = ["gate_proj.weight", "up_proj.weight"];
+        p.weight(&names, &[intermediate_size, hidden_size], &[Axis::Mlp, Axis::Embed])
+    };
+    let (h, inner) = gated_row(p, input, weight).unwrap_or_else(|| {
+        let [h, x] = input.values();
+        let _scope = p.scope();
+        let both = affine(p, &x, &weight(), None, &[Axis::Replicated, Axis::Mlp]);
+        (h, gelu_tanh(&both.at(2, 0)) * both.at(2, 1))
     });
-    project(&p.pp("down_proj"), &inner, &[hidden_size], false, &[Axis::Embed], Axis::Mlp)
+    let _scope = p.scope();
+    (h, project(&p.pp("down_proj"), &inner, &[hidden_size], false, &[Axis::Embed], Axis::Mlp))
+}
+
+/// Returns the residual stream and `gelu(gate · x) · (values · x)` of its norm `x`, computed by a kernel. Returns `None` if
+/// the program does not use kernels for single rows, or if the kernel does not support the weight.
+fn gated_row(p: &Params, input: &NormInput, weight: impl FnOnce() -> Weight) -> Option<(Value, Value)> {
+    let _scope = input.is_row().then(|| p.scope())?;
+    let Weight::Plain(weight) = weight() else { return None };
+    let (h, mut products) = input.products(vec![RowWeight { weight: &weight, parts: 2 }], weight.dtype(), true)?;
+    Some((h, products.remove(0)))
 }

@@ -4,10 +4,11 @@
 use std::cell::RefCell;
 
 use super::sampling::TokenChoice;
-use super::{AttentionMasks, COMPONENT, ROOT, Stack, bias};
+use super::{AttentionMasks, COMPONENT, GemmaNorm, NormInput, ROOT, Residual, Stack, bias};
 use crate::Network;
-use ltx2_nn::kernels::{RowAttended, RowAttention};
-use ltx2_nn::{Attention, Axis, Build, Heads, Init, Params, linear_into};
+use ltx2_nn::kernels::{RowAttended, RowAttention, RowRope, RowWeight};
+use ltx2_nn::rope::{Pairing, rotate};
+use ltx2_nn::{Attention, Axis, Build, Heads, Init, Params, RoundingPoints, linear_into};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
 /// Sizes and options of a program that generates text.
@@ -38,6 +39,51 @@ pub(crate) struct LayerAttention<'a> {
     /// Whether the layer sees all earlier tokens: a boolean scalar. If not, it sees those in the window.
     pub(crate) is_full: Value,
     pub(crate) scale: f64,
+    /// Norms and RoPE of queries and keys; `None` if they have been applied.
+    pub(crate) rope: Option<HeadRope<'a>>,
+}
+
+/// RMS norm of each head of queries and keys, and RoPE.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadRope<'a> {
+    pub(crate) norm: GemmaNorm,
+    /// Cosines `[b or 1, t, 1, dim / 2]`; `sin` has the same shape.
+    pub(crate) cos: &'a Value,
+    pub(crate) sin: &'a Value,
+}
+
+impl HeadRope<'_> {
+    /// Normalizes and rotates queries or keys. `p`: prefix of their norm.
+    pub(crate) fn run(&self, p: &Params, x: &Value) -> Value {
+        rotate(p, &self.norm.run(p, x), self.cos, self.sin, Pairing::Split, RoundingPoints::Default)
+    }
+
+    /// Normalizes and rotates queries and keys. `p`: prefix of the attention layer.
+    pub(crate) fn heads(&self, p: &Params, q: &Value, k: &Value) -> [Value; 2] {
+        [self.run(&p.pp("q_norm"), q), self.run(&p.pp("k_norm"), k)]
+    }
+
+    fn row(&self, p: &Params, dim: usize) -> RowRope<'_> {
+        let [q_scale, k_scale] = ["q_norm", "k_norm"].map(|name| self.norm.scale(&p.pp(name), dim));
+        RowRope { eps: self.norm.eps, q_scale, k_scale, cos: self.cos, sin: self.sin }
+    }
+}
+
+impl LayerAttention<'_> {
+    /// Calls `run` with the operands after norms and RoPE.
+    fn rotated<T>(&self, p: &Params, run: impl FnOnce(&LayerAttention) -> T) -> T {
+        let Some(rope) = &self.rope else { return run(self) };
+        let [q, k] = rope.heads(p, self.q, self.kv[0]);
+        let kv = [&k, self.kv[1]];
+        run(&LayerAttention {
+            q: &q,
+            kv,
+            rope: None,
+            is_full: self.is_full.clone(),
+            layer: self.layer,
+            scale: self.scale,
+        })
+    }
 }
 
 /// Attention over the tokens of a forward pass and the cached tokens before them. Receives the prefix of the attention
@@ -57,12 +103,12 @@ pub(crate) trait LanguageModel {
     /// Bound of the logits: they are mapped by `bound · tanh(x / bound)`. `None`: unchanged.
     fn final_logit_softcapping(&self) -> Option<f64>;
 
-    /// Normalizes the last hidden state.
-    fn final_norm(&self, p: &Params, x: &Value) -> Value;
+    /// Returns the norm of the last hidden state.
+    fn final_norm(&self) -> GemmaNorm;
 
     /// Runs all layers on `state`, the residual stream `[rows, tokens, hidden]` followed by the caches. `positions`: the
-    /// position of each token, f32 `[rows, tokens]`.
-    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> Vec<Value>;
+    /// position of each token, f32 `[rows, tokens]`. Returns the residual stream and the caches.
+    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> (Residual, Vec<Value>);
 }
 
 /// Runs `layer` with an attention function that reads and updates the caches. `state`: the residual stream followed by
@@ -165,7 +211,9 @@ impl Cache {
         let layer = p.fixed_layer().filter(|_| self.unrolled && p.has_row_kernels(operands.q))?;
         let (bias, [k, v], own) = (bias(), operands.kv, 2 * layer);
         let [keys, values] = [&caches[own], &caches[own + 1]];
-        let attention = RowAttention { q: operands.q, k, v, keys, values, at, bias: &bias, scale: operands.scale };
+        let (q, scale) = (operands.q, operands.scale);
+        let rope = operands.rope.as_ref().map(|rope| rope.row(p, q.dim(-1)));
+        let attention = RowAttention { q, k, v, keys, values, at, bias: &bias, scale, rope };
         let RowAttended { attended, keys, values } = attention.run(p)?;
         let mut updated = caches.to_vec();
         [updated[own], updated[own + 1]] = [keys, values];
@@ -282,15 +330,17 @@ impl<'a> Generator<'a> {
         let h = self.model.stack().embed(p, &self.ids, Axis::Replicated);
         let positions = (b.iota(Type::new(DType::I32, [1, tokens]), 1) - &self.padding).to(DType::F32);
         let attend = |p: &Params, operands: &LayerAttention, caches: &[Value]| {
-            let (caches, _) = self.cache.update(p, operands, &zero, caches);
-            let bias = bias(&masks.earlier.and(&near.or(&operands.is_full)));
-            let (q, [k, v], scale) = (operands.q, operands.kv, operands.scale);
-            let attention = Attention { q, k, v, bias: Some(&bias), scale, sequence: [Axis::Replicated; 2] };
-            (attention.run(p), caches)
+            operands.rotated(p, |operands| {
+                let (caches, _) = self.cache.update(p, operands, &zero, caches);
+                let bias = bias(&masks.earlier.and(&near.or(&operands.is_full)));
+                let (q, [k, v], scale) = (operands.q, operands.kv, operands.scale);
+                let attention = Attention { q, k, v, bias: Some(&bias), scale, sequence: [Axis::Replicated; 2] };
+                (attention.run(p), caches)
+            })
         };
-        let mut state = self.model.run_layers(p, &positions, &[&[h], caches].concat(), &attend);
-        let h = state.remove(0);
-        (self.logits(&h.slice(1, tokens - 1, tokens)), state)
+        let (residual, caches) = self.model.run_layers(p, &positions, &[&[h], caches].concat(), &attend);
+        let h = self.model.final_norm().sum(p, &residual);
+        (self.logits(Residual::from(h.slice(1, tokens - 1, tokens))), caches)
     }
 
     /// Runs the model on the latest token of each text. Returns the logits for token `step`, and the updated caches.
@@ -310,25 +360,39 @@ impl<'a> Generator<'a> {
             if let Some(done) = self.cache.attend(p, operands, &at, seen, caches) {
                 return done;
             }
-            let (caches, kv) = self.cache.update(p, operands, &at, caches);
-            let bias = seen();
-            (cached_attention(p, operands, kv.each_ref(), &bias), caches)
+            operands.rotated(p, |operands| {
+                let (caches, kv) = self.cache.update(p, operands, &at, caches);
+                let bias = seen();
+                (cached_attention(p, operands, kv.each_ref(), &bias), caches)
+            })
         };
-        let mut state = self.model.run_layers(p, &positions, &[&[h], caches].concat(), &attend);
-        let h = state.remove(0);
-        (self.logits(&h), state)
+        let (residual, caches) = self.model.run_layers(p, &positions, &[&[h], caches].concat(), &attend);
+        (self.logits(residual), caches)
     }
 
     /// Returns the logits `[rows, vocabulary]`, f32, of hidden states `[rows, 1, hidden]`. The embedding table is the
     /// output head.
-    fn logits(&self, h: &Value) -> Value {
-        let (p, stack) = (self.p, self.model.stack());
-        let h = self.model.final_norm(&p.pp(ROOT).pp("norm"), h);
-        let p = p.pp(ROOT).pp("embed_tokens");
+    fn logits(&self, residual: Residual) -> Value {
+        let (p, stack) = (self.p.pp(ROOT), self.model.stack());
+        let rows = residual.h.dim(0);
+        let input = NormInput { norm: self.model.final_norm(), p: &p.pp("norm"), residual };
+        let p = p.pp("embed_tokens");
+        let table = || {
+            let init = Init::normal((stack.hidden_size as f32).sqrt().recip());
+            p.get("weight", &[stack.vocab_size, stack.hidden_size], &[Axis::Vocab, Axis::Embed], init)
+        };
+        let by_kernel = || {
+            let _scope = p.scope();
+            let products = input.products(vec![RowWeight { weight: &table(), parts: 1 }], DType::F32, false);
+            products.map(|(_, mut logits)| logits.remove(0))
+        };
+        let logits = input.is_row().then(by_kernel).flatten().unwrap_or_else(|| {
+            let [_, h] = input.values();
+            let _scope = p.scope();
+            linear_into(&p, &h, &table(), DType::F32)
+        });
         let _scope = p.scope();
-        let init = Init::normal((stack.hidden_size as f32).sqrt().recip());
-        let table = p.get("weight", &[stack.vocab_size, stack.hidden_size], &[Axis::Vocab, Axis::Embed], init);
-        let logits = linear_into(&p, &h, &table, DType::F32).reshape(vec![h.dim(0), stack.vocab_size]);
+        let logits = logits.reshape(vec![rows, stack.vocab_size]);
         // Each device chooses the same token from all logits.
         let logits = p.place("logits", &logits, &ROW_AXES);
         match self.model.final_logit_softcapping() {

@@ -10,9 +10,9 @@ mod program;
 mod sampling;
 
 pub use block::keys_values;
-pub(crate) use block::{DecoderLayer, GemmaNorm, token_projections};
+pub(crate) use block::{DecoderLayer, GemmaNorm, NormInput, Residual, token_projections};
 pub use generate::GenerationSpec;
-pub(crate) use generate::{Attend, LanguageModel, LayerAttention, program as generator, with_caches};
+pub(crate) use generate::{Attend, HeadRope, LanguageModel, LayerAttention, program as generator, with_caches};
 pub(crate) use keys::{IGNORED_KEYS, RANGES, is_tied, untied};
 pub use layer_kind::LayerKind;
 pub use layer_kind::{every, listed};

@@ -1,18 +1,18 @@
 //! The Gemma 3 language model.
 
+use std::cell::Cell;
+
 use super::config::{Gemma3Config, RopeBase};
 use crate::chat::{ChatFormat, GEMMA_3};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::COMPONENT;
-use crate::gemma::token_projections;
-use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
+use crate::gemma::{Attend, GenerationSpec, HeadRope, LanguageModel, LayerAttention, generator, untied, with_caches};
 use crate::gemma::{AttentionMasks, DecoderLayer, GemmaNorm, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
+use crate::gemma::{NormInput, Residual, token_projections};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use crate::{ComponentConfigError, Network, require};
-use ltx2_nn::kernels::RowRope;
-use ltx2_nn::rope::{Pairing, rotate};
-use ltx2_nn::{Attention, Axis, Build, Heads, Params, RoundingPoints, project};
+use ltx2_nn::{Attention, Axis, Build, Heads, Params, project};
 use ltx2_stablehlo::{Comparison, DType, Result, Type, Value};
 
 impl TextEncoder for Gemma3Config {
@@ -71,13 +71,15 @@ impl LanguageModel for Gemma3Config {
         None
     }
 
-    fn final_norm(&self, p: &Params, x: &Value) -> Value {
-        norm(p, self, x)
+    fn final_norm(&self) -> GemmaNorm {
+        scaled_norm(self)
     }
 
-    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> Vec<Value> {
+    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> (Residual, Vec<Value>) {
         let tables = RopeTables::at(p, self, positions);
-        p.pp(ROOT).each_layer_quantized(
+        // Of unrolled layers, each adds the addend of the layer before it.
+        let addend = Cell::new(None);
+        let mut state = p.pp(ROOT).each_layer_quantized(
             "layers",
             self.layers.len(),
             |_| false,
@@ -86,14 +88,21 @@ impl LanguageModel for Gemma3Config {
                 let (kind, is_full) = tables.kind(layer);
                 let rope = tables.of_kind(&kind);
                 with_caches(state, attend, |attend| {
-                    let attend = |p: &Params, q: &Value, k: &Value, v: &Value| {
+                    let attend = |p: &Params, q: &Value, k: &Value, v: &Value, rope: Option<HeadRope>| {
                         let scale = self.query_pre_attn_scalar.powf(-0.5);
-                        attend(p, &LayerAttention { layer, q, kv: [k, v], is_full: is_full.clone(), scale })
+                        attend(p, &LayerAttention { layer, q, kv: [k, v], is_full: is_full.clone(), scale, rope })
                     };
-                    run_layer(p, self, &state[0], &rope, &attend)
+                    let residual = Residual { h: state[0].clone(), addend: addend.take() };
+                    let residual = run_layer(p, self, residual, &rope, &attend);
+                    if p.fixed_layer().is_none() {
+                        return scaled_norm(self).sum(p, &residual);
+                    }
+                    addend.set(residual.addend);
+                    residual.h
                 })
             },
-        )
+        );
+        (Residual { h: state.remove(0), addend: addend.take() }, state)
     }
 }
 
@@ -119,11 +128,13 @@ pub fn program(
             |p, i, state| {
                 let carried = visit(i, &state[0], &state[1..]);
                 let (rope, bias) = inputs.layer_inputs(i);
-                let sdpa = |p: &Params, q: &Value, k: &Value, v: &Value| {
-                    let scale = c.query_pre_attn_scalar.powf(-0.5);
-                    Attention { q, k, v, bias: Some(&bias), scale, sequence: [Axis::TextSequence; 2] }.run(p)
+                let sdpa = |p: &Params, q: &Value, k: &Value, v: &Value, head_rope: Option<HeadRope>| {
+                    let [q, k] = head_rope.map_or_else(|| [q.clone(), k.clone()], |rope| rope.heads(p, q, k));
+                    let (scale, sequence) = (c.query_pre_attn_scalar.powf(-0.5), [Axis::TextSequence; 2]);
+                    Attention { q: &q, k: &k, v, bias: Some(&bias), scale, sequence }.run(p)
                 };
-                [vec![run_layer(p, c, &state[0], &rope, &sdpa)], carried].concat()
+                let residual = run_layer(p, c, Residual::from(state[0].clone()), &rope, &sdpa);
+                [vec![scaled_norm(c).sum(p, &residual)], carried].concat()
             },
         )
     };
@@ -229,42 +240,35 @@ fn scaled_norm(c: &Gemma3Config) -> GemmaNorm {
     GemmaNorm { eps: c.rms_norm_eps, offset: 1.0 }
 }
 
-/// Attention of one layer: receives the prefix of the attention layer, queries `[b, t, heads, dim]`, and keys and
-/// values `[b, t, kv_heads, dim]`.
-type Sdpa<'a> = &'a dyn Fn(&Params, &Value, &Value, &Value) -> Value;
+/// Attention of one layer: receives the prefix of the attention layer, queries `[b, t, heads, dim]`, keys and values
+/// `[b, t, kv_heads, dim]`, and the norms and RoPE of queries and keys if they have not been applied.
+type Sdpa<'a> = &'a dyn Fn(&Params, &Value, &Value, &Value, Option<HeadRope>) -> Value;
 
-fn run_layer(p: &Params, c: &Gemma3Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
-    let attention = |x: &Value| attention(&p.pp("self_attn"), c, x, rope, sdpa);
-    DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(p, h)
+fn run_layer(p: &Params, c: &Gemma3Config, residual: Residual, rope: &LayerRope, sdpa: Sdpa) -> Residual {
+    let attention = |input: &NormInput| attention(&p.pp("self_attn"), c, input, rope, sdpa);
+    DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(p, residual)
 }
 
-fn attention(p: &Params, c: &Gemma3Config, x: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
-    let _scope = p.scope();
-    let heads = c.heads;
-    let [q, k, v] = token_inputs(p, c, x, rope).unwrap_or_else(|| {
-        let rotated = |x: &Value| rotate(p, x, &rope.cos, &rope.sin, Pairing::Split, RoundingPoints::Default);
-        let axes = [Axis::Heads, Axis::HeadDim];
-        let q = project(&p.pp("q_proj"), x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
-        let kv = keys_values(p, c.kv_heads(), x, c.attention_bias);
-        let q = rotated(&norm(&p.pp("q_norm"), c, &q));
-        let k = rotated(&norm(&p.pp("k_norm"), c, &kv.at(2, 0)));
-        [q, k, kv.at(2, 1)]
+/// Returns the residual stream and the attention of its norm.
+fn attention(p: &Params, c: &Gemma3Config, input: &NormInput, rope: &LayerRope, sdpa: Sdpa) -> (Value, Value) {
+    let (heads, rope) = (c.heads, HeadRope { norm: scaled_norm(c), cos: &rope.cos, sin: &rope.sin });
+    let token = (!c.attention_bias).then(|| {
+        let _scope = p.scope();
+        let (h, [q, k, v]) = token_projections(p, heads, c.kv_heads(), input)?;
+        Some((h, sdpa(p, &q, &k, &v, Some(rope))))
     });
-    let o = sdpa(p, &q, &k, &v);
-    let joined = o.reshape(vec![x.dim(0), x.dim(1), heads.width()]);
-    project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads)
-}
-
-/// Computes the queries, keys and values of a single token with kernels. Returns `None` if the program does not use
-/// kernels for single rows, or if they do not support the layer.
-fn token_inputs(p: &Params, c: &Gemma3Config, x: &Value, rope: &LayerRope) -> Option<[Value; 3]> {
-    if c.attention_bias {
-        return None;
-    }
-    let [q, k, v] = token_projections(p, c.heads, c.kv_heads(), x)?;
-    let norm = scaled_norm(c);
-    let [q_scale, k_scale] = ["q_norm", "k_norm"].map(|name| norm.scale(&p.pp(name), c.heads.dim));
-    let (cos, sin) = (&rope.cos, &rope.sin);
-    let [q, k] = RowRope { q: &q, k: &k, eps: norm.eps, q_scale, k_scale, cos, sin }.run(p)?;
-    Some([q, k, v])
+    let (h, o) = token.flatten().unwrap_or_else(|| {
+        let [h, x] = input.values();
+        let _scope = p.scope();
+        let axes = [Axis::Heads, Axis::HeadDim];
+        let q = project(&p.pp("q_proj"), &x, &[heads.count, heads.dim], c.attention_bias, &axes, Axis::Embed);
+        let kv = keys_values(p, c.kv_heads(), &x, c.attention_bias);
+        let q = rope.run(&p.pp("q_norm"), &q);
+        let k = rope.run(&p.pp("k_norm"), &kv.at(2, 0));
+        (h, sdpa(p, &q, &k, &kv.at(2, 1), None))
+    });
+    let _scope = p.scope();
+    let joined = o.reshape(vec![h.dim(0), h.dim(1), heads.width()]);
+    let o = project(&p.pp("o_proj"), &joined, &[c.hidden_size], c.attention_bias, &[Axis::Embed], Axis::Heads);
+    (h, o)
 }

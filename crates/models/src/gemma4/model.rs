@@ -5,6 +5,7 @@ use crate::chat::{ChatFormat, GEMMA_4};
 use crate::connectors::ConnectorsConfig;
 use crate::gemma::{Attend, GenerationSpec, LanguageModel, LayerAttention, generator, untied, with_caches};
 use crate::gemma::{AttentionMasks, DecoderLayer, GemmaNorm, LayerKind, LayerVisitor, ROOT, Stack, bias, keys_values};
+use crate::gemma::{NormInput, Residual};
 use crate::text_encoder::TextEncoder;
 use crate::tokenizer::{GEMMA, TokenizerRules};
 use crate::{ComponentConfigError, Network};
@@ -80,25 +81,25 @@ impl LanguageModel for Gemma4Config {
         self.final_logit_softcapping
     }
 
-    fn final_norm(&self, p: &Params, x: &Value) -> Value {
-        norm(p, self, x)
+    fn final_norm(&self) -> GemmaNorm {
+        scaled_norm(self)
     }
 
-    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> Vec<Value> {
+    fn run_layers(&self, p: &Params, positions: &Value, state: &[Value], attend: Attend) -> (Residual, Vec<Value>) {
         let [sliding, full] = [&self.sliding, &self.full].map(|a| LayerRope::at(p, a, positions));
-        p.pp(ROOT).each_layer_by_kind("layers", &self.layers, state, |place, state| {
+        let mut state = p.pp(ROOT).each_layer_by_kind("layers", &self.layers, state, |place, state| {
             let is_full = place.kind == LayerKind::FullAttention;
             let rope = if is_full { &full } else { &sliding };
             let is_full = p.builder().full(f64::from(u8::from(is_full)), Type::scalar(DType::Bool));
             with_caches(state, attend, |attend| {
                 let attend = |p: &Params, q: &Value, k: &Value, v: &Value| {
-                    let operands =
-                        LayerAttention { layer: &place.index, q, kv: [k, v], is_full: is_full.clone(), scale: SCALE };
-                    attend(p, &operands)
+                    let (layer, is_full) = (&place.index, is_full.clone());
+                    attend(p, &LayerAttention { layer, q, kv: [k, v], is_full, scale: SCALE, rope: None })
                 };
                 run_layer(place, self, &state[0], rope, &attend)
             })
-        })
+        });
+        (Residual::from(state.remove(0)), state)
     }
 }
 
@@ -174,9 +175,12 @@ fn scaled_norm(c: &Gemma4Config) -> GemmaNorm {
 /// Runs one layer. The layer's scalar multiplies the residual stream after the layer, not only the layer's contribution
 /// to it.
 fn run_layer(place: &KindLayer<LayerKind>, c: &Gemma4Config, h: &Value, rope: &LayerRope, sdpa: Sdpa) -> Value {
-    let attention = |x: &Value| attention(&place.own.pp("self_attn"), c, place.kind, x, rope, sdpa);
-    let h =
-        DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size }.run(&place.common, h);
+    let attention = |input: &NormInput| {
+        let [h, x] = input.values();
+        (h, attention(&place.own.pp("self_attn"), c, place.kind, &x, rope, sdpa))
+    };
+    let layer = DecoderLayer { norm: scaled_norm(c), attention, intermediate_size: c.intermediate_size };
+    let h = layer.norm.sum(&place.common, &layer.run(&place.common, Residual::from(h.clone())));
     let scalar = place.common.get("layer_scalar", &[1], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
     &h * scalar.reshape(vec![1, 1, 1])
 }

@@ -6,17 +6,17 @@ mod neighborhood;
 mod rotation;
 mod row_attention;
 mod row_norm;
+mod row_norm_product;
 mod row_product;
-mod row_rope;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub(crate) use rotation::RowRotation;
-pub use row_attention::{RowAttended, RowAttention};
+pub use row_attention::{RowAttended, RowAttention, RowRope};
 pub use row_norm::{RowNorm, RowScale};
-pub(crate) use row_product::{RowProduct, RowWeight};
-pub use row_rope::RowRope;
+pub use row_norm_product::{RowNormProduct, RowNormProducts, RowWeight};
+pub(crate) use row_product::RowProduct;
 
 use ltx2_stablehlo::{Attribute, CustomCall, DType, ResultAlias, Type, Value};
 

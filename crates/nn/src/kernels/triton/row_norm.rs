@@ -55,66 +55,84 @@ impl RowNorm<'_> {
     /// have the shape of `x`. Returns `None` if the program does not use kernels for single rows, or if the kernel does
     /// not support the shapes or element types.
     pub fn run(&self, p: &Params) -> Option<Vec<Value>> {
-        let (n, dtype) = (self.x.dim(-1), self.x.dtype());
-        let is_supported = p.has_row_kernels(self.x) && (1..=LARGEST).contains(&n);
-        let operands: Vec<&Value> = [
-            Some(self.x),
-            Some(&self.scale.weight),
-            self.residual,
-            self.next.as_ref().filter(|_| self.residual.is_some()).map(|next| &next.weight),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        if !is_supported || operands.iter().any(|x| x.ty().elements() != n || x.dtype() != dtype) {
+        if !self.is_supported(p) {
             return None;
         }
+        let (n, dtype) = (self.x.dim(-1), self.x.dtype());
         let kernel = TritonKernel {
             name: NAME,
-            text: self.text(operands.len()),
+            text: self.text(),
             grid: [1; 3],
             warps: (n.next_power_of_two() / WARP_ELEMENTS).clamp(1, WARPS),
             stages: 1,
             flops: 0,
         };
-        let rows: Vec<Value> = operands.iter().map(|x| x.reshape(vec![n])).collect();
-        let results = vec![Type::new(dtype, [n]); operands.len().saturating_sub(2).max(1)];
+        let rows: Vec<Value> = self.operands().iter().map(|x| x.reshape(vec![n])).collect();
+        let results = vec![Type::new(dtype, [n]); self.results()];
         let results = kernel.call(&rows.iter().collect::<Vec<_>>(), &results);
         Some(results.iter().map(|y| y.reshape(self.x.dims().to_vec())).collect())
     }
 
-    /// Returns the kernel as MLIR text. Its arguments are the row, the weight, the residual stream, the second weight
-    /// and the results.
-    pub(super) fn text(&self, operands: usize) -> String {
-        let arrays = vec![self.x.dtype(); operands + operands.saturating_sub(2).max(1)];
+    /// Returns whether the program uses kernels for single rows, and they support the shapes and element types.
+    pub(super) fn is_supported(&self, p: &Params) -> bool {
+        let (n, dtype) = (self.x.dim(-1), self.x.dtype());
+        let is_row = |x: &&Value| x.ty().elements() == n && x.dtype() == dtype;
+        p.has_row_kernels(self.x) && (1..=LARGEST).contains(&n) && self.operands().iter().all(is_row)
+    }
+
+    /// Returns the operands: the row, the weight, the residual stream and the second weight.
+    pub(super) fn operands(&self) -> Vec<&Value> {
+        let next = self.next.as_ref().filter(|_| self.residual.is_some());
+        let rest = [self.residual, next.map(|next| &next.weight)];
+        [self.x, &self.scale.weight].into_iter().chain(rest.into_iter().flatten()).collect()
+    }
+
+    fn results(&self) -> usize {
+        self.operands().len().saturating_sub(2).max(1)
+    }
+
+    /// Returns the kernel as MLIR text. Its arguments are the operands and the results.
+    pub(super) fn text(&self) -> String {
+        let arrays = vec![self.x.dtype(); self.operands().len() + self.results()];
         TritonCode::module(NAME, &arrays, |code, arrays| self.write(code, arrays))
     }
 
     fn write(&self, code: &TritonCode, arrays: &[TritonTile]) {
-        let (n, dtype) = (self.x.dim(-1), self.x.dtype());
+        let n = self.x.dim(-1);
         let column = code.range(n.next_power_of_two()).row();
         let is_inside = column.is_within(n);
-        let load = |array: &TritonTile| array.ahead(&column).load_where(&is_inside).widened();
-        let store = |array: &TritonTile, x: &TritonTile| array.ahead(&column).store_where(x, &is_inside);
+        let results = &arrays[self.operands().len()..];
+        for (y, result) in self.write_rows(&column, &is_inside, arrays).iter().zip(results) {
+            result.ahead(&column).store_where(y, &is_inside);
+        }
+    }
+
+    /// Writes the code that computes the results of [`Self::run`] from the operands `arrays`, and returns them. `column`
+    /// is the index of each element, `[1, n]` with `n` rounded up to a power of two; elements for which `is_inside` is
+    /// not set are 0.
+    pub(super) fn write_rows(
+        &self,
+        column: &TritonTile,
+        is_inside: &TritonTile,
+        arrays: &[TritonTile],
+    ) -> Vec<TritonTile> {
+        let (n, dtype) = (self.x.dim(-1), self.x.dtype());
+        let load = |array: &TritonTile| array.ahead(column).load_where(is_inside).widened();
         // Elements outside the row are 0, so they do not change the sums.
         let norm = |x: &TritonTile, scale: &RowScale, weight: &TritonTile| {
             let mean = x.times(x).row_sum().over(n as f64);
             scale.scaled(x, &mean, self.eps, weight).narrowed(dtype)
         };
-        let weight = load(&arrays[1]);
-        let Some(_) = self.residual else {
-            store(&arrays[2], &norm(&load(&arrays[0]), &self.scale, &weight));
-            return;
-        };
-        let (residual, next) = (load(&arrays[2]), self.next.as_ref().map(|scale| (scale, load(&arrays[3]))));
-        let y = norm(&load(&arrays[0]), &self.scale, &weight).widened();
-        let sum = residual.plus(&y).narrowed(dtype);
-        match next {
-            None => store(&arrays[3], &sum),
-            Some((scale, weight)) => {
-                store(&arrays[4], &sum);
-                store(&arrays[5], &norm(&sum.widened(), scale, &weight));
+        let loaded: Vec<TritonTile> = (0..self.operands().len()).map(|i| load(&arrays[i])).collect();
+        let y = norm(&loaded[0], &self.scale, &loaded[1]);
+        let Some(residual) = loaded.get(2) else { return vec![y] };
+        let sum = residual.plus(&y.widened()).narrowed(dtype);
+        match (&self.next, loaded.get(3)) {
+            (Some(scale), Some(weight)) => {
+                let next = norm(&sum.widened(), scale, weight);
+                vec![sum, next]
             }
+            _ => vec![sum],
         }
     }
 }

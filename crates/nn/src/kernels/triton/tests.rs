@@ -1,7 +1,7 @@
 //! Tests of the kernels' MLIR text and of the operands that they support. Tests on GPUs check the kernels' results.
 
 use super::*;
-use crate::{Axis, Build, Layout, Lowering, Params, Quantization, linear};
+use crate::{Axis, Build, Layout, Lowering, Params, Quantization, RowProductForm, linear};
 use ltx2_stablehlo::{Builder, DeviceMesh};
 
 /// The slab of a block contains the windows of all its cells and lies within the local cells, including the halo.
@@ -123,35 +123,51 @@ fn row_product_kernel_matches_snapshot() {
 }
 
 #[test]
-fn fused_row_product_kernels_match_snapshots() {
-    let b = Builder::new("row_product");
+fn row_norm_product_kernels_match_snapshots() {
+    let lowering = Lowering { row_products: RowProductForm::Kernel, ..Lowering::default() };
+    let p = Params::new("rows", "text_encoder", &Build { lowering, ..Build::new(DType::BF16) }).generating();
+    let b = p.builder();
     let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
-    let (x, q, kv) = (argument("x", &[1, 1, 256]), argument("q", &[2, 8, 256]), argument("kv", &[2, 8, 256]));
+    let scale = |name: &str| RowScale { weight: argument(name, &[240]), offset: 1.0 };
+    let (x, h, first, next) = (argument("x", &[1, 1, 240]), argument("h", &[1, 1, 240]), scale("w"), scale("next"));
+    let norm =
+        |residual| RowNorm { x: &x, eps: 1e-6, scale: first.clone(), residual, next: residual.map(|_| next.clone()) };
+    let (q, kv) = (argument("q", &[2, 8, 240]), argument("kv", &[2, 8, 240]));
     let weights = vec![RowWeight { weight: &q, parts: 1 }, RowWeight { weight: &kv, parts: 2 }];
-    let product = RowProduct::several(&x, weights).expect("supported");
-    insta::assert_snapshot!("row_product_of_several_weights", product.text());
-    insta::assert_snapshot!("gated_row_product", RowProduct::gated(&x, &kv).expect("supported").text());
-    assert!(RowProduct::gated(&x, &argument("three", &[3, 8, 256])).is_none());
+    let product = RowNormProduct { norm: norm(None), weights, dtype: DType::BF16, is_gated: false };
+    insta::assert_snapshot!("row_norm_product_of_several_weights", product.text());
+    let (three, few) = (argument("three", &[3, 8, 240]), argument("few", &[2, 6, 240]));
+    let gated = |weight, parts, residual| {
+        let weights = vec![RowWeight { weight, parts }];
+        RowNormProduct { norm: norm(residual), weights, dtype: DType::BF16, is_gated: true }
+    };
+    insta::assert_snapshot!("gated_row_norm_product", gated(&kv, 2, Some(&h)).text());
+    let done = gated(&kv, 2, Some(&h)).run(&p).expect("supported");
+    assert_eq!(done.sum.expect("a sum").dims(), [1, 1, 240]);
+    assert_eq!(done.products[0].dims(), [1, 1, 8]);
+    assert!(gated(&three, 3, None).run(&p).is_none(), "three parts");
+    assert!(gated(&few, 2, None).run(&p).is_none(), "rows");
+    let half = RowNormProduct { norm: RowNorm { next: None, ..norm(Some(&h)) }, ..gated(&kv, 2, None) };
+    assert!(half.run(&p).is_none(), "a residual stream without a second norm");
 }
 
 #[test]
-fn row_norm_rope_and_attention_kernels_match_snapshots() {
+fn row_norm_and_attention_kernels_match_snapshots() {
     let b = Builder::new("rows");
     let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
     let scale = |name: &str, n: usize| RowScale { weight: argument(name, &[n]), offset: 1.0 };
     let (x, h) = (argument("x", &[1, 1, 640]), argument("h", &[1, 1, 640]));
     let norm = RowNorm { x: &x, eps: 1e-6, scale: scale("w", 640), residual: Some(&h), next: Some(scale("next", 640)) };
-    insta::assert_snapshot!("row_norm", norm.text(4));
+    insta::assert_snapshot!("row_norm", norm.text());
     let (q, k) = (argument("q", &[1, 1, 4, 64]), argument("k", &[1, 1, 2, 64]));
     let table = b.argument("table", Type::new(DType::F32, [1, 1, 1, 32]));
     let (q_scale, k_scale) = (scale("q_scale", 64), scale("k_scale", 64));
-    let rope = RowRope { q: &q, k: &k, eps: 1e-6, q_scale, k_scale, cos: &table, sin: &table };
-    insta::assert_snapshot!("row_rope", rope.text());
+    let rope = RowRope { eps: 1e-6, q_scale, k_scale, cos: &table, sin: &table };
     let cache = argument("cache", &[1, 2, 192, 64]);
     let at = b.argument("at", Type::scalar(DType::I32));
     let bias = b.argument("bias", Type::new(DType::F32, [1, 192]));
-    let attention =
-        RowAttention { q: &q, k: &k, v: &k, keys: &cache, values: &cache, at: &at, bias: &bias, scale: 0.125 };
+    let (keys, values, bias) = (&cache, &cache, &bias);
+    let attention = RowAttention { q: &q, k: &k, v: &k, keys, values, at: &at, bias, scale: 0.125, rope: Some(rope) };
     insta::assert_snapshot!("row_attention", attention.text());
     insta::assert_snapshot!("row_attention_sum", attention.sum_text());
 }
