@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use serde_json::Value;
 
+use super::check_cache::{StageSteps, check_caches};
 use super::check_chain::{check_chain, check_rates, outside};
 use super::check_source::check_source;
 use super::error::ConfigErrorKind::{Conflict, NoEffect, NotOneOf, OutOfRange, Unsupported};
@@ -273,7 +274,8 @@ fn is_variable_name(name: &str) -> bool {
         && !name.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Checks the sampler options, and that no stage needs more than [`MAX_STEPS`] transformer evaluations.
+/// Checks the sampler options and the step caches, and that no stage needs more than [`MAX_STEPS`] transformer
+/// evaluations.
 fn check_sampler(config: &Config) -> Result<(), ConfigError> {
     let (first, second) = config.samplers().map_err(|(key, value)| {
         let why = "this sampler does not have this option; remove it, or choose another sampler.kind";
@@ -293,7 +295,8 @@ fn check_sampler(config: &Config) -> Result<(), ConfigError> {
             return fail(OutOfRange, key, format!("{steps} steps"), why);
         }
     }
-    Ok(())
+    let second = refine.map(|(_, steps, sampler)| StageSteps { sampler, steps });
+    check_caches(config, &StageSteps { sampler: own.2, steps: own.1 }, second.as_ref())
 }
 
 /// Checks guidance options against the guider and the sampler.
@@ -343,7 +346,7 @@ fn list<T: std::fmt::Display>(items: &[T]) -> String {
 }
 
 /// Returns the YAML name of an enum value.
-fn word(choice: impl serde::Serialize) -> String {
+pub(super) fn word(choice: impl serde::Serialize) -> String {
     match serde_json::to_value(choice) {
         Ok(Value::String(word)) => word,
         other => other.map_or_else(|_| String::new(), |value| value.to_string()),

@@ -217,7 +217,14 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     // Stages.
     server(
-        &["two_stage.upsample", "two_stage.sampler", "two_stage.sigmas", "two_stage.adain", "two_stage.tone_map"],
+        &[
+            "two_stage.upsample",
+            "two_stage.sampler",
+            "two_stage.sigmas",
+            "two_stage.cache",
+            "two_stage.adain",
+            "two_stage.tone_map",
+        ],
         |f, _| f.one_stage(),
     ),
     request(&["two_stage.audio"], |f, _| f.one_stage().or_else(|| f.unused_stage_audio())),

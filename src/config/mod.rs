@@ -5,6 +5,7 @@
 //! Every value records its origin, for `--print-config` and error messages.
 
 mod check;
+mod check_cache;
 mod check_chain;
 mod check_source;
 mod effect;

@@ -12,6 +12,7 @@ use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
+use crate::sampling::step_cache::StepCacheConfig;
 use crate::sampling::{MAX_STEPS, SamplerKind, SamplerOptions, StepDraws};
 use crate::weights::{MergeOrder, Overrides};
 use ltx2_base::with_defaults;
@@ -512,6 +513,9 @@ with_defaults! {
         /// Token count that determines the shift of the schedule. `official`: a constant, or in `hq` the number of
         /// video tokens of the first stage; `diffusers`: the number of video tokens, including appended ones.
         pub sigma_shift: Reference = Reference::Official,
+        /// Step cache of the only stage, or of the first of two.
+        #[serde(skip_serializing_if = "StepCacheConfig::is_default")]
+        pub cache: StepCacheConfig = StepCacheConfig::default(),
         /// Where the initial noise is generated.
         pub noise: Noise = Noise::Torch,
         /// Denoising steps per device call; progress is reported after each call.
@@ -805,6 +809,9 @@ with_defaults! {
         /// Noise levels of the second stage: strictly decreasing, at most 1. Noise of the first level is added to the
         /// upsampled latents.
         pub sigmas: Vec<f64> = vec![0.909375, 0.725, 0.421875, 0.0],
+        /// Step cache of the second stage.
+        #[serde(skip_serializing_if = "StepCacheConfig::is_default")]
+        pub cache: StepCacheConfig = StepCacheConfig::default(),
         /// Strength of AdaIN, 0 to 1: how far each channel of the upsampled latents is normalized to the mean and
         /// standard deviation of the same channel in the first stage's latents.
         #[schemars(range(min = 0, max = 1))]

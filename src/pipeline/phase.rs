@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 /// A phase of a run. The variants are in the order in which a run executes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     PromptEnhancer,

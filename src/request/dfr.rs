@@ -124,6 +124,7 @@ impl DfrPlan {
             position_rate: None,
             sigmas: self.sigmas.clone(),
             sampler: sampler.into(),
+            cache: None,
             noising: Noising::Latents,
             conditions: Av { video: images.chain(anchors).chain(slots).collect(), audio: Vec::new() },
             draws_kept: false,

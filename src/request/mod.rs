@@ -45,6 +45,7 @@ use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, GuidanceScales, RescaleExtent};
 use crate::sampling::guiders::Guider;
+use crate::sampling::step_cache::StepCache;
 use crate::sampling::{AnySampler, GuidanceSteps};
 
 /// Request for one video with sound.
@@ -89,6 +90,8 @@ pub struct Request {
     pub max_sequence_length: usize,
     /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
     pub sampler: AnySampler,
+    /// Step cache of the first pass. `None`: every step runs the transformer.
+    pub cache: Option<StepCache>,
     /// Noise level that modulates the cross-attention between the streams.
     pub cross: CrossModalTimestep,
     /// Whether models with a keyframe embedding add it to the first latent frame, which represents a single video
@@ -173,6 +176,8 @@ pub struct RefinePass {
     /// Noise levels, ending with 0. Noise of the first level is added to the upsampled latents.
     pub sigmas: Vec<f32>,
     pub sampler: AnySampler,
+    /// Step cache of this pass. `None`: every step runs the transformer.
+    pub cache: Option<StepCache>,
     /// Whether the output contains the audio of this pass instead of that of the first pass.
     pub keeps_audio: bool,
     /// Strength of AdaIN, 0 to 1: how far each channel of the upsampled latents is normalized to the mean and standard
@@ -216,6 +221,7 @@ impl Request {
         let mut second = Request {
             sigmas: refine.sigmas.clone(),
             sampler: refine.sampler.clone(),
+            cache: refine.cache.clone(),
             scales: Av::both(GuidanceScales::NEUTRAL),
             guidance_steps: Av::default(),
             guider: Guider::default(),
@@ -357,6 +363,7 @@ impl Request {
                 false => CleanPrediction::default(),
             },
             sampler: self.sampler.clone(),
+            cache: self.cache.as_ref().map(StepCache::kind),
         }
     }
 }

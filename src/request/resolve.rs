@@ -136,6 +136,7 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
         },
         max_sequence_length: r.max_sequence_length,
         sampler: samplers(config)?.0,
+        cache: config.sampler.cache.step_cache(),
         cross: cross_timestep(config),
         first_frame_marker: dfr.is_some() || config.conditioning.first_frame_marker != Reference::Diffusers,
         noising: match config.conditioning.noising {
@@ -290,6 +291,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         upsample: config.upsamplings().to_vec(),
         sigmas: sigmas::verbatim(&two.sigmas)?,
         sampler: samplers(config)?.1,
+        cache: two.cache.step_cache(),
         keeps_audio: match two.audio {
             StageAudio::Official => config.pipeline.spec().keeps_refined_audio,
             StageAudio::Stage1 => false,

@@ -6,9 +6,10 @@
 //! running the steps in chunks gives bitwise the same result as running them in one call.
 
 use super::MAX_STEPS;
-use super::guided::{GuidedState, GuidedTransformer};
+use super::guided::{CachedPredictions, GuidedState, GuidedTransformer};
 use super::sampler::{Evaluation, ScheduleTables, StreamState};
 use super::shape::Latents;
+use super::step_cache::{StepCacheInputs, StepCacheKind};
 pub use super::shape::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::av::Av;
 use crate::hlo::{DType, Result, Type, Value};
@@ -99,6 +100,9 @@ pub fn prepare(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
 /// - Depending on the [`Sampler`](super::Sampler): `coefficients [257, k]`, and `noise.<stream> [noises, b, n, c]` for
 ///   the evaluations starting at `begin`. The state tensors of the sampler and of the guider, `<state>.<stream>`, are
 ///   carried like the latents.
+/// - [Step cache](super::step_cache): `cache_schedule [257]` (i32) and, for `adaptive`, `cache_limits [2]`. The state of the
+///   cache is carried: `cache_velocity.<stream>` and, for `adaptive`, `cache_latents.<stream>`, `cache_ratios [2, b]` and
+///   `cache_skips [257]` (i32).
 ///
 /// A stream that is not denoised is treated as clean at every step and returned unchanged. An absent stream has only
 /// its carried tensors as inputs; they are returned unchanged.
@@ -122,6 +126,12 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let input =
         |kind: &str, l: Latents| p.input(&format!("{kind}.{}", l.name), Type::new(DType::F32, l.content), &l.axes);
     let carried: Vec<Value> = kinds.iter().flat_map(|kind| latents.map(|l| input(kind, l))).collect();
+    let shared = shape.shared().iter().map(|name| {
+        let (ty, axes) = StepCacheKind::shared_type(name, shape.batch);
+        p.input(name, ty, &axes)
+    });
+    let of_streams = carried.len();
+    let carried: Vec<Value> = carried.into_iter().chain(shared).collect();
     let sampler = &shape.sampler;
     let coefficients = (sampler.coefficients() > 0).then(|| {
         let table = Type::new(DType::F32, [MAX_STEPS + 1, sampler.coefficients()]);
@@ -134,36 +144,52 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         (denoised && sampler.noises() > 0).then(|| p.input(&format!("noise.{}", l.name), ty, &axes))
     });
     let tables = ScheduleTables { levels: sigmas, coefficients };
-    let start = Av::in_turn(&carried).map(|own| own[0]);
+    let start = Av::in_turn(&carried[..of_streams]).map(|own| own[0]);
     let model = GuidedTransformer::input(&p, c, shape, scales, latents, start);
+    let cache = shape.cache.map(|kind| StepCacheInputs::input(&p, kind));
+    let guidance = shape.guidance_state().count();
 
     let done = b.for_loop(&begin, &end, &carried, |step, carried| {
         let sigma = tables.levels.index(step);
+        let (carried, shared) = carried.split_at(of_streams);
         let carried = Av::in_turn(carried);
         let states = 1 + sampler.state().len();
-        let guided = carried.as_ref().map(|own| GuidedState { latents: own[0], carried: own[states..].to_vec() });
-        let (predictions, clean) = model.predict(step, &sigma, &guided);
+        let guided = carried.as_ref().map(|own| GuidedState {
+            latents: own[0],
+            carried: own[states..states + guidance].to_vec(),
+            cache: own[states + guidance..].to_vec(),
+        });
+        let CachedPredictions { predictions, clean, streams: cached, shared: next_shared } = match &cache {
+            Some(cache) => model.predict_or_reuse(cache, step, &sigma, &guided, shared),
+            None => model.predict(step, &sigma, &guided).into(),
+        };
         let _scope = b.scope("sampler");
         let at = Evaluation::new(step, &sigma, &begin, &tables);
         let streams = model.streams.as_ref().zip(noise.as_ref()).zip(predictions.as_ref().zip(clean.as_ref()));
-        let next = streams.zip(latents.zip(denoised)).zip(carried);
-        let next = next.map(|((((s, noise), (prediction, clean)), (l, denoised)), own)| {
+        let next = streams.zip(latents.zip(denoised)).zip(carried.zip(cached));
+        let next = next.map(|((((s, noise), (prediction, clean)), (l, denoised)), (own, cached))| {
             let (Some(s), Some(prediction), Some(clean), true) = (s, prediction, clean, denoised) else {
                 return own.into_iter().cloned().collect();
             };
             let (latents, state, condition) = (own[0], own[1..states].to_vec(), s.condition.as_ref());
             let (negative, noise) = (prediction.negative.as_ref(), noise.as_ref());
             let state = StreamState { latents, state, clean, negative, noise, condition };
-            let next = sampler.step(&at, &state).into_iter().chain(model.carried(prediction));
+            let next = sampler.step(&at, &state).into_iter().chain(model.carried(prediction)).chain(cached);
             next.map(|x| p.place("latents", &x, &l.axes)).collect::<Vec<_>>()
         });
-        (0..kinds.len()).flat_map(|kind| next.as_ref().map(|next| next[kind].clone())).collect()
+        let of_streams = (0..kinds.len()).flat_map(|kind| next.as_ref().map(|next| next[kind].clone()));
+        of_streams.chain(next_shared).collect()
     });
     let mut results = Vec::new();
     let names = kinds.iter().flat_map(|kind| latents.map(|l| (l, format!("{kind}.{}", l.name))));
     for ((l, name), x) in names.zip(&done) {
         b.donate(&name, results.len());
         results.push(p.output(&name, x, &l.axes, &l.content));
+    }
+    for (name, x) in shape.shared().iter().zip(&done[of_streams..]) {
+        let (ty, axes) = StepCacheKind::shared_type(name, shape.batch);
+        b.donate(name, results.len());
+        results.push(p.output(name, x, &axes, &ty.dims));
     }
     Network::finish(&p, results)
 }

@@ -6,6 +6,7 @@ use super::condition::ConditionInputs;
 use super::guidance::{MaskedStatistics, StreamGuidance, combine};
 use super::guidance_steps::BranchSet;
 use super::shape::{CleanPrediction, DenoiseShape, Latents};
+use super::step_cache::{StepCacheInputs, StreamCache};
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::{
@@ -68,6 +69,8 @@ pub(super) struct GuidedState<'a> {
     pub(crate) latents: &'a Value,
     /// The tensors of `DenoiseShape::guidance_state`.
     pub(crate) carried: Vec<&'a Value>,
+    /// The tensors of `StepCacheKind::stream_state`.
+    pub(crate) cache: Vec<&'a Value>,
 }
 
 /// A stream's prediction of the clean latents, `[b, n, c]`, f32.
@@ -82,6 +85,24 @@ pub(super) struct Prediction {
 
 /// Predictions of the streams, and the predictions blended with conditioning latents; `None` for absent streams.
 type GuidedPredictions = (Av<Option<Prediction>>, Av<Option<Value>>);
+
+/// Predictions of an evaluation that may have reused cached velocities, and the next state of the step cache.
+pub(super) struct CachedPredictions {
+    /// Predictions of the streams; `None` for absent streams and, with a step cache, for streams that are not denoised.
+    pub(crate) predictions: Av<Option<Prediction>>,
+    /// The predictions blended with conditioning latents.
+    pub(crate) clean: Av<Option<Value>>,
+    /// Next tensors of `StepCacheKind::stream_state`.
+    pub(crate) streams: Av<Vec<Value>>,
+    /// Next tensors of `StepCacheKind::shared_state`.
+    pub(crate) shared: Vec<Value>,
+}
+
+impl From<GuidedPredictions> for CachedPredictions {
+    fn from((predictions, clean): GuidedPredictions) -> Self {
+        CachedPredictions { predictions, clean, streams: Av::default(), shared: Vec::new() }
+    }
+}
 
 impl<'a> GuidedTransformer<'a> {
     /// Declares the step-invariant inputs of the loop; `carried` are the latents.
@@ -180,6 +201,75 @@ impl<'a> GuidedTransformer<'a> {
         let predictions = self.shape.present().map(|present| present.then(&mut prediction));
         let clean = self.present().zip(predictions.as_ref()).map(|(s, own)| Some(s?.clean(own.as_ref()?)));
         (predictions, clean)
+    }
+
+    /// Predicts both streams, or reuses their cached velocities if the step cache skips the evaluation. `shared`: the
+    /// tensors of `StepCacheKind::shared_state`.
+    pub(crate) fn predict_or_reuse(
+        &self,
+        cache: &StepCacheInputs,
+        step: &Value,
+        sigma: &Value,
+        states: &Av<GuidedState>,
+        shared: &[Value],
+    ) -> CachedPredictions {
+        let b = self.p.builder();
+        let denoised = self.present().zip(self.shape.denoised()).map(|(s, denoised)| s.filter(|_| denoised));
+        let cached = denoised.zip(states.as_ref()).map(|(s, state)| {
+            let statistics = &s?.statistics;
+            Some(StreamCache { latents: state.latents, state: state.cache.clone(), statistics })
+        });
+        let skip = cache.skip(self.p, step, &cached, shared);
+        let old_ratios = |row: usize| shared.first().map(|ratios| ratios.slice(0, row, row + 1));
+        let results = b.case(&skip, 2, |skipped| {
+            let mut predictions = if skipped == 0 { self.predict(step, sigma, states).0 } else { Av::default() };
+            let _scope = b.scope("step_cache");
+            let (mut results, mut ratios) = (Vec::new(), Vec::new());
+            let both = cached.as_ref().zip(states.as_ref()).zip(predictions.as_mut()).zip(Av { video: 0, audio: 1 });
+            for (((own, state), prediction), row) in both {
+                let mut ratio = old_ratios(row);
+                if let Some(own) = own {
+                    let (guided, guider, state) = match prediction.take() {
+                        Some(prediction) => {
+                            let (next, new) = cache.computed(own, &prediction.guided, sigma);
+                            ratio = new.or(ratio);
+                            (prediction.guided, prediction.guider, next)
+                        }
+                        None => {
+                            let kept = own.state.iter().copied().cloned().collect();
+                            (own.reused(sigma), self.guider_state(state).cloned(), kept)
+                        }
+                    };
+                    results.extend(std::iter::once(guided).chain(guider).chain(state));
+                }
+                ratios.extend(ratio);
+            }
+            if let [video, audio] = &ratios[..] {
+                results.push(b.concat(&[video, audio], 0));
+            }
+            results
+        });
+        let mut results = results.into_iter();
+        // If building failed, results are missing; the builder keeps its first error.
+        let missing = || states.video.latents.clone();
+        let mut next = || results.next().unwrap_or_else(missing);
+        let has_guider = !self.shape.guider.state().is_empty();
+        let both = denoised.map(|s| {
+            let s = s?;
+            let prediction = Prediction { guided: next(), negative: None, guider: has_guider.then(&mut next) };
+            let clean = s.clean(&prediction);
+            let state: Vec<Value> = cache.kind.stream_state().iter().map(|_| next()).collect();
+            Some((prediction, clean, state))
+        });
+        let shared = cache.next_shared(step, &skip, old_ratios(0).map(|_| next()), shared);
+        let mut all = CachedPredictions { shared, ..(Av::default(), Av::default()).into() };
+        let to = all.predictions.as_mut().zip(all.clean.as_mut()).zip(all.streams.as_mut());
+        for (own, ((prediction, clean), state)) in both.into_iter().zip(to) {
+            if let Some(own) = own {
+                (*prediction, *clean, *state) = (Some(own.0), Some(own.1), own.2);
+            }
+        }
+        all
     }
 
     /// Returns the next values of the tensors that guidance carries for a stream.

@@ -16,6 +16,7 @@ mod samplers;
 pub mod schedules;
 mod shape;
 pub mod sigmas;
+pub mod step_cache;
 mod step_record;
 
 pub use error::SamplingError;

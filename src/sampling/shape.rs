@@ -6,6 +6,7 @@ use super::guidance_steps::BranchSet;
 use super::guiders::GuiderKind;
 use super::sampler::AnySampler;
 use super::samplers::Euler;
+use super::step_cache::StepCacheKind;
 use crate::av::Av;
 use crate::hlo::{DType, Type, Value};
 use crate::models::transformer::CrossModalTimestep;
@@ -74,6 +75,8 @@ pub struct DenoiseShape {
     /// Noise level used to convert the velocities of conditioned tokens into clean predictions.
     pub(crate) clean_prediction: CleanPrediction,
     pub(crate) sampler: AnySampler,
+    /// Step cache. `None`: every step runs the transformer.
+    pub(crate) cache: Option<StepCacheKind>,
 }
 
 impl DenoiseShape {
@@ -98,6 +101,7 @@ impl DenoiseShape {
             cross: CrossModalTimestep::Own,
             clean_prediction: CleanPrediction::Token,
             sampler: Euler.into(),
+            cache: None,
         }
     }
 
@@ -123,7 +127,20 @@ impl DenoiseShape {
 
     /// Returns the names of the tensors that the loop carries for each stream.
     pub(crate) fn carried(&self) -> impl Iterator<Item = &str> {
-        std::iter::once("latents").chain(self.sampler.state().iter().copied()).chain(self.guidance_state())
+        let cache = self.cache.map_or(&[][..], StepCacheKind::stream_state);
+        let sampler = self.sampler.state().iter().copied();
+        std::iter::once("latents").chain(sampler).chain(self.guidance_state()).chain(cache.iter().copied())
+    }
+
+    /// Returns the names of the tensors that the loop carries for both streams together.
+    pub(crate) fn shared(&self) -> &'static [&'static str] {
+        self.cache.map_or(&[], StepCacheKind::shared_state)
+    }
+
+    /// Returns whether the loop carries no tensors of the sampler or of guidance. Then one call may run several
+    /// evaluations.
+    pub(crate) fn is_stateless(&self) -> bool {
+        self.sampler.state().is_empty() && self.guidance_state().next().is_none()
     }
 
     /// Returns the names of the carried tensors that belong to guidance: the guider's state, and the last prediction if

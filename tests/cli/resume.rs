@@ -15,7 +15,7 @@ use ltx2::pipeline::output::denoise_checkpoint;
 use ltx2::pipeline::plan::options::GenerateOptions;
 use ltx2::pipeline::plan::videos::Job;
 use ndarray::Array4;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 /// Interrupts the run after a number of steps of a phase; records the first step of each phase.
@@ -110,6 +110,34 @@ fn interrupted_run_resumes_to_identical_bytes() {
             resume: false,
         };
         goes_on(run, phase, at, from);
+    }
+}
+
+/// The checkpoint contains the state of the step cache: a run interrupted before or after a skipped step skips the same
+/// steps as an uninterrupted one. The sidecar lists them, including those of a pass that was finished before.
+#[needs(cpu)]
+fn resumed_run_skips_the_same_steps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output: PathBuf = folder.path().join("out.mp4");
+    let cache = "sampler.cache={kind: adaptive, threshold: 9, warmup_steps: 2, last_steps: 0, max_skips: 1}";
+    let skipped = || {
+        let text = std::fs::read_to_string(output.with_extension("json")).expect("a sidecar");
+        serde_json::from_str::<Value>(&text).expect("JSON")["timings"]["skipped_steps"].clone()
+    };
+    let first = json!({"pass": "denoise", "steps": [2], "total": 4});
+    let one = settings("text_to_video", &["request.height=96", cache]);
+    let run = |set| Run { file: support::tiny(), set, output: &output, every: Some(1), resume: false };
+    for at in [2, 3] {
+        goes_on(run(&one), Phase::Denoise, at, at);
+        assert_eq!(skipped(), json!([first]), "interrupted after {at} steps");
+    }
+    assert!(run(&one).run(None).0.is_ok());
+    assert_eq!(skipped(), json!([first]), "not interrupted");
+    if full() {
+        let second = "two_stage.cache={kind: fixed, steps: [1]}";
+        let two = settings("two_stage", &["request.height=64", cache, second]);
+        goes_on(run(&two), Phase::Refine, 2, 2);
+        assert_eq!(skipped(), json!([first, {"pass": "refine", "steps": [1], "total": 3}]));
     }
 }
 

@@ -57,6 +57,7 @@ mod samplers;
 mod sound;
 mod spatial_sharding;
 mod spmd;
+mod step_cache;
 mod streaming;
 mod text_generation;
 mod tiles;

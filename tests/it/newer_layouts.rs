@@ -105,6 +105,7 @@ fn requested(subject: &Subject, model: &OpenModel) -> Request {
         upsample: vec![Upsampling::SpatialX2],
         sigmas: vec![0.909375, 0.421875, 0.0],
         sampler: Euler.into(),
+        cache: None,
         keeps_audio: true,
         adain: 0.0,
         tone_map: 0.0,

@@ -468,6 +468,7 @@ pub fn request(case: &Case, models: &OpenModel) -> Request {
         rescale: RescaleExtent::PerSample,
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
+        cache: None,
         cross: CrossModalTimestep::GateOnly,
         first_frame_marker: true,
         noising: Noising::Latents,

@@ -10,6 +10,7 @@ use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
 use ltx2::request::{Condition, Request, Shapes};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
+use ltx2::sampling::step_cache::StepCache;
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource};
 use ndarray::{Array1, Array2, ArrayD, arr0};
@@ -28,11 +29,16 @@ pub struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     pub fn new(source: &ModelSource, model: &OpenModel, request: &'a Request) -> Self {
+        Pass::of_batch(source, model, request, 1)
+    }
+
+    /// Like [`Pass::new`], for a batch of videos.
+    pub fn of_batch(source: &ModelSource, model: &OpenModel, request: &'a Request, batch: usize) -> Self {
         let json = source.config(Component::Transformer).expect("a configuration");
         let shapes = Shapes::from_request(&model.sizes, request).expect("legal sizes");
         Pass {
             config: TransformerConfig::from_json(&json).expect("valid"),
-            shape: request.denoise_shape(&model.sizes, &shapes, 1),
+            shape: request.denoise_shape(&model.sizes, &shapes, batch),
             appended: shapes.appended,
             request,
         }
@@ -51,9 +57,20 @@ impl<'a> Pass<'a> {
 
     /// Like [`Pass::latents`], from given results of [`Pass::prepared`].
     pub fn denoised(&self, executor: &mut Executor, build: &Build, prepared: BTreeMap<String, Tensor>) -> Av<Tensor> {
-        let network = denoise(&self.config, &self.shape, build).expect("builds");
-        let mut made = self.run(executor, "denoise", &network, prepared);
+        let mut made = self.evaluated(executor, build, prepared);
         Av::NAMES.map(|stream| made.remove(&format!("latents.{stream}")).expect("latents"))
+    }
+
+    /// Runs the denoising loop and returns all its results. `known`: values of inputs, at least the results of
+    /// [`Pass::prepared`].
+    pub fn evaluated(
+        &self,
+        executor: &mut Executor,
+        build: &Build,
+        known: BTreeMap<String, Tensor>,
+    ) -> BTreeMap<String, Tensor> {
+        let network = denoise(&self.config, &self.shape, build).expect("builds");
+        self.run(executor, "denoise", &network, known)
     }
 
     /// Runs a program on the known values; other inputs except weights come from [`Pass::input`].
@@ -83,6 +100,13 @@ impl<'a> Pass<'a> {
             "sigmas" => Array1::from_shape_fn(TABLE, |i| sigmas.get(i).copied().unwrap_or(0.0)).into(),
             "scales" => self.request.guidance_tables().scales.into(),
             "branch_sets" => self.request.guidance_tables().sets.expect("sets of branches").into(),
+            "cache_schedule" => {
+                let schedule = self.request.cache.as_ref().expect("a step cache").schedule(sigmas.len() - 1);
+                Array1::from_shape_fn(TABLE, |i| schedule.get(i).map_or(0, |skip| i32::from(*skip))).into()
+            }
+            "cache_limits" => Array1::from(self.request.cache.as_ref().and_then(StepCache::limits).expect("limits").to_vec()).into(),
+            "cache_skips" => Array1::<i32>::zeros(TABLE).into(),
+            name if name.starts_with("cache_") => ArrayD::<f32>::zeros(dims).into(),
             "levels" => Array1::from(self.levels()).into(),
             "level.video" | "level.audio" => {
                 // The first frame follows an image; without one, a third of the tokens is known. Appended tokens are

@@ -21,7 +21,7 @@ use crate::pipeline::plan::videos::{Job, RunVideos, sidecar_path};
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::stages::chain::{ChainPiece, ClipJoiner};
 use crate::pipeline::stages::clock::PhaseTime;
-use crate::pipeline::stages::text_to_video::Generated;
+use crate::pipeline::stages::text_to_video::{Generated, SkippedSteps};
 use crate::request::Request;
 use crate::runtime::{Span, SpanKind};
 
@@ -34,6 +34,8 @@ pub(in crate::pipeline) struct ChainWriter<'a> {
     /// Time of each phase, summed over all clips so far.
     timings: Vec<PhaseTime>,
     steps: usize,
+    /// Steps that the step cache skipped, for all clips so far.
+    skipped: Vec<SkippedSteps>,
     /// The clip added last, without its frames and sound.
     last: Option<Generated>,
 }
@@ -84,7 +86,7 @@ impl<'a> ChainWriter<'a> {
             saves_frames: config.output.save_frames.is_some(),
         });
         let videos = videos.collect();
-        Ok(ChainWriter { config, run, replaceable, videos, timings: Vec::new(), steps: 0, last: None })
+        Ok(ChainWriter { config, run, replaceable, videos, timings: Vec::new(), steps: 0, skipped: Vec::new(), last: None })
     }
 
     /// Adds the next clip of each video.
@@ -110,6 +112,7 @@ impl<'a> ChainWriter<'a> {
         }
         if let Some(clip) = &self.last {
             self.steps += clip.steps;
+            self.skipped.extend(clip.skipped.iter().cloned());
             for took in &clip.timings {
                 match self.timings.iter_mut().find(|sum| sum.phase == took.phase) {
                     Some(sum) => (sum.total, sum.device) = (sum.total + took.total, sum.device + took.device),
@@ -130,7 +133,7 @@ impl<'a> ChainWriter<'a> {
         sidecar: impl Fn(&Job) -> Value,
     ) -> Vec<WriteOutcome> {
         let Some(last) = self.last else { return Vec::new() };
-        let summary = Generated { timings: self.timings, steps: self.steps, ..last };
+        let summary = Generated { timings: self.timings, steps: self.steps, skipped: self.skipped, ..last };
         let (config, several, replaceable) = (self.config, self.run.has_several(), self.replaceable);
         let each = self.videos.into_iter().map(|mut video| {
             let since = Instant::now();

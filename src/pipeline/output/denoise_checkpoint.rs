@@ -24,6 +24,7 @@ use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::plan::videos::Job;
 use crate::pipeline::stages::clip_ends::ClipEnds;
+use crate::pipeline::stages::denoising::SkippedSteps;
 use crate::tensor::Tensor;
 use crate::weights::Checkpoint;
 
@@ -63,6 +64,9 @@ struct RunIdentity {
 /// Metadata key of the enhanced prompts.
 const ENHANCEMENT: &str = "enhancement";
 
+/// Metadata key of the steps that the step cache skipped.
+const SKIPPED_STEPS: &str = "skipped_steps";
+
 /// Interval between two checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Every {
@@ -83,6 +87,8 @@ pub(crate) struct DenoiseState {
     pub(crate) sound: Option<Array3<f32>>,
     /// For chained videos: tokens from which the next clip starts.
     pub(crate) ends: ClipEnds,
+    /// Steps that the step cache skipped in the finished passes.
+    pub(crate) skipped: Vec<SkippedSteps>,
 }
 
 /// A finished clip of each chained video of a batch, and the tokens from which the next clip starts.
@@ -91,6 +97,8 @@ pub(crate) struct SavedClip {
     pub(crate) sounds: Vec<Array2<f32>>,
     pub(crate) cut_tokens: Vec<usize>,
     pub(crate) ends: ClipEnds,
+    /// Steps that the step cache skipped.
+    pub(crate) skipped: Vec<SkippedSteps>,
 }
 
 /// Returns the path of the file with the denoising state of the video `output`.
@@ -262,6 +270,7 @@ impl CheckpointSettings {
         videos: &[(&Frames, &Array2<f32>)],
         cut_tokens: &[usize],
         ends: &ClipEnds,
+        skipped: &[SkippedSteps],
     ) -> Result<()> {
         if self.every.is_none() {
             return Ok(());
@@ -274,7 +283,8 @@ impl CheckpointSettings {
             tensors.push((format!("frames.{n}"), Tensor::U8(frames.data().clone().into_dyn())));
             tensors.push((format!("audio.{n}"), (*sound).clone().into()));
         }
-        let about = self.about([("cut_tokens", json!(cut_tokens).to_string())]);
+        let skipped = (SKIPPED_STEPS, json!(skipped).to_string());
+        let about = self.about([("cut_tokens", json!(cut_tokens).to_string()), skipped]);
         tensors::write_with(&path_of_clip(&self.output, self.clip), &tensors, Some(about), true)
     }
 
@@ -327,6 +337,7 @@ impl CheckpointSettings {
             ("stage", saved.phase.name().to_string()),
             ("done", saved.done.to_string()),
             ("clip", self.clip.to_string()),
+            (SKIPPED_STEPS, json!(saved.skipped).to_string()),
         ]);
         tensors::write_with(&self.steps, &tensors, Some(about), true)?;
         if let Some(count) = &self.server {
@@ -427,6 +438,11 @@ pub(crate) fn recorded_enhancement(path: &Path) -> Option<Enhancement> {
     serde_json::from_str(file.metadata(ENHANCEMENT)?).ok()
 }
 
+/// Returns the steps that the step cache skipped, as recorded in a checkpoint.
+fn skipped_steps(file: &Checkpoint) -> Vec<SkippedSteps> {
+    file.metadata(SKIPPED_STEPS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
 fn read_clip(path: &Path, identity: &RunIdentity) -> Result<SavedClip> {
     let file = open(path, identity)?;
     let cut_tokens = file.metadata("cut_tokens").and_then(|text| serde_json::from_str::<Vec<usize>>(text).ok());
@@ -439,7 +455,7 @@ fn read_clip(path: &Path, identity: &RunIdentity) -> Result<SavedClip> {
         }
         sounds.push(fixed(file.get(&format!("audio.{n}"))?.to_tensor()?.into_f32())?);
     }
-    Ok(SavedClip { frames, sounds, cut_tokens, ends: ClipEnds::read(&file)? })
+    Ok(SavedClip { frames, sounds, cut_tokens, ends: ClipEnds::read(&file)?, skipped: skipped_steps(&file) })
 }
 
 /// Reads the denoising state, and the index of its clip.
@@ -458,7 +474,7 @@ fn read(path: &Path, identity: &RunIdentity) -> Result<(usize, DenoiseState)> {
         true => Some(fixed(tensor("sound")?.into_f32())?),
         false => None,
     };
-    let saved = DenoiseState { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)? };
+    let saved = DenoiseState { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)?, skipped: skipped_steps(&file) };
     Ok((number("clip")?, saved))
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::stages::clock::PhaseTime;
-use crate::pipeline::stages::text_to_video::Generated;
+use crate::pipeline::stages::text_to_video::{Generated, SkippedSteps};
 use crate::runtime::{ExecutableOrigin, Span, Timeline};
 
 /// Returns the peak memory use in bytes: that of the device or, if the device does not report it, of this process.
@@ -101,6 +101,9 @@ fn memory(generated: &Generated, executor: &Executor) -> String {
     if generated.batch > 1 {
         let _ = writeln!(text, "{:<16}{:>9}", "batch size", generated.batch);
     }
+    for SkippedSteps { pass, steps, total } in &generated.skipped {
+        let _ = writeln!(text, "{:<16}{:>9} of {total} ({})", "skipped steps", steps.len(), pass.label());
+    }
     let statistics = executor.engine().statistics();
     let (compiles, hits): (Vec<usize>, Vec<usize>) = statistics.values().map(|s| (s.compiles, s.cache_hits)).unzip();
     let _ = writeln!(text, "{:<16}{:>9}", "compiled", compiles.iter().sum::<usize>());
@@ -155,5 +158,8 @@ fn figures(generated: &Generated, executor: &Executor) -> Value {
         report[phase.name()] = json!(took(phase).map(|t| t.total.as_secs_f64()));
     }
     report["denoise"] = json!({"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps});
+    if !generated.skipped.is_empty() {
+        report["skipped_steps"] = json!(generated.skipped);
+    }
     report
 }

@@ -90,6 +90,8 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
         "request.retake.to" | "request.audio.duration" => vec![json!(0.25)],
         "sampler.sigmas" | "two_stage.sigmas" | "dfr.sigmas" => vec![json!([0.8, 0.4])],
         "sampler.beta.shift" => vec![json!(1.5)],
+        "sampler.cache.max_skips" | "two_stage.cache.max_skips" => vec![json!(2)],
+        "sampler.cache.steps" | "two_stage.cache.steps" => vec![json!([2])],
         "guidance.stg_blocks" | "guidance.video.stg_blocks" | "guidance.audio.stg_blocks" => vec![json!([0, 2])],
         "guidance.video.by_sigma" | "guidance.audio.by_sigma" => {
             vec![json!([{"sigma": 1, "cfg": 2, "modality": 1, "stg": 0}])]
@@ -113,6 +115,9 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
     })
 }
 
+/// Noise levels of a second stage that is long enough for a step cache.
+const EIGHT_STEPS: &str = "two_stage.sigmas=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]";
+
 /// Returns the other settings that a key requires.
 fn required_with(key: &str) -> &'static [&'static str] {
     match key {
@@ -124,6 +129,11 @@ fn required_with(key: &str) -> &'static [&'static str] {
         "sampler.beta.alpha" | "sampler.beta.beta" | "sampler.beta.shift" => {
             &["sampler.steps=4", "sampler.schedule=beta"]
         }
+        "sampler.cache.steps" | "sampler.cache.ratio" => &["sampler.cache.kind=fixed"],
+        key if key.starts_with("sampler.cache.") && key != "sampler.cache.kind" => &["sampler.cache.kind=adaptive"],
+        "two_stage.cache.steps" | "two_stage.cache.ratio" => &["two_stage.cache.kind=fixed", EIGHT_STEPS],
+        "two_stage.cache.kind" => &[EIGHT_STEPS],
+        key if key.starts_with("two_stage.cache.") => &["two_stage.cache.kind=adaptive", EIGHT_STEPS],
         "sampler.schedule" | "sampler.sigma_shift" => &["sampler.steps=4"],
         "guidance.apg.eta" | "guidance.apg.threshold" | "guidance.apg.momentum" => &["guidance.kind=legacy_apg"],
         "runtime.activations" => &["runtime.weights=int8"],

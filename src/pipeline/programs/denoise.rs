@@ -10,7 +10,7 @@ use crate::hlo::DType;
 use crate::models::transformer::tables;
 use crate::pipeline::runner::{NetworkSizes, Runner, SharedLoop};
 use crate::pipeline::stages::conditions::{ConditionTokens, appended_coords};
-use crate::pipeline::stages::denoise_loop::{DenoiseLoop, evaluations};
+use crate::pipeline::stages::denoise_loop::{DenoiseLoop, evaluations, step_cache_inputs};
 use crate::request::{Request, Shapes};
 use crate::sampling::denoise::{self, DenoiseShape};
 
@@ -87,6 +87,7 @@ impl Runner {
         let tables = tables::tables(c, &coords, dtype);
         let mut given = tables::host_inputs(c, tables);
         given.extend(evaluations(request)?);
+        given.extend(step_cache_inputs(request));
         given.extend(conditions.into_iter().flat_map(|tokens| tokens.inputs(shape.batch)));
         if shape.keyframes {
             given.push((
@@ -99,7 +100,8 @@ impl Runner {
         given.extend(guidance.sets.map(|sets| ("branch_sets".into(), sets.into())));
         let call = self.call(program, &network, Inputs::default(), given)?;
         let carried = shape.carried().flat_map(|kind| Av::NAMES.map(|stream| format!("{kind}.{stream}")));
-        Ok(DenoiseLoop { network, call, carried: carried.collect() })
+        let shared = shape.shared().iter().map(|name| (*name).to_string());
+        Ok(DenoiseLoop { network, call, carried: carried.chain(shared).collect() })
     }
 
     /// Returns the denoising loop of a pass. Reuses the loop of an earlier request if the two requests differ only in

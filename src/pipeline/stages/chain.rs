@@ -60,8 +60,9 @@ impl Runner {
             if let Some(checkpoint) = &options.checkpoint {
                 let videos: Vec<_> = made.iter().map(|clip| (&clip.frames, &clip.audio)).collect();
                 let cut_tokens: Vec<_> = made.iter().map(|clip| clip.cut_tokens).collect();
+                let skipped = made.first().map(|clip| clip.skipped.clone()).unwrap_or_default();
                 // A run that otherwise succeeds must not fail because the disk is full.
-                let written = checkpoint.write_clip(&videos, &cut_tokens, &ends);
+                let written = checkpoint.write_clip(&videos, &cut_tokens, &ends, &skipped);
                 written.unwrap_or_else(|error| tracing::warn!("cannot save the clip: {error}"));
             }
             each(made)?;
@@ -71,7 +72,7 @@ impl Runner {
 
     /// Converts a saved clip to results without timings.
     fn restored_clips(&self, clip: SavedClip, request: &Request) -> Vec<Generated> {
-        let SavedClip { frames, sounds, cut_tokens, .. } = clip;
+        let SavedClip { frames, sounds, cut_tokens, skipped, .. } = clip;
         let batch = frames.len();
         let each = frames.into_iter().zip(sounds).zip(cut_tokens).map(|((frames, audio), cut_tokens)| Generated {
             frames,
@@ -83,6 +84,7 @@ impl Runner {
             num_frames: request.num_frames,
             timings: Vec::new(),
             steps: request.passes().0.sigmas.len() - 1,
+            skipped: skipped.clone(),
             batch,
             cut_tokens,
             dump: Vec::new(),

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ndarray::{Array1, Array2, Array3, Axis};
+use ndarray::{Array1, Array2, Array3, ArrayD, Axis};
 
 use crate::av::Av;
+use crate::hlo::DType;
 use crate::models::Network;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::programs::call::Call;
@@ -47,6 +48,16 @@ pub(in crate::pipeline) fn evaluations(request: &Request) -> Result<Vec<(String,
     let at = |(i, k): (usize, usize)| coefficients.get(i).map_or(0.0, |row| row[k]);
     let coefficients = Array2::from_shape_fn((MAX_STEPS + 1, columns), at);
     Ok(vec![("sigmas".into(), Array1::from(levels).into()), ("coefficients".into(), coefficients.into())])
+}
+
+/// Returns the program inputs of the request's step cache; none without a step cache.
+pub(in crate::pipeline) fn step_cache_inputs(request: &Request) -> Vec<(String, Tensor)> {
+    let Some(cache) = &request.cache else { return Vec::new() };
+    let evaluations = request.sampler.evaluations(request.sigmas.len() - 1);
+    let mut schedule: Vec<i32> = cache.schedule(evaluations).into_iter().map(i32::from).collect();
+    schedule.resize(MAX_STEPS + 1, 0);
+    let limits = cache.limits().map(|limits| ("cache_limits".to_string(), Array1::from(limits.to_vec()).into()));
+    std::iter::once(("cache_schedule".to_string(), Array1::from(schedule).into())).chain(limits).collect()
 }
 
 /// Noise source of one video, like [`StepNoise`](crate::sampling::StepNoise), that can borrow its generator.
@@ -127,12 +138,20 @@ impl DenoiseLoop {
         self.call.program()
     }
 
-    /// Uploads the starting video and audio tokens, and zeros for the sampler's state. Returns the tensors that the
-    /// loop carries from step to step, in the order of the loop.
+    /// Uploads the starting video and audio tokens, and zeros for all other tensors that the loop carries. Returns the
+    /// carried tensors in the order of the loop.
     pub(crate) fn start(&self, executor: &Executor, latents: &Av<Tensor>) -> Result<Vec<ShardedTensor>> {
-        let zero = latents.as_ref().map(|t| Tensor::F32(ndarray::ArrayD::zeros(t.shape())));
-        let all = latents.as_ref().into_iter().chain(zero.as_ref().into_iter().cycle());
-        self.resume(executor, &all.take(self.carried.len()).cloned().collect::<Vec<_>>())
+        let zero = |name: &String| {
+            let own = self.program().arguments().iter().find(|argument| argument.name == *name);
+            let own = own.ok_or_else(|| PipelineError::Bug(format!("the denoising loop has no input '{name}'")))?;
+            Ok(match own.ty.dtype {
+                DType::I32 => Tensor::I32(ArrayD::zeros(&own.logical_dims[..])),
+                _ => Tensor::F32(ArrayD::zeros(&own.logical_dims[..])),
+            })
+        };
+        let zeros = self.carried.iter().skip(2).map(zero);
+        let all: Vec<Tensor> = latents.clone().into_iter().map(Ok).chain(zeros).collect::<Result<_>>()?;
+        self.resume(executor, &all)
     }
 
     /// Uploads the carried tensors of a checkpoint, which are in the order of the loop.

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use ndarray::{Array3, ArrayD, Axis as Dim, Ix3, s};
+use serde::{Deserialize, Serialize};
 
 use super::batch::{DrawOrder, Dump};
 use super::clip_ends::ClipEnds;
@@ -32,6 +33,7 @@ use crate::request::{Noising, Request, Shapes};
 use crate::runtime::watchdog::at_steps;
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::step_cache::SKIPS;
 use crate::tensor::Tensor;
 use crate::{failpoint, interrupts};
 
@@ -70,6 +72,17 @@ impl PassNames {
             around,
         }
     }
+}
+
+/// Steps of a pass that the step cache skipped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SkippedSteps {
+    /// The pass.
+    pub pass: Phase,
+    /// Skipped steps, counted from 0.
+    pub steps: Vec<usize>,
+    /// Number of steps of the pass.
+    pub total: usize,
 }
 
 /// Normalised tokens of the previous pass, from which a pass starts.
@@ -240,7 +253,7 @@ impl Run<'_> {
             {
                 let ends = self.clip_ends.as_deref();
                 // A run that otherwise succeeds must not fail because the disk is full.
-                match checkpoint.write(&saved(pass.names.phase(), done, &carried, sound, ends)?) {
+                match checkpoint.write(&saved(pass.names.phase(), done, &carried, sound, ends, &self.skipped)?) {
                     Ok(()) => {
                         (kept, kept_at) = (done, Instant::now());
                         // The guard would overwrite the checkpoint with an earlier state.
@@ -286,12 +299,14 @@ impl Run<'_> {
             keep(done.div_ceil(size), &latents, &self.runner.model)?;
         }
         if let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.saves_on_interrupt() && done == total) {
-            let saved = saved(pass.names.phase(), done, &carried, sound, self.clip_ends.as_deref())?;
+            let ends = self.clip_ends.as_deref();
+            let saved = saved(pass.names.phase(), done, &carried, sound, ends, &self.skipped)?;
             self.guard = Some(checkpoint.clone().keeper(saved));
         } else if hold.is_some() {
             self.guard = hold.take();
         }
         drop(hold);
+        self.skipped.extend(pass.skipped_steps(&carried, total)?);
         let _ = (self.watch)(pass.names.phase(), behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))
     }
@@ -321,6 +336,19 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Returns the steps that the step cache skipped; `None` without a step cache. `carried`: state of the loop after
+    /// `total` evaluations.
+    fn skipped_steps(&self, carried: &[ShardedTensor], total: usize) -> Result<Option<SkippedSteps>> {
+        let Some(cache) = &self.request.cache else { return Ok(None) };
+        let table = self.steps_loop.carried.iter().position(|name| name == SKIPS);
+        let skipped: Vec<bool> = match table.and_then(|at| carried.get(at)) {
+            Some(table) => table.download()?.to_f32().iter().map(|in_a_row| *in_a_row > 0.0).collect(),
+            None => cache.schedule(total),
+        };
+        let steps = skipped.iter().take(total).enumerate().filter(|(_, skipped)| **skipped);
+        Ok(Some(SkippedSteps { pass: self.names.phase(), steps: steps.map(|(step, _)| step).collect(), total }))
+    }
+
     /// Returns the error for a call after which the latents of `stream` are not finite. `before`: latents before the
     /// call.
     fn not_finite_error(
@@ -333,8 +361,10 @@ impl Pass<'_> {
     ) -> PipelineError {
         let (steps, last) = (self.request.sigmas.len() - 1, (stream, call.end - 1));
         let total = self.shape.sampler.evaluations(steps);
-        let found = match (self.shape.sampler.noises(), self.shape.carried().count()) {
-            (1.., _) | (_, 2..) => Ok(Some((stream, call.start))),
+        let found = match (self.shape.sampler.noises(), self.shape.is_stateless()) {
+            (1.., _) | (_, false) => Ok(Some((stream, call.start))),
+            // The state of the cache before the call has been donated.
+            _ if self.shape.cache.is_some() => Ok(None),
             _ => self.first_not_finite(executor, prepared, before, call),
         };
         let (stream, at) = match found {
@@ -385,7 +415,7 @@ fn begin(
 fn at_once(pass: &Pass, steps: usize, options: &RunOptions, checkpoint: Option<&CheckpointSettings>) -> usize {
     match pass.shape.sampler.noises() {
         0 if options.dump_steps => 1,
-        0 if pass.shape.carried().count() == 1 => {
+        0 if pass.shape.is_stateless() => {
             let every = checkpoint.and_then(CheckpointSettings::every_steps);
             options.chunk.unwrap_or(steps).min(every.unwrap_or(steps)).max(1)
         }
@@ -400,9 +430,11 @@ fn saved(
     carried: &[ShardedTensor],
     sound: Option<&Array3<f32>>,
     ends: Option<&ClipEnds>,
+    skipped: &[SkippedSteps],
 ) -> Result<DenoiseState> {
     let carried = carried.iter().map(|c| Ok(c.download()?)).collect::<Result<_>>()?;
-    Ok(DenoiseState { phase, done, carried, sound: sound.cloned(), ends: ends.cloned().unwrap_or_default() })
+    let (sound, ends, skipped) = (sound.cloned(), ends.cloned().unwrap_or_default(), skipped.to_vec());
+    Ok(DenoiseState { phase, done, carried, sound, ends, skipped })
 }
 
 fn latents_of(carried: &[ShardedTensor]) -> Result<Av<Tensor>> {

@@ -3,6 +3,7 @@
 use super::batch::{Batch, BatchNoise, Dump};
 use super::clip_ends::ClipEnds;
 use super::clock::Clock;
+use super::denoising::SkippedSteps;
 use super::previews::Previews;
 use super::sound_encoder::GivenSound;
 use crate::interrupts::InterruptGuard;
@@ -29,6 +30,8 @@ pub(crate) struct Run<'a> {
     pub(crate) previews: Option<Previews>,
     /// Number of steps of the first pass; 0 until this pass is finished.
     pub(crate) done: usize,
+    /// Steps that the step cache skipped in the finished passes.
+    pub(crate) skipped: Vec<SkippedSteps>,
     /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an
     /// interrupt until the files are written.
     pub(crate) guard: Option<InterruptGuard>,

@@ -14,6 +14,7 @@ use super::clip_ends::ClipEnds;
 use super::clock::{Clock, PhaseTime};
 use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
+pub use super::denoising::SkippedSteps;
 use super::denoising::{DenoisedTokens, FIRST, InitialTokens, SECOND};
 use super::packing::unpack;
 use super::previews::Previews;
@@ -59,6 +60,8 @@ pub struct Generated {
     pub timings: Vec<PhaseTime>,
     /// Number of steps of the first pass. Some samplers evaluate the transformer more than once per step.
     pub steps: usize,
+    /// Steps that the step cache skipped, for each pass with a step cache.
+    pub skipped: Vec<SkippedSteps>,
     /// Number of videos in the batch.
     pub batch: usize,
     /// Number of prompt tokens that were truncated.
@@ -158,8 +161,9 @@ impl Runner {
             let (noise, runner) = (batch.noise(), &mut *self);
             let (shown, count) = (options.previews.as_ref(), batch.asked.len());
             let previews = Previews::start(runner, batch.shared(), shown, count, options.dump)?;
-            let (done, guard) = (0, None);
-            Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, previews, done, guard }.finish()
+            let (done, skipped, guard) = (0, Vec::new(), None);
+            let run = Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, previews, done, skipped, guard };
+            run.finish()
         };
         run().map_err(|error| self.explain(error))
     }
@@ -170,7 +174,9 @@ impl Run<'_> {
         let request = self.batch.shared();
         let (first, second) = request.passes();
         // A run that was interrupted in its second pass resumes in this pass.
-        let saved = self.options.checkpoint.as_ref().and_then(|s| s.found(Phase::Refine)).and_then(|s| s.sound.clone());
+        let found = self.options.checkpoint.as_ref().and_then(|s| s.found(Phase::Refine));
+        self.skipped = found.map(|saved| saved.skipped.clone()).unwrap_or_default();
+        let saved = found.and_then(|saved| saved.sound.clone());
 
         self.begins(Phase::TextEncoder)?;
         // All prompts are rows of one batch, so that the text encoder runs only once.
@@ -280,6 +286,7 @@ impl Run<'_> {
             num_frames: request.num_frames,
             timings: timings.clone(),
             steps,
+            skipped: self.skipped.clone(),
             batch: self.batch.asked.len(),
             cut_tokens,
             dump,

@@ -5,6 +5,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{Config, RescaleScope};
 use crate::request;
+use crate::sampling::step_cache::StepCacheConfig;
 use crate::serve::id::VideoId;
 
 /// Returns the batch key. Requests with equal batch keys differ only in prompt and seed (see
@@ -39,6 +40,9 @@ pub(super) fn shape(config: &Config) -> String {
     (own.output.preview_every, own.output.preview_decoder) = (None, None);
     (own.sampler.steps, own.sampler.sigmas, own.sampler.noise_seed) = (0, None, None);
     (own.two_stage.sigmas, own.dfr.sigmas) = (Vec::new(), Vec::new());
+    for cache in [&mut own.sampler.cache, &mut own.two_stage.cache] {
+        *cache = StepCacheConfig { kind: cache.kind, ..StepCacheConfig::default() };
+    }
     // A program depends on which guidance branches the scales require, but not on the scales.
     let branches: Vec<String> = request::branches(config).iter().map(|branch| format!("{branch:?}")).collect();
     for stream in [&mut own.guidance.video, &mut own.guidance.audio] {

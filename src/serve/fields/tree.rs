@@ -9,7 +9,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or entire sections of keys, that a request may set.
-pub(super) const ALLOWED: [&str; 34] = [
+pub(super) const ALLOWED: [&str; 35] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -29,6 +29,7 @@ pub(super) const ALLOWED: [&str; 34] = [
     "sampler.eta",
     "sampler.noise_seed",
     "sampler.gamma",
+    "sampler.cache",
     "sampler.step_noise",
     "sampler.noise_order",
     "sampler.steps",

@@ -1,0 +1,237 @@
+//! The step cache in the denoising loop, compared with a loop on the host that calls the program without a cache once
+//! per step and applies the same policy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ltx2::av::Av;
+use ltx2::hlo::DType;
+use ltx2::models::transformer::TransformerConfig;
+use ltx2::nn::Build;
+use ltx2::pipeline::model::OpenModel;
+use ltx2::pipeline::programs::executor::Executor;
+use ltx2::request::{Request, Shapes};
+use ltx2::sampling::denoise::denoise;
+use ltx2::sampling::step_cache::{SkipWindow, StepCache};
+use ltx2::tensor::Tensor;
+use ltx2::weights::{Component, ModelSource, Overrides};
+use ndarray::{ArrayD, Axis, arr0};
+
+use crate::layouts::build;
+use crate::support::passes::{Pass, scattered};
+use crate::support::{cpu, full, needs, open, plain, relative_l2};
+
+const MODEL: &str = "tests/fixtures/models/tiny_a";
+const WINDOW: SkipWindow = SkipWindow { warmup_steps: 2, last_steps: 1, max_skips: 2 };
+
+fn source() -> Arc<ModelSource> {
+    Arc::new(ModelSource::open(MODEL, &Overrides::default()).expect("a model"))
+}
+
+/// Returns a request with ten steps. `set`: further configuration.
+fn request(model: &OpenModel, set: &[&str], cache: Option<StepCache>) -> Request {
+    let base = ["sampler.steps=10", "guidance.audio.stg=0", "guidance.video.stg=0"];
+    let size = ["request.width=64", "request.height=64", "request.num_frames=9", "request.max_sequence_length=64"];
+    let config = ltx2::Config::load("ltx2", base.into_iter().chain(size).chain(set.iter().copied())).expect("a configuration");
+    let made = model.request(&config, &config.jobs().expect("a job")[0]).expect("legal");
+    Request { cache, ..made }
+}
+
+fn l1(x: &ArrayD<f32>, video: usize) -> f64 {
+    x.index_axis(Axis(0), video).iter().map(|x| f64::from(x.abs())).sum()
+}
+
+/// The latents of both streams after all steps, and the skipped steps.
+struct Replayed {
+    latents: Av<Tensor>,
+    skipped: Vec<usize>,
+    /// Predicted changes of the steps that may be skipped.
+    predicted: Vec<f64>,
+}
+
+/// Runs the denoising loop on the host: one call of the program without a cache for each step that is not skipped.
+fn replay(
+    pass: &Pass,
+    executor: &mut Executor,
+    prepared: &BTreeMap<String, Tensor>,
+    request: &Request,
+    cache: &StepCache,
+) -> Replayed {
+    let sigmas = &request.sigmas;
+    let steps = sigmas.len() - 1;
+    let schedule = cache.schedule(steps);
+    let mut latents: Option<Av<ArrayD<f32>>> = None;
+    // Latents and velocity at the last computed step, and the ratio of their changes for each video.
+    let mut computed: Option<Av<[ArrayD<f32>; 2]>> = None;
+    let mut ratios: Option<Av<Vec<f64>>> = None;
+    let (mut skipped, mut predicted, mut in_a_row) = (Vec::new(), Vec::new(), 0);
+    for step in 0..steps {
+        let length = sigmas[step + 1] - sigmas[step];
+        let own = match (&latents, &computed, &ratios) {
+            (Some(x), Some(at), Some(ratios)) if schedule[step] => {
+                let changes = x.as_ref().zip(at.as_ref()).zip(ratios.as_ref()).map(|((x, [before, velocity]), ratios)| {
+                    let of = |(video, ratio): (usize, &f64)| ratio * l1(&(x - before), video) / l1(velocity, video);
+                    ratios.iter().enumerate().map(of).fold(0.0, f64::max)
+                });
+                Some(changes.video.max(changes.audio))
+            }
+            _ => None,
+        };
+        predicted.extend(own);
+        let skips = match cache {
+            StepCache::Adaptive { threshold, window } => {
+                own.is_some_and(|change| change < f64::from(*threshold)) && in_a_row < window.max_skips
+            }
+            _ => schedule[step],
+        };
+        in_a_row = if skips { in_a_row + 1 } else { 0 };
+        if let (true, Some(x), Some(at)) = (skips, &latents, &computed) {
+            skipped.push(step);
+            latents = Some(x.as_ref().zip(at.as_ref()).map(|(x, [_, velocity])| x + velocity * length));
+            continue;
+        }
+        let mut known = prepared.clone();
+        known.insert("begin".into(), arr0(step as i32).into());
+        known.insert("end".into(), arr0(step as i32 + 1).into());
+        for (name, x) in latents.iter().flat_map(|x| Av::NAMES.zip(x.as_ref())) {
+            known.insert(format!("latents.{name}"), x.clone().into());
+        }
+        let mut made = pass.evaluated(executor, &plain(DType::F32), known);
+        let next = Av::NAMES.map(|name| made.remove(&format!("latents.{name}")).expect("latents").to_f32());
+        let shapes = next.as_ref().map(ArrayD::shape);
+        let x = latents.unwrap_or_else(|| {
+            Av::NAMES.zip(shapes).map(|(name, shape)| scattered(&format!("latents.{name}"), shape).to_f32())
+        });
+        let velocity = x.as_ref().zip(next.as_ref()).map(|(x, next)| (next - x) / length);
+        if let Some(at) = &computed {
+            let both = x.as_ref().zip(velocity.as_ref()).zip(at.as_ref());
+            ratios = Some(both.map(|((x, velocity), [before, old])| {
+                (0..x.shape()[0]).map(|video| l1(&(velocity - old), video) / l1(&(x - before), video)).collect()
+            }));
+        }
+        computed = Some(x.zip(velocity).map(|(x, velocity)| [x, velocity]));
+        latents = Some(next);
+    }
+    let latents = latents.expect("a step").map(Tensor::from);
+    Replayed { latents, skipped, predicted }
+}
+
+/// Returns the latents and the skipped steps of a run of the loop with a cache.
+fn cached(pass: &Pass, executor: &mut Executor, build: &Build, prepared: &BTreeMap<String, Tensor>) -> (Av<Tensor>, Vec<usize>) {
+    let mut made = pass.evaluated(executor, build, prepared.clone());
+    let skips = made.remove("cache_skips").map(|table| table.to_f32()).unwrap_or_else(|| ArrayD::zeros(vec![0]));
+    let skipped = skips.iter().enumerate().filter(|(_, in_a_row)| **in_a_row > 0.0).map(|(step, _)| step);
+    (Av::NAMES.map(|name| made.remove(&format!("latents.{name}")).expect("latents")), skipped.collect())
+}
+
+fn assert_close(what: &str, got: &Av<Tensor>, want: &Av<Tensor>, limit: f64) {
+    for ((stream, got), want) in Av::NAMES.zip(got.as_ref()).zip(want.as_ref()) {
+        let distance = relative_l2(got, want);
+        eprintln!("{what} {stream}: {distance:.1e}");
+        assert!(distance <= limit, "{what} {stream}: {distance:e}");
+    }
+}
+
+/// Both policies, with a negative branch that runs only at high noise levels: the loop skips the steps, and computes the
+/// latents, that the host computes. With threshold 0, the result is bitwise that of the loop without a cache.
+#[needs(cpu)]
+fn cached_loop_matches_replay_on_the_host() {
+    let source = source();
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let by_sigma = ["guidance.video.cfg=3", "guidance.video.by_sigma=[{sigma: 1, cfg: 3}, {sigma: 0.8, cfg: 1}]"];
+    let one = plain(DType::F32);
+    let uncached = request(&runner.model, &by_sigma, None);
+    let host = Pass::new(&source, &runner.model, &uncached);
+    let prepared = host.prepared(&mut runner.executor, &one);
+    let whole = host.denoised(&mut runner.executor, &one, prepared.clone());
+
+    let fixed = StepCache::Steps(vec![2, 5, 6, 8]);
+    let with_fixed = Request { cache: Some(fixed.clone()), ..uncached.clone() };
+    let want = replay(&host, &mut runner.executor, &prepared, &uncached, &fixed);
+    let pass = Pass::new(&source, &runner.model, &with_fixed);
+    let (got, _) = cached(&pass, &mut runner.executor, &one, &prepared);
+    assert_close("fixed", &got, &want.latents, 1e-6);
+    assert!(relative_l2(&got.video, &whole.video) > 1e-4, "skipped steps change the result");
+
+    for threshold in [0.0, 0.8, 2.0, 10.0] {
+        let adaptive = StepCache::Adaptive { threshold, window: WINDOW };
+        let with_adaptive = Request { cache: Some(adaptive.clone()), ..uncached.clone() };
+        let want = replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive);
+        let pass = Pass::new(&source, &runner.model, &with_adaptive);
+        let (got, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
+        eprintln!("threshold {threshold}: skipped {skipped:?}, predicted {:.3?}", want.predicted);
+        assert_eq!(skipped, want.skipped, "threshold {threshold}: predicted {:?}", want.predicted);
+        assert_close("adaptive", &got, &want.latents, 2e-6);
+        match threshold {
+            0.0 => {
+                assert!(skipped.is_empty());
+                for (got, want) in got.into_iter().zip(whole.as_ref()) {
+                    assert_eq!(&got, want, "threshold 0");
+                }
+            }
+            10.0 => assert_eq!(skipped, [2, 3, 5, 6, 8], "at most two in a row, not the first two and the last step"),
+            _ => {}
+        }
+    }
+}
+
+/// Devices that share a batch of two videos skip the same steps as one device, also where a video is split over devices.
+#[needs(cpu)]
+fn layouts_skip_the_same_steps_as_one_device() {
+    let source = source();
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let cache = StepCache::Adaptive { threshold: 0.9, window: WINDOW };
+    let request = request(&runner.model, &["guidance.video.cfg=3"], Some(cache));
+    let one = plain(DType::F32);
+    let all: &[(usize, &str, &str)] = &[
+        (2, "cfg-ulysses", "data=2,cfg=2,context=2"),
+        (1, "cfg-ulysses", "cfg=2,context=4"),
+        (1, "ring", "context=8"),
+        (2, "fsdp", "fsdp=8"),
+        (3, "replicated", "data=8"),
+    ];
+    for (batch, layout, mesh) in &all[..if full() { all.len() } else { 1 }] {
+        let pass = Pass::of_batch(&source, &runner.model, &request, *batch);
+        let prepared = pass.prepared(&mut runner.executor, &one);
+        let (whole, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
+        assert!(!skipped.is_empty() && skipped.len() < 5, "{skipped:?}");
+        let build = build(layout, mesh, 8);
+        let mut sharded = open(&cpu(8), MODEL, build.clone());
+        let (got, same) = cached(&pass, &mut sharded.executor, &build, &prepared);
+        assert_eq!(same, skipped, "{layout} {mesh}, {batch} videos");
+        assert_close(&format!("{layout} {mesh}, {batch} videos"), &got, &whole, 1e-5);
+    }
+}
+
+/// Without a step cache, the program is the one that a request without this key has. With a step cache, a skipped step
+/// has no matmul, and another threshold or schedule is the same program.
+#[needs(nothing)]
+fn only_the_kind_of_the_cache_changes_the_program() {
+    let source = source();
+    let c = TransformerConfig::from_json(&source.config(Component::Transformer).expect("a configuration")).expect("valid");
+    let model = OpenModel::open(&source).expect("complete");
+    let plain_request = request(&model, &["guidance.video.cfg=3"], None);
+    let shapes = Shapes::from_request(&model.sizes, &plain_request).expect("legal sizes");
+    let text = |cache: Option<StepCache>| {
+        let request = Request { cache, ..plain_request.clone() };
+        let shape = request.denoise_shape(&model.sizes, &shapes, 1);
+        denoise(&c, &shape, &plain(DType::F32)).expect("builds").program.text
+    };
+    let without = text(None);
+    assert!(!without.contains("stablehlo.case") && !without.contains("cache_"));
+    let off = ["sampler.cache.kind=off", "guidance.video.cfg=3"];
+    assert_eq!(request(&model, &off, None).cache, plain_request.cache);
+    let adaptive = |threshold, max_skips| {
+        Some(StepCache::Adaptive { threshold, window: SkipWindow { max_skips, ..WINDOW } })
+    };
+    let with = text(adaptive(0.1, 1));
+    assert_eq!(with, text(adaptive(0.5, 4)));
+    let fixed = text(Some(StepCache::Steps(vec![3])));
+    assert_eq!(fixed, text(Some(StepCache::Ratio { ratio: 0.5, window: WINDOW })));
+    for text in [&with, &fixed] {
+        let choice = text.split("\"stablehlo.case\"").nth(1).expect("a choice");
+        let bodies = choice.split("}) : (tensor<i32>)").next().expect("its end");
+        let products: Vec<usize> = bodies.split("}, {\n").map(|body| body.matches("dot_general").count()).collect();
+        assert!(matches!(products[..], [some, 0] if some > 0), "{products:?}");
+    }
+}
