@@ -41,6 +41,7 @@ mod plugin;
 mod profile;
 mod progress;
 mod pull;
+mod quality;
 mod run;
 mod schema;
 mod serve;
@@ -96,6 +97,8 @@ pub(crate) enum Command {
     Profile(profile::ProfileArgs),
     /// Benchmark the programs of a run and a complete request
     Bench(bench::BenchArgs),
+    /// Measure the distance of runs with a step cache to runs without one
+    Quality(quality::QualityArgs),
     /// Compare two results by PSNR, SSIM and audio distances
     Compare(compare::CompareArgs),
     /// Write a random model in the diffusers layout
@@ -159,6 +162,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Why(args) => why::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Quality(args) => quality::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Init(args) => init::run(args),
         Command::Encode(args) => encode::run(args),

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 mod bench_report;
+pub(crate) mod cache_quality;
 pub(crate) mod micro;
 pub(crate) mod profile;
 mod synthetic;

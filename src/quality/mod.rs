@@ -1,6 +1,7 @@
 //! Metrics that compare two videos, audio tracks or tensors.
 
 mod audio;
+pub mod toy;
 mod video;
 
 pub(crate) use audio::{AudioScores, audio};

@@ -2,17 +2,13 @@
 //! frames and sound.
 
 mod conditions;
-mod hear;
 mod previews;
-mod see;
 
 use ltx2::request::Request;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::support::{self, full, needs};
-use hear::hear;
 use ltx2::av::Av;
 use ltx2::config::{CliOverrides, load};
 use ltx2::media::read_png;
@@ -21,26 +17,13 @@ use ltx2::pipeline::plan::run_plan::RunPlan;
 use ltx2::pipeline::plan::videos::Job;
 use ltx2::pipeline::session::Session;
 use ltx2::pipeline::stages::text_to_video::Generated;
+use ltx2::quality::toy::{PromptScores, ToyPrompt, see};
 use ltx2::sampling::guidance::GuidanceScales;
 use ltx2::tensor::Tensor;
 use ltx2::weights::Checkpoint;
 use ndarray::{Axis, Slice};
-use see::see;
-use serde::Deserialize;
 
-/// Duration of a frame in seconds: maximum offset between a beep and its bounce.
-const FRAME: f64 = 1.0 / 24.0;
-
-/// Held-out prompt with the expected colour, motion and pitch.
-#[derive(Deserialize)]
-struct Wanted {
-    prompt: String,
-    colour: String,
-    motion: String,
-    pitch: String,
-}
-
-fn prompts() -> Vec<Wanted> {
+fn prompts() -> Vec<ToyPrompt> {
     let text = std::fs::read_to_string("tests/fixtures/nano/prompts.json").expect("a file");
     serde_json::from_str(&text).expect("prompts")
 }
@@ -79,7 +62,7 @@ impl ClipSession {
     }
 
     /// Generates a clip for each prompt, with the request modified by `change`, and scores it.
-    fn score(&mut self, prompts: &[Wanted], change: impl Fn(&mut Request)) -> Score {
+    fn score(&mut self, prompts: &[ToyPrompt], change: impl Fn(&mut Request)) -> Score {
         let mut score = Score::default();
         for (index, wanted) in prompts.iter().enumerate() {
             let mut request = self.request(&wanted.prompt, 100 + index as u64);
@@ -91,59 +74,29 @@ impl ClipSession {
     }
 }
 
-/// Number of correct results and of all results per property; `all` counts clips without any error.
+/// Prompt scores, printed and compared with the minimum scores.
 #[derive(Default)]
-struct Score(BTreeMap<&'static str, (usize, usize)>);
+struct Score(PromptScores);
 
 impl Score {
-    fn count(&mut self, what: &'static str, right: bool) {
-        let (good, all) = self.0.entry(what).or_default();
-        *good += usize::from(right);
-        *all += 1;
-    }
-
-    fn judge(&mut self, wanted: &Wanted, made: &Generated) {
-        let (seen, heard) = (see(&made.frames), hear(&made.audio, made.sample_rate));
-        let marks = [
-            ("colour", seen.colour == wanted.colour),
-            ("direction", seen.motion == wanted.motion),
-            ("pitch", heard.pitch == wanted.pitch),
-        ];
-        let mut right = marks.iter().all(|(_, right)| *right);
-        for (what, right) in marks {
-            self.count(what, right);
-        }
-        if wanted.motion == "bounce" && wanted.pitch != "silent" {
-            // A bounce at the very end leaves no time for its beep.
-            let end = made.frames.count() as f64 * FRAME - 0.06;
-            let times: Vec<f64> = seen.bounces.iter().map(|b| b * FRAME).filter(|t| *t < end).collect();
-            let near = |t: &f64| heard.onsets.iter().any(|onset| (onset - t).abs() <= FRAME);
-            // A clip without bounces counts as one missing beep. Surplus beeps without a bounce are errors too.
-            let beeps: Vec<bool> = if times.is_empty() { vec![false] } else { times.iter().map(near).collect() };
-            right &= beeps.iter().all(|b| *b) && heard.onsets.len() <= times.len() + 1;
-            for beep in beeps {
-                self.count("beep", beep);
-            }
-        }
-        self.count("all", right);
-        if !right {
-            eprintln!("not as asked: {}: {seen:?}, {heard:?}", wanted.prompt);
+    fn judge(&mut self, wanted: &ToyPrompt, made: &Generated) {
+        if let Some(found) = self.0.judge(wanted, &made.frames, &made.audio, made.sample_rate) {
+            eprintln!("not as asked: {}: {found}", wanted.prompt);
         }
     }
 
     fn share(&self, what: &str) -> f64 {
-        let (good, all) = self.0[what];
-        good as f64 / all as f64
+        self.0.share(what)
     }
 
     fn tell(&self, of: &str) {
-        let shares = self.0.iter().map(|(what, (good, all))| format!("{what} {good}/{all}"));
+        let shares = self.0.0.iter().map(|(what, (good, all))| format!("{what} {good}/{all}"));
         eprintln!("{of}: {}", shares.collect::<Vec<_>>().join(", "));
     }
 
     fn assert_minimum_scores(&self) {
         for (what, least) in [("colour", 0.95), ("direction", 0.90), ("pitch", 0.85), ("beep", 0.80)] {
-            assert!(self.share(what) >= least, "{what}: {:?} of {least}", self.0[what]);
+            assert!(self.share(what) >= least, "{what}: {:?} of {least}", self.0.0[what]);
         }
     }
 }
@@ -174,7 +127,7 @@ fn int8_clips_follow_their_prompts() {
         let int8 = of(&format!("int8, activations {activations}"), &set.each_ref().map(String::as_str));
         for what in ["colour", "direction", "pitch", "beep"] {
             let behind = bf16.share(what) - int8.share(what);
-            assert!(behind <= 0.02, "{what}, activations {activations}: {:?} of {:?}", int8.0[what], bf16.0[what]);
+            assert!(behind <= 0.02, "{what}, activations {activations}: {:?} of {:?}", int8.0.0[what], bf16.0.0[what]);
         }
     }
 }
@@ -184,7 +137,7 @@ fn int8_clips_follow_their_prompts() {
 fn clips_are_worse_without_guidance_or_prompt() {
     let mut studio = ClipSession::open("nano", &["sampler.steps=2"]);
     let prompts = prompts();
-    let mut at = |what: &str, prompts: &[Wanted], cfg: f32| {
+    let mut at = |what: &str, prompts: &[ToyPrompt], cfg: f32| {
         let score = studio.score(prompts, |r| r.scales = Av::both(GuidanceScales { cfg, ..GuidanceScales::NEUTRAL }));
         score.tell(what);
         score
@@ -193,11 +146,11 @@ fn clips_are_worse_without_guidance_or_prompt() {
     let without = at("2 steps, no guidance", &prompts, 1.0);
     let unheard = at("2 steps, the prompt left out", &prompts[..16], 0.0);
     for what in ["colour", "direction", "all"] {
-        assert!(without.share(what) < with.share(what), "{what}: {:?} of {:?}", without.0[what], with.0[what]);
+        assert!(without.share(what) < with.share(what), "{what}: {:?} of {:?}", without.0.0[what], with.0.0[what]);
     }
-    let wrong = |score: &Score| score.0.values().map(|(good, all)| all - good).sum::<usize>() as f64;
+    let wrong = |score: &Score| score.0.0.values().map(|(good, all)| all - good).sum::<usize>() as f64;
     assert!(wrong(&without) >= 1.25 * wrong(&with), "{} wrong without, {} with", wrong(&without), wrong(&with));
-    assert!(unheard.share("all") <= 0.125, "{:?} right with nothing asked for", unheard.0["all"]);
+    assert!(unheard.share("all") <= 0.125, "{:?} right with nothing asked for", unheard.0.0["all"]);
 }
 
 /// Returns the PSNR in dB of values in 0..1.

@@ -9,7 +9,7 @@ use ltx2::request::{Request, Shared};
 use ndarray::Array2;
 
 use super::ClipSession;
-use super::see::see;
+use ltx2::quality::toy::see;
 use crate::support::needs;
 
 /// Frame rate of the toy clips, and frames per clip.

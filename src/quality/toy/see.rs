@@ -1,6 +1,6 @@
 //! Analyzes the frames of a toy clip: colour, shape, motion, and contacts with the floor.
 
-use ltx2::media::Frames;
+use crate::media::Frames;
 
 const COLOURS: [(&str, [f64; 3]); 8] = [
     ("red", [222.0, 45.0, 45.0]),
