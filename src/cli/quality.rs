@@ -15,12 +15,14 @@ use crate::text_file;
 /// Measures what a step cache changes: generates each prompt without and with each step cache, and prints the distances
 /// between both, the skipped steps and the time of the first pass.
 #[derive(clap::Args, Clone, Debug)]
-#[command(after_help = "PSNR is the median and the minimum over the prompts, the other distances are means. Time is the median time of the
+#[command(
+    after_help = "PSNR is the median and the minimum over the prompts, the other distances are means. Time is the median time of the
 first pass relative to the run without a step cache.
 
 Examples:
   ltx2 quality -c ltx2 --prompts prompts.txt --cache 0.02,0.05,0.1 --json quality.json
-  ltx2 quality -c nano --toy-prompts tests/fixtures/nano/prompts.json --seed 100 --cache 0.05,0.1,ratio=0.5")]
+  ltx2 quality -c nano --toy-prompts tests/fixtures/nano/prompts.json --seed 100 --cache 0.05,0.1,ratio=0.5"
+)]
 pub(crate) struct QualityArgs {
     /// Step caches to measure: thresholds of `adaptive`, or `ratio=R` for `fixed`; the other keys of sampler.cache apply
     /// to all of them
@@ -61,11 +63,15 @@ pub(crate) fn run(args: &QualityArgs) -> anyhow::Result<()> {
     }
     let toys = args.toy_prompts.as_deref().map(read_toys).transpose()?;
     let jobs = match &toys {
-        Some(toys) => toys.iter().enumerate().map(|(index, toy)| Job {
-            index,
-            prompt: toy.prompt.clone(),
-            seed: config.request.seed.wrapping_add(index as u64),
-        }).collect(),
+        Some(toys) => toys
+            .iter()
+            .enumerate()
+            .map(|(index, toy)| Job {
+                index,
+                prompt: toy.prompt.clone(),
+                seed: config.request.seed.wrapping_add(index as u64),
+            })
+            .collect(),
         None => config.jobs()?,
     };
     prepare_run(config);
@@ -114,7 +120,8 @@ fn table(quality: &CacheQuality) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let CacheQuality { platform, device, prompts, steps, seconds, .. } = quality;
-    let _ = writeln!(out, "{prompts} prompts, {steps} steps, {device} ({platform}); {seconds:.3} s without a step cache");
+    let _ =
+        writeln!(out, "{prompts} prompts, {steps} steps, {device} ({platform}); {seconds:.3} s without a step cache");
     let _ = writeln!(
         out,
         "{:<12}{:>9}{:>8}{:>12}{:>12}{:>9}{:>9}{:>8}{:>10}  {}",

@@ -1,8 +1,8 @@
 //! Checks of the step caches of both stages: supported samplers, steps that can be skipped, and keys without effect.
 
 use super::check::word;
-use super::error::ConfigErrorKind::{Conflict, NoEffect, OutOfRange, Unsupported};
 use super::error::ConfigError;
+use super::error::ConfigErrorKind::{Conflict, NoEffect, OutOfRange, Unsupported};
 use super::legal::{fail, remove};
 use super::message::{Message, Setting, message};
 use super::schema::Config;
@@ -93,7 +93,8 @@ fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) ->
                 return fail(OutOfRange, keys.steps, text, "must list at least one step, in increasing order");
             }
             if let Some(bad) = list.iter().find(|step| !(1..stage.steps).contains(*step)) {
-                let why = format!("step {bad} cannot be skipped; with {} steps, use 1 to {}", stage.steps, stage.steps - 1);
+                let why =
+                    format!("step {bad} cannot be skipped; with {} steps, use 1 to {}", stage.steps, stage.steps - 1);
                 return fail(OutOfRange, keys.steps, text, why);
             }
         }
@@ -104,7 +105,10 @@ fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) ->
         StepCache::Adaptive { window, .. } | StepCache::Ratio { window, .. } => {
             if window.warmup_steps + window.last_steps >= stage.steps {
                 let (first, last) = (window.warmup_steps, window.last_steps);
-                let why = format!("{} steps leave none to skip after the first {first} and before the last {last}; ", stage.steps);
+                let why = format!(
+                    "{} steps leave none to skip after the first {first} and before the last {last}; ",
+                    stage.steps
+                );
                 let [warmup, last] = [keys.warmup_steps, keys.last_steps].map(Setting::Key);
                 let why = message![why, "reduce ", warmup, " or ", last, ", or set ", Setting::This, " to off"];
                 return fail(OutOfRange, keys.kind, kind, why);
@@ -182,10 +186,7 @@ mod tests {
                 &[on, "sampler.cache.steps=[3]"],
                 "sampler.cache.steps = [3] (--set): sampler.cache.kind is adaptive; remove this key",
             ),
-            (
-                &[fixed],
-                "sampler.cache.kind = fixed (--set): needs either sampler.cache.steps or sampler.cache.ratio",
-            ),
+            (&[fixed], "sampler.cache.kind = fixed (--set): needs either sampler.cache.steps or sampler.cache.ratio"),
             (
                 &[fixed, "sampler.cache.steps=[3]", "sampler.cache.max_skips=1"],
                 "sampler.cache.max_skips = 1 (--set): sampler.cache.steps already lists the skipped steps; remove this key",
@@ -215,7 +216,10 @@ mod tests {
         let config = load(&set(&pairs)).expect("valid").config;
         assert_ne!(config.sampler.cache.step_cache(), config.two_stage.cache.step_cache());
         for pipeline in ["pipeline=distilled", "pipeline=two_stage"] {
-            assert!(load(&set(&[pipeline, "sampler.cache.kind=fixed", "sampler.cache.steps=[5]"])).is_ok(), "{pipeline}");
+            assert!(
+                load(&set(&[pipeline, "sampler.cache.kind=fixed", "sampler.cache.steps=[5]"])).is_ok(),
+                "{pipeline}"
+            );
         }
         assert!(load(&set(&["pipeline=hq", "sampler.cache.kind=adaptive"])).is_err());
     }

@@ -17,7 +17,6 @@ use crate::quality::toy::{PromptScores, ToyPrompt};
 use crate::request::Request;
 use crate::sampling::step_cache::StepCache;
 
-
 /// A step cache of the first pass to measure.
 pub(crate) struct CacheVariant {
     /// Text with which the user selected it.
@@ -134,7 +133,8 @@ pub(crate) fn cache_quality(
     }
     let scored = || toys.map(|_| PromptScores::default());
     let (mut scores, mut seconds) = (scored(), Vec::new());
-    let new = |variant: &CacheVariant| VariantQuality { name: variant.name.clone(), scores: scored(), runs: Vec::new() };
+    let new =
+        |variant: &CacheVariant| VariantQuality { name: variant.name.clone(), scores: scored(), runs: Vec::new() };
     let mut caches: Vec<VariantQuality> = variants.iter().map(new).collect();
     for (at, request) in requests.iter().enumerate() {
         let judge = |scores: &mut Option<PromptScores>, made: &Generated| {

@@ -153,9 +153,8 @@ impl StepCache {
 
     /// Returns, for each of `steps` steps, whether it may be skipped (`adaptive`) or is skipped (`fixed`).
     pub fn schedule(&self, steps: usize) -> Vec<bool> {
-        let within = |window: &SkipWindow, step: usize| {
-            step >= window.warmup_steps.max(1) && step + window.last_steps < steps
-        };
+        let within =
+            |window: &SkipWindow, step: usize| step >= window.warmup_steps.max(1) && step + window.last_steps < steps;
         match self {
             StepCache::Adaptive { window, .. } => (0..steps).map(|step| within(window, step)).collect(),
             StepCache::Steps(skipped) => (0..steps).map(|step| step > 0 && skipped.contains(&step)).collect(),
@@ -269,13 +268,7 @@ impl StepCacheInputs {
 
     /// Returns 1 if the evaluation `step` is skipped, otherwise 0 (i32 scalar). `streams`: the denoised streams.
     /// `shared`: the tensors of [`StepCacheKind::shared_state`].
-    pub(super) fn skip(
-        &self,
-        p: &Params,
-        step: &Value,
-        streams: &Av<Option<StreamCache>>,
-        shared: &[Value],
-    ) -> Value {
+    pub(super) fn skip(&self, p: &Params, step: &Value, streams: &Av<Option<StreamCache>>, shared: &[Value]) -> Value {
         let _scope = p.builder().scope("step_cache");
         let scheduled = self.schedule.index(step);
         let (Some(limits), [ratios, skips]) = (&self.limits, shared) else { return scheduled };
@@ -307,7 +300,13 @@ impl StepCacheInputs {
     }
 
     /// Returns the next tensors of [`StepCacheKind::shared_state`]. `ratios`: next ratios, `[2, b]`.
-    pub(super) fn next_shared(&self, step: &Value, skip: &Value, ratios: Option<Value>, shared: &[Value]) -> Vec<Value> {
+    pub(super) fn next_shared(
+        &self,
+        step: &Value,
+        skip: &Value,
+        ratios: Option<Value>,
+        shared: &[Value],
+    ) -> Vec<Value> {
         let ([_, skips], Some(ratios)) = (shared, ratios) else { return Vec::new() };
         let in_a_row = (skips.index(&(step - 1.0)) + 1.0) * skip;
         vec![ratios, skips.dynamic_update(0, step, &in_a_row.reshape(vec![1]))]

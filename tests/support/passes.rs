@@ -104,7 +104,9 @@ impl<'a> Pass<'a> {
                 let schedule = self.request.cache.as_ref().expect("a step cache").schedule(sigmas.len() - 1);
                 Array1::from_shape_fn(TABLE, |i| schedule.get(i).map_or(0, |skip| i32::from(*skip))).into()
             }
-            "cache_limits" => Array1::from(self.request.cache.as_ref().and_then(StepCache::limits).expect("limits").to_vec()).into(),
+            "cache_limits" => {
+                Array1::from(self.request.cache.as_ref().and_then(StepCache::limits).expect("limits").to_vec()).into()
+            }
             "cache_skips" => Array1::<i32>::zeros(TABLE).into(),
             name if name.starts_with("cache_") => ArrayD::<f32>::zeros(dims).into(),
             "levels" => Array1::from(self.levels()).into(),

@@ -86,7 +86,16 @@ impl<'a> ChainWriter<'a> {
             saves_frames: config.output.save_frames.is_some(),
         });
         let videos = videos.collect();
-        Ok(ChainWriter { config, run, replaceable, videos, timings: Vec::new(), steps: 0, skipped: Vec::new(), last: None })
+        Ok(ChainWriter {
+            config,
+            run,
+            replaceable,
+            videos,
+            timings: Vec::new(),
+            steps: 0,
+            skipped: Vec::new(),
+            last: None,
+        })
     }
 
     /// Adds the next clip of each video.

@@ -474,7 +474,14 @@ fn read(path: &Path, identity: &RunIdentity) -> Result<(usize, DenoiseState)> {
         true => Some(fixed(tensor("sound")?.into_f32())?),
         false => None,
     };
-    let saved = DenoiseState { phase, done: number("done")?, carried, sound, ends: ClipEnds::read(&file)?, skipped: skipped_steps(&file) };
+    let saved = DenoiseState {
+        phase,
+        done: number("done")?,
+        carried,
+        sound,
+        ends: ClipEnds::read(&file)?,
+        skipped: skipped_steps(&file),
+    };
     Ok((number("clip")?, saved))
 }
 

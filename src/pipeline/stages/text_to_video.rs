@@ -162,7 +162,21 @@ impl Runner {
             let (shown, count) = (options.previews.as_ref(), batch.asked.len());
             let previews = Previews::start(runner, batch.shared(), shown, count, options.dump)?;
             let (done, skipped, guard) = (0, Vec::new(), None);
-            let run = Run { noise, sound, runner, batch, clip_ends, clock, dump, options, watch, previews, done, skipped, guard };
+            let run = Run {
+                noise,
+                sound,
+                runner,
+                batch,
+                clip_ends,
+                clock,
+                dump,
+                options,
+                watch,
+                previews,
+                done,
+                skipped,
+                guard,
+            };
             run.finish()
         };
         run().map_err(|error| self.explain(error))

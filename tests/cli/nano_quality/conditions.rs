@@ -9,8 +9,8 @@ use ltx2::request::{Request, Shared};
 use ndarray::Array2;
 
 use super::ClipSession;
-use ltx2::quality::toy::see;
 use crate::support::needs;
+use ltx2::quality::toy::see;
 
 /// Frame rate of the toy clips, and frames per clip.
 const RATE: f64 = 24.0;
