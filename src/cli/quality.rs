@@ -124,8 +124,8 @@ fn table(quality: &CacheQuality) -> String {
         writeln!(out, "{prompts} prompts, {steps} steps, {device} ({platform}); {seconds:.3} s without a step cache");
     let _ = writeln!(
         out,
-        "{:<12}{:>9}{:>8}{:>12}{:>12}{:>9}{:>9}{:>8}{:>10}  {}",
-        "cache", "skipped", "time", "video L2", "audio L2", "PSNR", "min", "SSIM", "spectral", "prompt scores"
+        "{:<12}{:>9}{:>8}{:>12}{:>12}{:>9}{:>9}{:>8}{:>10}  prompt scores",
+        "cache", "skipped", "time", "video L2", "audio L2", "PSNR", "min", "SSIM", "spectral"
     );
     if let Some(scores) = &quality.scores {
         let _ = writeln!(out, "{:<12}{:>9}{:>8}{:>70}", "off", 0, "1.000", score_text(scores));

@@ -12,7 +12,7 @@ use super::shape::Latents;
 pub use super::shape::{CleanPrediction, DenoiseShape, StreamRole};
 use super::step_cache::{StepCacheInputs, StepCacheKind};
 use crate::av::Av;
-use crate::hlo::{DType, Result, Type, Value};
+use crate::hlo::{DType, ProgramOutput, Result, Type, Value};
 use crate::models::Network;
 use crate::models::transformer::{COMPONENT, Levels, TransformerConfig, context_outputs, modulation, project_text};
 use crate::nn::{Axis, Build, Params};
@@ -113,6 +113,9 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let build = &build.for_branches(shape.branches.len());
     let p = Params::new("denoise", COMPONENT, build);
     let b = p.builder().clone();
+    if let Some(why) = shape.step_cache_fault() {
+        b.reject("step_cache", format!("{why}; set Request::cache to None"));
+    }
     let scalar = |name: &str| p.input(name, Type::scalar(DType::I32), &[]);
     let (begin, end) = (scalar("begin"), scalar("end"));
     let sigmas = p.input("sigmas", Type::new(DType::F32, vec![MAX_STEPS + 1]), &[Axis::Replicated]);
@@ -126,12 +129,8 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
     let input =
         |kind: &str, l: Latents| p.input(&format!("{kind}.{}", l.name), Type::new(DType::F32, l.content), &l.axes);
     let carried: Vec<Value> = kinds.iter().flat_map(|kind| latents.map(|l| input(kind, l))).collect();
-    let shared = shape.shared().iter().map(|name| {
-        let (ty, axes) = StepCacheKind::shared_type(name, shape.batch);
-        p.input(name, ty, &axes)
-    });
     let of_streams = carried.len();
-    let carried: Vec<Value> = carried.into_iter().chain(shared).collect();
+    let carried: Vec<Value> = carried.into_iter().chain(shared_inputs(&p, shape)).collect();
     let sampler = &shape.sampler;
     let coefficients = (sampler.coefficients() > 0).then(|| {
         let table = Type::new(DType::F32, [MAX_STEPS + 1, sampler.coefficients()]);
@@ -186,10 +185,24 @@ pub fn denoise(c: &TransformerConfig, shape: &DenoiseShape, build: &Build) -> Re
         b.donate(&name, results.len());
         results.push(p.output(&name, x, &l.axes, &l.content));
     }
-    for (name, x) in shape.shared().iter().zip(&done[of_streams..]) {
+    add_shared_outputs(&p, shape, &done[of_streams..], &mut results);
+    Network::finish(&p, results)
+}
+
+/// Declares the inputs of the tensors that the loop carries for both streams together.
+fn shared_inputs(p: &Params, shape: &DenoiseShape) -> Vec<Value> {
+    let input = |name: &&str| {
         let (ty, axes) = StepCacheKind::shared_type(name, shape.batch);
-        b.donate(name, results.len());
+        p.input(name, ty, &axes)
+    };
+    shape.shared().iter().map(input).collect()
+}
+
+/// Adds the tensors that the loop carries for both streams together to the results.
+fn add_shared_outputs(p: &Params, shape: &DenoiseShape, values: &[Value], results: &mut Vec<(ProgramOutput, Value)>) {
+    for (name, x) in shape.shared().iter().zip(values) {
+        let (ty, axes) = StepCacheKind::shared_type(name, shape.batch);
+        p.builder().donate(name, results.len());
         results.push(p.output(name, x, &axes, &ty.dims));
     }
-    Network::finish(&p, results)
 }

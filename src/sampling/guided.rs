@@ -256,7 +256,10 @@ impl<'a> GuidedTransformer<'a> {
         let has_guider = !self.shape.guider.state().is_empty();
         let both = denoised.map(|s| {
             let s = s?;
-            let prediction = Prediction { guided: next(), negative: None, guider: has_guider.then(&mut next) };
+            let guided = next();
+            // `DenoiseShape::step_cache_fault` rejects samplers that read the negative prediction.
+            let negative = self.shape.sampler.reads_negative().then(|| guided.clone());
+            let prediction = Prediction { guided, negative, guider: has_guider.then(&mut next) };
             let clean = s.clean(&prediction);
             let state: Vec<Value> = cache.kind.stream_state().iter().map(|_| next()).collect();
             Some((prediction, clean, state))

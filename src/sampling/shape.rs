@@ -137,6 +137,17 @@ impl DenoiseShape {
         self.cache.map_or(&[], StepCacheKind::shared_state)
     }
 
+    /// Returns why the loop cannot have its step cache; `None` if it can, or has none.
+    pub(super) fn step_cache_fault(&self) -> Option<&'static str> {
+        self.cache?;
+        match () {
+            () if self.sampler.evaluations(2) != 2 => Some("the sampler has two evaluations per step"),
+            () if self.sampler.reads_negative() => Some("the sampler reads the negative prediction of every step"),
+            () if self.reuses_predictions() => Some("guidance also skips steps"),
+            () => None,
+        }
+    }
+
     /// Returns whether the loop carries no tensors of the sampler or of guidance. Then one call may run several
     /// evaluations.
     pub(crate) fn is_stateless(&self) -> bool {

@@ -13,6 +13,7 @@ use ltx2::pipeline::programs::executor::Executor;
 use ltx2::request::{Request, Shapes};
 use ltx2::sampling::denoise::denoise;
 use ltx2::sampling::step_cache::{SkipWindow, StepCache};
+use ltx2::sampling::{CfgPlusPlus, EulerAncestral, StepDraws};
 use ltx2::tensor::Tensor;
 use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{ArrayD, Axis, arr0};
@@ -237,6 +238,17 @@ fn only_the_kind_of_the_cache_changes_the_program() {
     assert_eq!(with, text(adaptive(0.5, 4)));
     let fixed = text(Some(StepCache::Steps(vec![3])));
     assert_eq!(fixed, text(Some(StepCache::Ratio { ratio: 0.5, window: WINDOW })));
+    let sampler = CfgPlusPlus(EulerAncestral {
+        eta: 1.0,
+        noise_seed: None,
+        seed_offset: 0,
+        draws: StepDraws::Own,
+        blends_every_step: false,
+    });
+    let unsupported = Request { cache: adaptive(0.1, 1), sampler: sampler.into(), ..plain_request.clone() };
+    let shape = unsupported.denoise_shape(&model.sizes, &shapes, 1);
+    let why = denoise(&c, &shape, &plain(DType::F32)).expect_err("refused").to_string();
+    assert!(why.contains("the sampler reads the negative prediction of every step"), "{why}");
     for text in [&with, &fixed] {
         let choice = text.split("\"stablehlo.case\"").nth(1).expect("a choice");
         let bodies = choice.split("}) : (tensor<i32>)").next().expect("its end");

@@ -276,13 +276,12 @@ impl Run<'_> {
             tracing::debug!("{}: evaluations {} to {end} of {total}", pass.names.phase().name(), done + 1);
             let drawn = noise.draw();
             let video_noise = if previews.is_due(end) { noise_of_video(&drawn) } else { None };
-            let executor = &self.runner.executor;
-            let inputs = pass.steps_loop.steps(executor, done..end, drawn)?;
-            let run = || pass.steps_loop.run(executor, prepared, &inputs, carried);
+            let inputs = pass.steps_loop.steps(&self.runner.executor, done..end, drawn)?;
+            let run = || pass.steps_loop.run(&self.runner.executor, prepared, &inputs, carried);
             carried = failpoint::within("step", of_steps, run)?;
             let before = std::mem::replace(&mut latents, latents_of(&carried)?);
             if let Some(stream) = not_finite(&latents) {
-                return Err(pass.not_finite_error(executor, prepared, &before, done..end, stream));
+                return Err(pass.not_finite_error(&self.runner.executor, prepared, &before, done..end, stream));
             }
             if let Some(shown) = &mut self.previews {
                 let (before, after, noise) = (&before.video, &latents.video, video_noise);
@@ -299,8 +298,7 @@ impl Run<'_> {
             keep(done.div_ceil(size), &latents, &self.runner.model)?;
         }
         if let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.saves_on_interrupt() && done == total) {
-            let ends = self.clip_ends.as_deref();
-            let saved = saved(pass.names.phase(), done, &carried, sound, ends, &self.skipped)?;
+            let saved = saved(pass.names.phase(), done, &carried, sound, self.clip_ends.as_deref(), &self.skipped)?;
             self.guard = Some(checkpoint.clone().keeper(saved));
         } else if hold.is_some() {
             self.guard = hold.take();

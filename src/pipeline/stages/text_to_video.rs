@@ -124,7 +124,8 @@ impl Runner {
     }
 
     /// Runs requests that differ only in prompt and seed as one batch. Each result is numerically identical to the
-    /// result of running the request alone.
+    /// result of running the request alone, except with an adaptive step cache, which skips a step only if all videos
+    /// may skip it.
     ///
     /// # Errors
     /// Returns the errors of [`Runner::generate`], or an error if the requests differ in more than prompt and seed.

@@ -5,18 +5,20 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{Config, RescaleScope};
 use crate::request;
-use crate::sampling::step_cache::StepCacheConfig;
+use crate::sampling::step_cache::{CachePolicy, StepCacheConfig};
 use crate::serve::id::VideoId;
 
 /// Returns the batch key. Requests with equal batch keys differ only in prompt and seed (see
 /// [`crate::Request::can_batch_with`]). The key of a request is unique, so that it runs alone, if the number of frames
-/// is predicted or if guidance rescaling uses statistics over the batch.
+/// is predicted, or if its result would depend on the batch: guidance rescaling uses statistics over the batch, or a
+/// step cache is adaptive.
 pub(super) fn batch(config: &Config, id: &VideoId) -> String {
     let mut own = config.clone();
     own.request.prompt = None;
     own.request.seed = 0;
-    let goes_alone =
-        config.request.num_frames.count().is_none() || config.guidance.rescale_scope == RescaleScope::Batch;
+    let is_adaptive = [&config.sampler.cache, &config.two_stage.cache].iter().any(|c| c.kind == CachePolicy::Adaptive);
+    let is_predicted = config.request.num_frames.count().is_none();
+    let goes_alone = is_predicted || is_adaptive || config.guidance.rescale_scope == RescaleScope::Batch;
     hash(&json!({"config": own, "alone": goes_alone.then_some(id)}))
 }
 

@@ -5,12 +5,12 @@ use std::f64::consts::TAU;
 use std::path::Path;
 
 use ltx2::media::{Audio, Clip, WavFormat, write_png_frames, write_wav};
+use ltx2::quality::toy::see;
 use ltx2::request::{Request, Shared};
 use ndarray::Array2;
 
 use super::ClipSession;
 use crate::support::needs;
-use ltx2::quality::toy::see;
 
 /// Frame rate of the toy clips, and frames per clip.
 const RATE: f64 = 24.0;
