@@ -43,6 +43,7 @@ mod plugins;
 mod pods;
 mod profile;
 mod pull;
+mod quality;
 mod random_requests;
 mod references;
 mod resume;
