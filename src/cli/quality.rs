@@ -128,7 +128,7 @@ fn table(quality: &CacheQuality) -> String {
         "cache", "skipped", "time", "video L2", "audio L2", "PSNR", "min", "SSIM", "spectral"
     );
     if let Some(scores) = &quality.scores {
-        let _ = writeln!(out, "{:<12}{:>9}{:>8}{:>70}", "off", 0, "1.000", score_text(scores));
+        let _ = writeln!(out, "{:<12}{:>9.1}{:>8.3}{:60}  {}", "off", 0.0, 1.0, "", score_text(scores));
     }
     for own in &quality.caches {
         let _ = writeln!(out, "{}", row(own).trim_end());
@@ -171,7 +171,7 @@ mod tests {
         for (item, want) in [
             ("steps=3", "--cache steps=3: expected a threshold such as 0.05, or ratio=R such as ratio=0.5"),
             ("x", "--cache x: 'x' is not a number; use a threshold such as 0.05, or ratio=0.5"),
-            ("11", "--set sampler.cache.threshold=11: 'sampler.cache.threshold' must be a number from 0 to 10, not 11"),
+            ("11", "--set sampler.cache.threshold=11: 'sampler.cache.threshold' must be a number from 0 to 10 or null, not 11"),
         ] {
             assert_eq!(cache(item).expect_err("refused").to_string(), want);
         }
