@@ -21,9 +21,14 @@ const KEY: &str = "sk-secret-4711";
 
 /// Runs `ltx2 generate` with these arguments and configuration keys, and an API key in the environment.
 fn run(arguments: &[&str], keys: &[String]) -> Output {
+    run_with(arguments, keys, &[])
+}
+
+/// Same as [`run`], with these environment variables.
+fn run_with(arguments: &[&str], keys: &[String], variables: &[(&str, &str)]) -> Output {
     let mut command = support::ltx2();
     command.arg("generate").args(arguments).args(keys.iter().flat_map(|pair| ["--set", pair]));
-    command.env("TEST_CHAT_KEY", KEY).env_remove("HTTP_PROXY").env_remove("http_proxy").env_remove("ALL_PROXY");
+    support::without_proxies(command.env("TEST_CHAT_KEY", KEY)).envs(variables.iter().copied());
     command.output().expect("the binary runs")
 }
 
@@ -176,6 +181,29 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
         said.contains("http://127.0.0.1:9/v1/chat/completions: ") && said.contains("; start the server, or"),
         "{said}"
     );
+}
+
+/// The stand-in for a proxy answers like the endpoint, so a request through it would succeed.
+#[needs(nothing)]
+fn proxies_are_not_used_for_loopback_endpoints_and_named_in_errors() {
+    let (server, proxy) = (ChatServer::start([Answer::Text("A fox.")]), ChatServer::start([Answer::Text("A dog.")]));
+    let place = proxy.base.trim_end_matches("/v1");
+    let dry = ["-c", TINY, "-p", "a fox", "--enhance-prompt", "--dry-run"];
+    let port = server.base.trim_end_matches("/v1").rsplit(':').next().expect("a port").to_string();
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
+        for host in ["127.0.0.1", "localhost"] {
+            let endpoint = format!("enhance.endpoint=http://{host}:{port}/v1");
+            let ran = run_with(&dry, &[endpoint, "enhance.model=m".into()], &[(name, place)]);
+            assert_eq!(text(&ran.stdout), "A fox.\n", "{name} {host}: {}", text(&ran.stderr));
+        }
+    }
+    assert!(proxy.requests().is_empty());
+    assert_eq!(server.requests().len(), 12);
+    let keys = ["enhance.endpoint=http://chat.invalid/v1".to_string(), "enhance.model=m".into()];
+    let ran = run_with(&dry, &keys, &[("HTTP_PROXY", "http://me:sesame@127.0.0.1:9")]);
+    let said = text(&ran.stderr);
+    assert!(said.contains("http://chat.invalid/v1/chat/completions: through the proxy 127.0.0.1:9: "), "{said}");
+    assert!(said.contains("or correct enhance.endpoint or the proxy variables") && !said.contains("sesame"), "{said}");
 }
 
 #[needs(nothing)]

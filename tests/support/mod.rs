@@ -130,6 +130,14 @@ pub fn ltx2() -> Command {
     command
 }
 
+/// Removes the environment variables that set a proxy, in both spellings.
+pub fn without_proxies(command: &mut Command) -> &mut Command {
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
+    command
+}
+
 /// Returns the configuration of a short run (one second, half of that of `nano`) on the reference's smallest model.
 /// Compiles its programs on the first call, because otherwise concurrent tests would each compile them.
 pub fn tiny() -> &'static str {

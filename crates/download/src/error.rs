@@ -3,7 +3,18 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ureq::Proxy;
 use ureq::http::StatusCode;
+
+/// Failure of a request before a response arrived, without the URL.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{source}", proxy.as_ref().map_or(String::new(), |proxy| format!("through the proxy {proxy}: ")))]
+pub struct RequestFailure {
+    /// The error of the HTTP client.
+    source: Box<ureq::Error>,
+    /// The proxy, without credentials. `None`: the request was sent without a proxy.
+    pub proxy: Option<String>,
+}
 
 /// An error of a download.
 #[derive(Debug, thiserror::Error)]
@@ -12,12 +23,12 @@ pub enum DownloadError {
     #[error("{0}")]
     Settings(String),
     /// A request failed before a response arrived.
-    #[error("{url}: {source}")]
+    #[error("{url}: {failure}")]
     Request {
         /// The URL, without credentials.
         url: String,
-        /// The error of the HTTP client.
-        source: Box<ureq::Error>,
+        /// The failure.
+        failure: RequestFailure,
     },
     /// The server answered with an error status.
     #[error("{url}: {status}")]
@@ -114,9 +125,15 @@ impl DownloadError {
         move |source| DownloadError::File { path, action, source }
     }
 
+    /// Returns the error of a request to `url` that failed before a response arrived.
+    pub(crate) fn request(url: String, source: ureq::Error, proxy: Option<&Proxy>) -> Self {
+        let proxy = proxy.map(|proxy| format!("{}:{}", proxy.host(), proxy.port()));
+        DownloadError::Request { url, failure: RequestFailure { source: Box::new(source), proxy } }
+    }
+
     /// Returns whether no response arrived in time.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, DownloadError::Request { source, .. } if matches!(**source, ureq::Error::Timeout(_)))
+        matches!(self, DownloadError::Request { failure, .. } if matches!(*failure.source, ureq::Error::Timeout(_)))
     }
 
     /// Returns whether another attempt may succeed: the connection failed, or the server is overloaded.

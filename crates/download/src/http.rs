@@ -1,6 +1,7 @@
 //! The HTTP client, and downloads that retry and resume.
 
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,8 @@ pub struct HttpSettings {
     /// PEM file of certificate authorities, and the name of the setting for errors. `None`: those of `SSL_CERT_FILE`,
     /// `SSL_CERT_DIR` or the system.
     pub certificates: Option<(&'static str, PathBuf)>,
-    /// URL of a proxy, and the name of the setting for errors. `None`: from `HTTPS_PROXY` and related variables.
+    /// URL of a proxy, and the name of the setting for errors. `None`: from `HTTPS_PROXY` and related variables, which do
+    /// not apply to loopback hosts.
     pub proxy: Option<(&'static str, String)>,
     /// Timeout of connecting, of waiting for a response, and of each read.
     pub timeout: Duration,
@@ -43,7 +45,6 @@ impl Default for HttpSettings {
 #[derive(Debug)]
 pub struct HttpClient {
     agent: Agent,
-    timeout: Duration,
 }
 
 impl HttpClient {
@@ -65,7 +66,7 @@ impl HttpClient {
                 |error| DownloadError::Settings(format!("{setting}: {}: {error}", without_credentials(proxy)));
             config = config.proxy(Some(parsed.map_err(invalid)?));
         }
-        Ok(HttpClient { agent: config.build().into(), timeout: settings.timeout })
+        Ok(HttpClient { agent: config.build().into() })
     }
 
     /// Sends a GET request, follows redirects, and returns the response of any status. The redirected requests do not
@@ -85,8 +86,8 @@ impl HttpClient {
         self.send(url, headers, 0)
     }
 
-    /// Sends a POST request with a JSON body and returns the response of any status, also of a redirect. The client's
-    /// timeout is that of the complete exchange, including the response's body.
+    /// Sends a POST request with a JSON body and returns the response of any status, also of a redirect. `timeout`: that
+    /// of the complete exchange, including the response's body.
     ///
     /// # Errors
     /// Returns an error if no response arrives in time.
@@ -95,15 +96,26 @@ impl HttpClient {
         url: &str,
         headers: &[(HeaderName, String)],
         body: &serde_json::Value,
+        timeout: Duration,
     ) -> Result<Response<Body>, DownloadError> {
         let json = (header::CONTENT_TYPE, "application/json".to_string());
-        let limits = self.agent.post(url).config().max_redirects(0).timeout_global(Some(self.timeout));
-        let mut request = limits.build();
+        let proxy = self.proxy(url);
+        let limits = self.agent.post(url).config().max_redirects(0).timeout_global(Some(timeout));
+        let mut request = limits.proxy(proxy.cloned()).build();
         for (name, value) in headers.iter().chain([&json]) {
             request = request.header(name, value);
         }
         let sent = request.send(body.to_string());
-        sent.map_err(|source| DownloadError::Request { url: without_credentials(url), source: Box::new(source) })
+        sent.map_err(|source| DownloadError::request(without_credentials(url), source, proxy))
+    }
+
+    /// Returns the proxy of requests to a URL. The environment's proxy does not apply to loopback hosts, which it cannot
+    /// reach.
+    fn proxy(&self, url: &str) -> Option<&Proxy> {
+        let proxy = self.agent.config().proxy()?;
+        let is_bypassed =
+            proxy.is_from_env() && (is_loopback(url) || url.parse().is_ok_and(|uri| proxy.is_no_proxy(&uri)));
+        (!is_bypassed).then_some(proxy)
     }
 
     fn send(
@@ -113,11 +125,13 @@ impl HttpClient {
         redirects: u32,
     ) -> Result<Response<Body>, DownloadError> {
         let url = without_credentials(url);
-        let mut request = self.agent.get(&url).config().max_redirects(redirects).build();
+        let proxy = self.proxy(&url);
+        let limits = self.agent.get(&url).config().max_redirects(redirects);
+        let mut request = limits.proxy(proxy.cloned()).build();
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        request.call().map_err(|source| DownloadError::Request { url, source: Box::new(source) })
+        request.call().map_err(|source| DownloadError::request(url, source, proxy))
     }
 }
 
@@ -295,6 +309,16 @@ pub fn authority(url: &str) -> (Option<&str>, &str) {
     authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host))
 }
 
+/// Returns whether the host of a URL is this machine: `localhost`, 127.0.0.0/8 or ::1.
+pub fn is_loopback(url: &str) -> bool {
+    let (_, host) = authority(url);
+    let host = match host.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Removes the credentials from a URL. Requests send them in a header, and messages must not show them.
 pub fn without_credentials(url: &str) -> String {
     match authority(url).0 {
@@ -332,6 +356,23 @@ pub fn join(base: &str, reference: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for (url, loopback) in [
+            ("http://localhost:8080/v1", true),
+            ("https://LOCALHOST/v1", true),
+            ("http://127.0.0.2:8080", true),
+            ("http://[::1]:8080/v1", true),
+            ("http://user@127.0.0.1/", true),
+            ("http://localhost.example.com/v1", false),
+            ("http://10.0.0.1:8080/v1", false),
+            ("http://[2001:db8::1]:80/v1", false),
+            ("http://127.0.0.1@example.com/", false),
+        ] {
+            assert_eq!(is_loopback(url), loopback, "{url}");
+        }
+    }
 
     #[test]
     fn references_resolve_against_base_url() {

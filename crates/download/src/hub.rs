@@ -208,7 +208,7 @@ impl Hub {
         }
         let invalid = |reason: String| DownloadError::Answer { url: url.clone(), reason };
         let text = response.body_mut().with_config().limit(LISTING).read_to_string();
-        let text = text.map_err(|source| DownloadError::Request { url: url.clone(), source: Box::new(source) })?;
+        let text = text.map_err(|source| DownloadError::request(url.clone(), source, None))?;
         let info: ModelInfo = serde_json::from_str(&text).map_err(|error| {
             invalid(format!("not the listing of a repository: {error}; check HF_ENDPOINT if you set it"))
         })?;
@@ -343,7 +343,7 @@ impl Hub {
             }
             let response = self.http.get_once(&target, &headers).map_err(|error| match error {
                 // The address of a storage server contains a signature.
-                DownloadError::Request { source, .. } => DownloadError::Request { url: url.into(), source },
+                DownloadError::Request { failure, .. } => DownloadError::Request { url: url.into(), failure },
                 other => other,
             })?;
             let field = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());

@@ -13,7 +13,7 @@ pub mod hub;
 mod hub_cache;
 mod partial_file;
 
-pub use error::DownloadError;
+pub use error::{DownloadError, RequestFailure};
 pub use http::{HttpClient, HttpSettings};
 pub use hub_cache::CachedRepository;
 pub use partial_file::{Checksum, PartialFile};

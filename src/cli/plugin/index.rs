@@ -120,7 +120,7 @@ impl WheelIndex {
         }
         let mut response = self.get(place, ACCEPT, &[]).map_err(|error| match error {
             // The caller's message contains the URL.
-            DownloadError::Request { source, .. } => anyhow::Error::new(*source),
+            DownloadError::Request { failure, .. } => anyhow::Error::new(failure),
             other => other.into(),
         })?;
         if !response.status().is_success() {
