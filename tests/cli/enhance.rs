@@ -138,6 +138,13 @@ fn endpoint_faults_are_one_line_with_a_remedy() {
             wrong(json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]})),
             "raise enhance.max_new_tokens",
         ),
+        (Answer::Text("<think>The user wants a fox"), "the model stand-in used all tokens before its answer; raise"),
+        (Answer::Text("<|channel>thought\nA fox"), "the model stand-in used all tokens before its answer; raise"),
+        (Answer::Text("<think>A fox?</think>\n"), "the model stand-in returned an empty answer; rephrase the prompt"),
+        (
+            Answer::Raw("400 Bad Request", error("max_tokens is too large: 512")),
+            "400 Bad Request: max_tokens is too large: 512; correct enhance.endpoint",
+        ),
         (
             Answer::Raw("401 Unauthorized", error(&format!("Incorrect API key\nprovided: {KEY}"))),
             "401 Unauthorized: Incorrect API key provided: [key]; put a valid API key into the environment variable \

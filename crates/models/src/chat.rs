@@ -77,9 +77,9 @@ impl ChatFormat {
         parts
     }
 
-    /// Returns the token that ends the model's reasoning. `None`: the family does not reason.
-    pub fn end_of_reasoning(&self) -> Option<&'static str> {
-        self.reasoning.map(|[_, end]| end)
+    /// Returns the tokens that start and end the model's reasoning. `None`: the family does not reason.
+    pub fn reasoning(&self) -> [Option<&'static str>; 2] {
+        self.reasoning.map_or([None; 2], |tokens| tokens.map(Some))
     }
 }
 

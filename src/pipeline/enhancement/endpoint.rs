@@ -1,12 +1,13 @@
 //! Chat servers with OpenAI's protocol.
 
 use std::io::Read;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ltx2_download::http::is_loopback;
 use ltx2_download::{DownloadError, HeaderName, HttpClient, HttpSettings, header};
 use serde_json::{Value, json};
 
+use super::clean::after_reasoning;
 use super::enhancer::Sampling;
 use crate::config::Enhance;
 use crate::pipeline::error::{PipelineError, Result, one_line};
@@ -18,6 +19,10 @@ const MAX_ANSWER_BYTES: u64 = 1 << 20;
 const MAX_QUOTED_CHARS: usize = 300;
 /// Option with the maximum number of tokens, and its name in newer versions of the protocol.
 const MAX_TOKENS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+/// Timeout of a second request if the first one used almost all time.
+const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
+/// What a model did whose answer was cut off in its reasoning, and what to do.
+pub(super) const USED_ALL_TOKENS: &str = "used all tokens before its answer; raise enhance.max_new_tokens";
 
 /// A chat server.
 #[derive(Clone)]
@@ -64,13 +69,15 @@ impl Endpoint {
         [("endpoint", &self.base), ("model", &self.model)]
     }
 
-    /// Sends a system prompt and a user's message, and returns the answer's text.
+    /// Sends a system prompt and a user's message, and returns the answer's text without its reasoning. The timeout is
+    /// that of both requests if the server refuses the first one.
     ///
     /// # Errors
     /// Returns an error in one line, with the URL and what to do, if no usable answer arrives in time.
     pub(super) fn ask(&self, system: &str, user: &str, sampling: &Sampling, seed: u64) -> Result<String> {
         self.check_key()?;
         let timeout = Duration::from_secs(self.timeout);
+        let since = Instant::now();
         let client = HttpClient::new(&HttpSettings { timeout, ..HttpSettings::default() });
         let client = client.map_err(|error| self.fail(one_line(&error)))?;
         let key = self.key.iter().flatten().map(|key| (header::AUTHORIZATION, format!("Bearer {key}")));
@@ -78,7 +85,8 @@ impl Endpoint {
         let [name, newer] = MAX_TOKENS;
         for (name, is_last) in [(name, false), (newer, true)] {
             let body = self.body(system, user, sampling, seed, name);
-            let sent = client.post_json(&self.url, &headers, &body);
+            let left = timeout.saturating_sub(since.elapsed()).max(SHORTEST_TIMEOUT);
+            let sent = client.post_json(&self.url, &headers, &body, left);
             let mut response = sent.map_err(|error| self.unreachable(&error))?;
             let status = response.status();
             let text = self.read(response.body_mut().as_reader());
@@ -88,7 +96,7 @@ impl Endpoint {
             // The error then has the status alone.
             let text = text.ok().unwrap_or_default();
             // OpenAI's reasoning models refuse the older option.
-            if is_last || status.as_u16() != 400 || !text.contains(name) {
+            if is_last || status.as_u16() != 400 || !refuses_older_option(&text) {
                 return Err(self.refused(status.as_u16(), &status.to_string(), &text));
             }
         }
@@ -150,9 +158,11 @@ impl Endpoint {
             Value::Null => String::new(),
             _ => return Err(wrong("the answer's first choice has no text")),
         };
-        if content.trim().is_empty() {
+        let answer = after_reasoning(&content);
+        if answer.is_none_or(|answer| answer.trim().is_empty()) {
             let why = match choice["finish_reason"].as_str() {
-                Some("length") => "used all tokens before its answer; raise enhance.max_new_tokens",
+                _ if answer.is_none() => USED_ALL_TOKENS,
+                Some("length") => USED_ALL_TOKENS,
                 _ => "returned an empty answer; rephrase the prompt, or use another enhance.model",
             };
             return Err(self.fail(format!("the model {} {why}", self.model)));
@@ -160,7 +170,7 @@ impl Endpoint {
         if choice["finish_reason"] == "length" {
             tracing::warn!("{}: the enhanced prompt was cut off at enhance.max_new_tokens", self.url);
         }
-        Ok(content)
+        Ok(answer.unwrap_or_default().into())
     }
 
     fn unreachable(&self, error: &DownloadError) -> PipelineError {
@@ -266,11 +276,9 @@ mod tests {
 
     #[test]
     fn only_plain_http_to_other_machines_is_unencrypted() {
-        for (url, unencrypted) in [
-            ("http://example.com/v1", true),
-            ("https://example.com/v1", false),
-            ("http://localhost:8080/v1", false),
-        ] {
+        for (url, unencrypted) in
+            [("http://example.com/v1", true), ("https://example.com/v1", false), ("http://localhost:8080/v1", false)]
+        {
             assert_eq!(is_unencrypted(url), unencrypted, "{url}");
         }
     }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::clean::clean;
-use super::endpoint::Endpoint;
-use super::prompts::{EnhancedPrompt, Enhancement};
+use super::clean::{after_reasoning, clean, tokens_after_reasoning};
+use super::endpoint::{Endpoint, USED_ALL_TOKENS};
+use super::prompts::{EnhancedPrompt, Enhancement, keys};
 use super::system::SystemPrompt;
 use crate::config::{Config, Enhance, default_temperature};
 use crate::models::chat::{ChatFormat, GEMMA_3, GEMMA_4};
@@ -233,9 +233,9 @@ impl Enhancer {
             tracing::warn!("the enhanced prompt was cut off after {max_new_tokens} tokens (enhance.max_new_tokens)");
         }
         let tokenizer = &runner.model.tokenizer;
-        let reasoning = chat.format.end_of_reasoning().and_then(|token| tokenizer.special_id(token));
-        let start = answer.iter().rposition(|id| Some(*id) == reasoning).map_or(0, |at| at + 1);
-        self.finish(prompt, &tokenizer.decode(&answer[start..])?, seed)
+        let [start, end] = chat.format.reasoning().map(|token| token.and_then(|token| tokenizer.special_id(token)));
+        let rest = tokens_after_reasoning(answer, start, end).ok_or_else(cut_off)?;
+        self.finish(prompt, &tokenizer.decode(rest)?, seed)
     }
 
     /// Describes the generation of enhanced prompts. `prompts`: token ids of chats.
@@ -252,7 +252,7 @@ impl Enhancer {
     }
 
     fn finish(&self, prompt: &str, answer: &str, seed: u64) -> Result<EnhancedPrompt> {
-        let enhanced = clean(answer);
+        let enhanced = clean(after_reasoning(answer).ok_or_else(cut_off)?);
         if enhanced.is_empty() {
             let is_greedy = match self.source {
                 PromptSource::Endpoint(_) => self.sampling.set_temperature == Some(0.0),
@@ -310,6 +310,11 @@ impl Enhancer {
         }
         own
     }
+}
+
+/// Returns the error of an answer that was cut off in its reasoning.
+fn cut_off() -> PipelineError {
+    PipelineError::Enhancement(format!("the language model {USED_ALL_TOKENS}"))
 }
 
 fn check_prompt(prompt: &str) -> Result<()> {
