@@ -114,6 +114,8 @@ pub(crate) struct Enhancer {
     message: [&'static str; 2],
     sampling: Sampling,
     source: PromptSource,
+    /// What the enhanced prompts depend on.
+    keys: Value,
 }
 
 impl Enhancer {
@@ -142,7 +144,9 @@ impl Enhancer {
             }
         };
         let message = if has_images { ["User Raw Input Prompt: ", "."] } else { ["user prompt: ", ""] };
-        Ok(Some(Enhancer { system: SystemPrompt::read(config, configs.origin())?, message, sampling, source }))
+        let system = SystemPrompt::read(config, configs.origin())?;
+        let keys = keys(config, &system, configs.origin());
+        Ok(Some(Enhancer { system, message, sampling, source, keys }))
     }
 
     /// Checks that the API key of the configured endpoint can be sent; does nothing without an endpoint.
@@ -271,13 +275,13 @@ impl Enhancer {
     }
 
     /// Returns the record of prompts that this enhancer enhanced.
-    pub(crate) fn record(&self, config: &Config, prompts: Vec<EnhancedPrompt>) -> Enhancement {
-        Enhancement::new(config, &self.system, prompts, self.describe())
+    pub(crate) fn record(&self, prompts: Vec<EnhancedPrompt>) -> Enhancement {
+        Enhancement::new(prompts, self.describe(), self.keys.clone())
     }
 
-    /// Returns whether a record was written with the same configuration keys and system prompt.
-    pub(crate) fn has_same_keys(&self, config: &Config, record: &Enhancement) -> bool {
-        record.has_keys_of(config, &self.system)
+    /// Returns whether the prompts of a record depend on the same values.
+    pub(crate) fn has_same_keys(&self, record: &Enhancement) -> bool {
+        record.has_keys(&self.keys)
     }
 
     /// Returns the settings that must be equal in all processes of a run; without paths, which may differ.
@@ -442,6 +446,7 @@ mod tests {
                 message: ["user prompt: ", ""],
                 sampling: Sampling::new(&config.enhance, format),
                 source: PromptSource::TextEncoder(Box::new(chat.clone())),
+                keys: Value::Null,
             };
             let sizes = |tokens: usize| enhancer.generation(&chat, &[vec![5; tokens]], 3).spec().prompt_tokens;
             let prompts = [vec![5; 600]];

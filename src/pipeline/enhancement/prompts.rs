@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::pipeline::output::denoise_checkpoint;
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::plan::videos::{Job, sidecar_path};
+use crate::weights::Component;
 
 /// A prompt and the prompt that replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,29 +30,36 @@ pub struct Enhancement {
     pub prompts: Vec<EnhancedPrompt>,
     /// Text encoder or endpoint, system prompt and sampling.
     pub enhancer: Value,
-    /// Configuration keys that determine the enhancement, and the hash of the system prompt. A resumed run reuses the
-    /// prompts if they are the same.
+    /// Configuration keys and identities that determine the enhancement. A resumed run reuses the prompts if they are the
+    /// same.
     keys: Value,
     /// Number of leading entries of `prompts` that an earlier run enhanced.
     #[serde(skip)]
     known: usize,
 }
 
-/// Returns the configuration keys on which enhanced prompts depend. The system prompt is its hash, because its file may
+/// Returns the configuration keys on which enhanced prompts depend, with the identity of the text encoder that enhances
+/// them and whether the message is that of a request with images. The system prompt is its hash, because its file may
 /// change.
-fn keys(config: &Config, system: &SystemPrompt) -> Value {
+pub(super) fn keys(config: &Config, system: &SystemPrompt, origin: &Origin) -> Value {
     let mut own = json!(config.enhance);
     if let Value::Object(own) = &mut own {
         own.retain(|key, _| !["key_env", "timeout", "seed", "system"].contains(&key.as_str()));
     }
     own["system_sha256"] = system.sha256().into();
+    own["has_images"] = (!config.request.images.is_empty()).into();
+    if let (Origin::Files(source), None) = (origin, &config.enhance.endpoint) {
+        // If the weights cannot be read, the run reports it.
+        own["text_encoder"] = source.fingerprint(Component::TextEncoder).ok().into();
+    }
     own
 }
 
 impl Enhancement {
-    /// Creates the record of a run's prompts. `enhancer`: text encoder or endpoint, system prompt and sampling.
-    pub(super) fn new(config: &Config, system: &SystemPrompt, prompts: Vec<EnhancedPrompt>, enhancer: Value) -> Self {
-        Enhancement { prompts, enhancer, keys: keys(config, system), known: 0 }
+    /// Creates the record of a run's prompts. `enhancer`: text encoder or endpoint, system prompt and sampling. `keys`:
+    /// the result of [`keys`].
+    pub(super) fn new(prompts: Vec<EnhancedPrompt>, enhancer: Value, keys: Value) -> Self {
+        Enhancement { prompts, enhancer, keys, known: 0 }
     }
 
     /// Records that an earlier run has enhanced the first `known` prompts. The run's configuration has their enhanced
@@ -66,9 +74,9 @@ impl Enhancement {
         self.prompts.iter().find(|own| own.prompt == prompt && own.seed == seed)
     }
 
-    /// Returns whether the prompts were enhanced with the same configuration keys and the same system prompt.
-    pub(super) fn has_keys_of(&self, config: &Config, system: &SystemPrompt) -> bool {
-        self.keys == keys(config, system)
+    /// Returns whether the prompts were enhanced with these keys, which [`keys`] returns.
+    pub(super) fn has_keys(&self, keys: &Value) -> bool {
+        self.keys == *keys
     }
 
     /// Replaces a prompt by its enhanced form. `seed`: random seed of its enhancement. A prompt that is not in this
@@ -103,14 +111,15 @@ impl Enhancement {
 /// to its output files. `None`: there are none.
 pub(in crate::pipeline) fn recorded(config: &Config, outputs: &[PathBuf]) -> Option<Enhancement> {
     // If the model or the system prompt cannot be read, the run reports it later.
-    let system = SystemPrompt::read(config, &Origin::find(config).ok()?).ok()?;
+    let origin = Origin::find(config).ok()?;
+    let keys = keys(config, &SystemPrompt::read(config, &origin).ok()?, &origin);
     let in_sidecar = |path: &Path| {
         let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(path)).ok()?).ok()?;
         Enhancement::from_sidecar(&sidecar["enhancement"])
     };
     let checkpoints = outputs.iter().flat_map(|path| denoise_checkpoint::recorded_enhancements(path));
     let all = outputs.iter().filter_map(|path| in_sidecar(path)).chain(checkpoints);
-    merge(all.filter(|own| own.has_keys_of(config, &system)))
+    merge(all.filter(|own| own.has_keys(&keys)))
 }
 
 /// Combines records of the same enhancer.
@@ -149,13 +158,46 @@ mod tests {
     use super::*;
 
     fn enhancement(prompts: &[(&str, &str)]) -> Enhancement {
+        enhancement_of(&Config::default(), prompts)
+    }
+
+    fn enhancement_of(config: &Config, prompts: &[(&str, &str)]) -> Enhancement {
         let of = |(prompt, enhanced): &(&str, &str)| EnhancedPrompt {
             prompt: (*prompt).into(),
             enhanced: (*enhanced).into(),
             seed: 10,
         };
-        let (config, prompts) = (Config::default(), prompts.iter().map(of).collect());
-        Enhancement::new(&config, &SystemPrompt::built_in(&config), prompts, json!({"model": "m"}))
+        let origin = Origin::find(config).expect("a model");
+        let keys = keys(config, &SystemPrompt::read(config, &origin).expect("a text"), &origin);
+        Enhancement::new(prompts.iter().map(of).collect(), json!({"model": "m"}), keys)
+    }
+
+    #[test]
+    fn records_of_another_text_encoder_or_without_images_are_not_reused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let outputs = [folder.path().join("a.mp4")];
+        let model = |name: &str| format!("{}/tests/fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"));
+        let mut config = Config::default();
+        config.model.path = model("tiny_a");
+        let sidecar = json!({"enhancement": enhancement_of(&config, &[("a", "A")]).of_video(&config, "A")});
+        std::fs::write(sidecar_path(&outputs[0]), sidecar.to_string()).expect("written");
+        assert!(recorded(&config, &outputs).is_some());
+        let mut other = config.clone();
+        other.model.text_encoder = Some(format!("{}/text_encoder", model("tiny_b")));
+        assert_eq!(recorded(&other, &outputs), None);
+        let mut with_image = config.clone();
+        let image = r#"{"path": "a.png", "frame": 0, "strength": 1.0, "crf": 0}"#;
+        with_image.request.images = vec![serde_json::from_str(image).expect("an image")];
+        // The same system prompt does not suffice, because the user's message differs.
+        let system = folder.path().join("system.txt");
+        std::fs::write(&system, "Be brief.").expect("written");
+        for config in [&mut config, &mut with_image] {
+            config.enhance.system = Some(system.display().to_string());
+        }
+        let sidecar = json!({"enhancement": enhancement_of(&config, &[("a", "A")]).of_video(&config, "A")});
+        std::fs::write(sidecar_path(&outputs[0]), sidecar.to_string()).expect("written");
+        assert!(recorded(&config, &outputs).is_some());
+        assert_eq!(recorded(&with_image, &outputs), None);
     }
 
     #[test]

@@ -39,7 +39,10 @@ pub(in crate::pipeline) fn enhance_all(
         tracing::info!("enhanced prompt: {}", own.enhanced.split_whitespace().collect::<Vec<_>>().join(" "));
         prompts.push(own);
     }
-    let enhancement = enhancer.record(config, prompts).with_known(known.map_or(0, |known| known.prompts.len()));
+    if !missing.is_empty() && is_stopped(missing.len()) {
+        return Err(PipelineError::Interrupted(0, 0));
+    }
+    let enhancement = enhancer.record(prompts).with_known(known.map_or(0, |known| known.prompts.len()));
     for job in jobs.iter_mut().filter(|job| !is_enhanced(&job.prompt)) {
         enhancement.replace(&mut job.prompt, seed);
     }

@@ -55,6 +55,71 @@ impl KeptAnswers {
     }
 }
 
+/// Answer of the endpoint to a queued job.
+struct EarlyAnswer {
+    job: String,
+    prompt: String,
+    seed: u64,
+    /// The enhanced prompt, or the error in one line.
+    answer: Result<EnhancedPrompt, String>,
+}
+
+/// Answers of the endpoint to queued jobs, which the device uses instead of asking again. Only process 0 has them.
+#[derive(Clone, Default)]
+pub(super) struct EarlyAnswers(Arc<Mutex<Vec<EarlyAnswer>>>);
+
+impl EarlyAnswers {
+    fn keep(&self, answer: EarlyAnswer) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(answer);
+        // Jobs that are cancelled before they run leave their answers.
+        let surplus = all.len().saturating_sub(MAX_KEPT);
+        all.drain(..surplus);
+    }
+
+    fn find(&self, job: &str, prompt: &str, seed: u64) -> Option<Result<EnhancedPrompt, String>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = all.iter().find(|own| own.job == job && own.prompt == prompt && own.seed == seed);
+        found.map(|own| own.answer.clone())
+    }
+
+    /// Removes the answers to the finished jobs of a batch.
+    pub(super) fn finish(&self, order: &JobBatch) {
+        let finished: Vec<String> = order.jobs.iter().map(|accepted| accepted.id.to_string()).collect();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|own| !finished.contains(&own.job));
+    }
+}
+
+/// Asks the endpoint to enhance the prompts of queued jobs, so that the device does not wait for it.
+pub(super) struct EndpointPreparer {
+    pub(super) configs: ModelConfigs,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) answers: EarlyAnswers,
+}
+
+impl Preparer for EndpointPreparer {
+    /// Does nothing if the job is invalid, which the device reports, or if its checkpoint records the enhanced prompt.
+    fn prepare(&self, job: &AcceptedJob, steps: &Path, is_wanted: &dyn Fn() -> bool) {
+        let Ok(config) = job.config.parse::<Config>() else { return };
+        let enhancer = Enhancer::new(&config, &self.configs, Some(&*self.tokenizer)).ok().flatten();
+        let Some(enhancer) = enhancer.filter(|enhancer| !enhancer.needs_devices()) else { return };
+        let (prompt, seed) = (job.prompt(), config.enhance.seed.unwrap_or(job.config.summary().seed));
+        let known = recorded_enhancement(steps).filter(|known| enhancer.has_same_keys(known));
+        if known.is_some_and(|known| known.find(prompt, seed).is_some())
+            || enhancer.check_served(&self.tokenizer, prompt).is_err()
+        {
+            return;
+        }
+        let asked = ask_until_stopped(&enhancer, prompt, seed, || match is_wanted() {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        });
+        if let ControlFlow::Continue(answer) = asked {
+            self.answers.keep(EarlyAnswer { job: job.id.to_string(), prompt: prompt.into(), seed, answer });
+        }
+    }
+}
+
 impl ModelDevice {
     /// Enhances the prompts of a batch's jobs, each with the seed of its job. A resumed batch uses the prompts that its
     /// checkpoint records. A warm-up does not ask an endpoint.
@@ -81,7 +146,7 @@ impl ModelDevice {
         // Only process 0 has the checkpoint of a resumed batch.
         let is_recorded = order.resume && !self.process_group.are_several();
         let known = order.steps.as_ref().filter(|_| is_recorded).and_then(|path| recorded_enhancement(path));
-        let known = known.filter(|known| enhancer.has_same_keys(config, known));
+        let known = known.filter(|known| enhancer.has_same_keys(known));
         let mut enhanced: Vec<EnhancedPrompt> = Vec::new();
         for (job, accepted) in jobs.iter().zip(&order.jobs) {
             let seed = config.enhance.seed.unwrap_or(job.seed);
@@ -102,7 +167,7 @@ impl ModelDevice {
         for (job, own) in jobs.iter_mut().zip(&enhanced) {
             job.prompt.clone_from(&own.enhanced);
         }
-        Ok(EnhancedBatch { record: Some(enhancer.record(config, enhanced)), longest })
+        Ok(EnhancedBatch { record: Some(enhancer.record(enhanced)), longest })
     }
 
     /// Plans the memory of a batch with the program that enhances its prompts. A predicted number of frames is not known
