@@ -153,6 +153,9 @@ impl Observer for ProgressDisplay {
             if let Some(what) = described(phase).filter(|_| done == 0) {
                 self.show(format!("{video}{what}"));
             }
+            if phase == Phase::PromptEnhancer && done == total {
+                self.spinner = None;
+            }
             return ControlFlow::Continue(());
         }
         self.spinner = None;

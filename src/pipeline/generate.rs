@@ -52,7 +52,7 @@ pub trait Observer {
     /// Called once with the videos that the run generates, before a device is opened.
     fn planned(&mut self, _jobs: &[Job]) {}
     /// Called while a batch of videos is generated, when `done` of `total` steps of `phase` are finished. `Break` stops
-    /// the run.
+    /// the run. `jobs` is empty while the prompts of all videos are enhanced; a step is then a prompt.
     fn progress(&mut self, jobs: &[Job], phase: Phase, done: usize, total: usize) -> ControlFlow<()>;
     /// Called before the files of generated videos are written, with the path of each video.
     fn writing(&mut self, _paths: &[PathBuf]) {}
@@ -91,15 +91,9 @@ pub fn generate(
     }
     processes::compare(group, config, &videos)?;
     let replaceable = outputs::replaceable(config, &videos);
-    let PlannedRun { plan, model } = plan_run(config, &mut videos, group)?;
+    let planned = plan_run(config, &mut videos, group, observer)?;
     observer.planned(&videos.jobs);
-    let mut started = Instant::now();
-    let mut session = Session::start(plan, model, group)?;
-    warn_of_plugin(&session, &videos);
-    session.runner.executor.on_load(observer.on_load());
-    check_steps(&session, &videos)?;
-    session.fit_memory(group)?;
-    enhance_with_text_encoder(&mut session, &mut videos)?;
+    let (session, mut started) = start_session(planned, &mut videos, group, observer)?;
     let videos = &videos;
     let Session { mut plan, mut runner, versions, first } = session;
     let requests = std::mem::take(&mut plan.requests);
@@ -168,14 +162,60 @@ pub fn generate(
     Ok(finished)
 }
 
+/// Starts the session of a run, and enhances its prompts if they are not enhanced yet. Returns the session and the start
+/// time of the run.
+fn start_session(
+    planned: PlannedRun,
+    videos: &mut RunVideos,
+    group: Option<&Arc<Group>>,
+    observer: &mut dyn Observer,
+) -> Result<(Session, Instant)> {
+    let PlannedRun { plan, model, enhancing } = planned;
+    let started = Instant::now();
+    // The time of the run includes that of the enhancement, which the table lists.
+    let started = started.checked_sub(enhancing).unwrap_or(started);
+    let mut session = Session::start(plan, model, group)?;
+    warn_of_plugin(&session, videos);
+    session.runner.executor.on_load(observer.on_load());
+    check_steps(&session, videos)?;
+    session.fit_memory(group)?;
+    if !enhancing.is_zero() {
+        session.runner.add_enhancement_time(enhancing);
+    }
+    enhance_with_text_encoder(&mut session, videos, group, observer)?;
+    Ok((session, started))
+}
+
 /// The plan of a run, and its model.
 struct PlannedRun {
     plan: RunPlan,
     model: OpenModel,
+    /// Time that the enhancement of the prompts took; zero if they are not enhanced yet.
+    enhancing: Duration,
+}
+
+/// Returns the callback for the progress of prompt enhancement. If there are several processes, it does not stop the run,
+/// because all of them must make the same calls.
+fn enhancement_watch(
+    observer: &mut dyn Observer,
+    group: Option<&Arc<Group>>,
+) -> impl FnMut(Phase, usize, usize) -> ControlFlow<()> {
+    let is_alone = group.is_none();
+    move |phase, done, total| match observer.progress(&[], phase, done, total) {
+        ControlFlow::Break(()) if is_alone => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    }
 }
 
 /// Plans a run. Enhances its prompts if an endpoint enhances them, and predicts the number of frames if it is `auto`.
-fn plan_run(config: &Config, videos: &mut RunVideos, group: Option<&Arc<Group>>) -> Result<PlannedRun> {
+fn plan_run(
+    config: &Config,
+    videos: &mut RunVideos,
+    group: Option<&Arc<Group>>,
+    observer: &mut dyn Observer,
+) -> Result<PlannedRun> {
+    let mut watch = enhancement_watch(observer, group);
+    let mut enhancing = Duration::ZERO;
     let mut config = videos.resolved(config);
     let (mut plan, mut model) = RunPlan::new(&config, videos)?;
     let enhancer = plan.enhancer.clone();
@@ -189,7 +229,9 @@ fn plan_run(config: &Config, videos: &mut RunVideos, group: Option<&Arc<Group>>)
     let mut enhanced = None;
     if let Some(enhancer) = enhancer.as_ref().filter(|enhancer| !enhancer.needs_devices()) {
         let ask = |prompt: &str, seed| enhance::ask(enhancer, prompt, seed, group);
-        enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut videos.jobs, ask)?);
+        let since = Instant::now();
+        enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut videos.jobs, &mut watch, ask)?);
+        enhancing = since.elapsed();
         plan.set_enhanced(enhanced.clone(), &videos.jobs);
         config.set_prompts_enhanced();
     }
@@ -197,7 +239,8 @@ fn plan_run(config: &Config, videos: &mut RunVideos, group: Option<&Arc<Group>>)
     let frames = duration::resolve(&config, &videos.jobs, group, |runner, job| {
         if let Some(enhancer) = enhancer.as_ref().filter(|enhancer| enhancer.needs_devices()) {
             let generate = |prompt: &str, seed| enhancer.generate(runner, prompt, seed);
-            enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut jobs, generate)?);
+            enhanced = Some(enhance_all(enhancer, &config, known.as_ref(), &mut jobs, &mut watch, generate)?);
+            enhancing = runner.enhancing.take().map_or(Duration::ZERO, |took| took.total);
         }
         Ok(jobs.first().unwrap_or(job).clone())
     })?;
@@ -211,16 +254,22 @@ fn plan_run(config: &Config, videos: &mut RunVideos, group: Option<&Arc<Group>>)
         plan.set_enhanced(enhanced, &videos.jobs);
     }
     videos.enhancement = known;
-    Ok(PlannedRun { plan, model })
+    Ok(PlannedRun { plan, model, enhancing })
 }
 
 /// Enhances the prompts of a run with the text encoder, if they are not enhanced yet.
-fn enhance_with_text_encoder(session: &mut Session, videos: &mut RunVideos) -> Result<()> {
+fn enhance_with_text_encoder(
+    session: &mut Session,
+    videos: &mut RunVideos,
+    group: Option<&Arc<Group>>,
+    observer: &mut dyn Observer,
+) -> Result<()> {
     let Session { plan, runner, .. } = session;
     let Some(enhancer) = plan.enhancer.take() else { return Ok(()) };
     let generate = |prompt: &str, seed| enhancer.generate(runner, prompt, seed);
     let known = videos.enhancement.as_ref();
-    let enhanced = enhance_all(&enhancer, &plan.config, known, &mut videos.jobs, generate)?;
+    let mut watch = enhancement_watch(observer, group);
+    let enhanced = enhance_all(&enhancer, &plan.config, known, &mut videos.jobs, &mut watch, generate)?;
     plan.set_enhanced(Some(enhanced), &videos.jobs);
     Ok(())
 }

@@ -6,12 +6,14 @@ use std::time::Instant;
 
 use super::error::{PipelineError, Result};
 use super::model::OpenModel;
+use super::phase::Phase;
 use super::plan::memory::FittedPlan;
 use super::preview::thread::SharedStatistics;
 use super::programs::ProgramKind;
 use super::programs::call::Call;
 use super::programs::configs::ModelConfigs;
 use super::programs::executor::{Executor, Inputs};
+use super::stages::clock::PhaseTime;
 use super::stages::denoise_loop::DenoiseLoop;
 use crate::media::{ImageH264, RoundTrip};
 use crate::models::Network;
@@ -99,6 +101,12 @@ impl Runner {
             tables: BTreeMap::new(),
             preview_maps: HashMap::new(),
         }
+    }
+
+    /// Adds to the time of prompt enhancement. The host waits during this time, so it counts as time of the device.
+    pub(crate) fn add_enhancement_time(&mut self, took: Duration) {
+        let total = took + self.enhancing.map_or(Duration::ZERO, |before| before.total);
+        self.enhancing = Some(PhaseTime { phase: Phase::PromptEnhancer, total, device: total });
     }
 
     /// Returns the network of `program` for the devices of this runner. Networks are cached, because building a program

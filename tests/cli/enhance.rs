@@ -320,6 +320,9 @@ fn text_encoder_run_uses_the_prompts_of_its_dry_run() {
         let request = &run["config"]["request"];
         assert_eq!((&request["prompt"], &request["enhance_prompt"]), (&own["enhanced"], &json!(false)));
     }
+    // Both prompts are enhanced before the first video.
+    let took = runs.each_ref().map(|run| run["timings"]["prompt_enhancer"].as_f64().is_some_and(|took| took > 0.0));
+    assert_eq!(took, [true, false]);
     // A sidecar lists the programs since the sidecar before it.
     assert!(!runs[0]["programs"]["prompt_enhancer"].is_null(), "{}", runs[0]["programs"]);
     let enhancer = &runs[0]["enhancement"]["enhancer"];
@@ -377,8 +380,12 @@ fn repeated_and_resumed_runs_use_recorded_prompts() {
     let server = ChatServer::start([Answer::Text("A \u{201c}red\u{201d} fox.")]);
     let keys = server.keys("enhance.key_env=TEST_CHAT_KEY").to_vec();
     let (first, again) = (at("first.mp4"), at("again.mp4"));
-    succeed(&["-c", support::tiny(), "-p", "a fox", "--enhance-prompt", "-o", utf8(&first)], &keys);
+    let ran = run(&["-c", support::tiny(), "-p", "a fox", "--enhance-prompt", "-o", utf8(&first)], &keys);
+    let said = text(&ran.stderr);
+    assert!(ran.status.success() && said.contains("enhancing the prompt") && said.contains("prompt enhancer "), "{said}");
     let sidecar = json_of(&at("first.json"));
+    let took = |sidecar: &Value| sidecar["timings"]["prompt_enhancer"].as_f64().is_some_and(|took| took > 0.0);
+    assert!(took(&sidecar), "{}", sidecar["timings"]);
     let request = &sidecar["config"]["request"];
     assert_eq!((&request["prompt"], &request["enhance_prompt"]), (&json!("A \"red\" fox."), &json!(false)));
     let record = &sidecar["enhancement"];

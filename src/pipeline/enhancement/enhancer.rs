@@ -13,10 +13,12 @@ use crate::models::chat::{ChatFormat, GEMMA_3, GEMMA_4};
 use crate::models::gemma::GenerationSpec;
 use crate::models::tokenizer::Tokenizer;
 use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling, round_up};
 use crate::pipeline::runner::Runner;
+use crate::pipeline::stages::clock::Clock;
 use crate::text_file;
 use crate::weights::{Component, Version};
 
@@ -230,7 +232,16 @@ impl Enhancer {
         };
         check_prompt(prompt)?;
         let ids = self.encode(chat.format, &runner.model.tokenizer, prompt)?;
+        if runner.build.streaming.is_some() {
+            let cure = "set enhance.endpoint, or set runtime.stream to off";
+            warn_once(vec![format!(
+                "prompt enhancement is slow: each token reads the text encoder's weights from host memory                  (runtime.stream); {cure}"
+            )]);
+        }
+        let mut clock = Clock::start(&runner.executor);
         let generated = runner.generate_text(&self.generation(chat, &[ids], seed))?;
+        clock.ends(Phase::PromptEnhancer, &runner.executor);
+        runner.add_enhancement_time(clock.took().iter().map(|took| took.total).sum());
         let max_new_tokens = self.sampling.max_new_tokens;
         let answer = generated.first().map(Vec::as_slice).unwrap_or_default();
         if answer.len() >= max_new_tokens {

@@ -39,6 +39,11 @@ impl Clock {
         Clock { took: Vec::new(), since: Instant::now(), set_up: executor.set_up_time(), waited: Duration::ZERO }
     }
 
+    /// Adds a phase that was measured before this clock started.
+    pub(in crate::pipeline) fn add(&mut self, took: Option<PhaseTime>) {
+        self.took.extend(took);
+    }
+
     /// Waits until all results are ready and counts the elapsed time as device time.
     ///
     /// # Errors

@@ -4,12 +4,14 @@
 //! run. The text encoder runs in the session that generates the videos, so its weights are loaded once; only with
 //! `request.num_frames: auto`, it runs in the session that predicts the number of frames.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::config::Config;
 use crate::pipeline::enhancement::{EnhancedPrompt, Enhancement, Enhancer};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
+use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::origin::Origin;
 use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::plan::run_plan::RunPlan;
@@ -18,23 +20,30 @@ use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::session::Session;
 use crate::runtime::processes::Group;
 
-/// Enhances the prompts of a run that are not enhanced yet, and replaces the prompts of `jobs`. `one`: enhances a prompt
-/// with a seed.
+/// Enhances the prompts of a run that are not enhanced yet, and replaces the prompts of `jobs`. `watch`: called before
+/// each prompt and after the last one. `one`: enhances a prompt with a seed.
 ///
 /// # Errors
-/// Returns the first error of `one`; `jobs` is then unchanged.
+/// Returns the first error of `one`, or an error if `watch` stops the run; `jobs` is then unchanged.
 pub(in crate::pipeline) fn enhance_all(
     enhancer: &Enhancer,
     config: &Config,
     known: Option<&Enhancement>,
     jobs: &mut [Job],
+    watch: Watch,
     mut one: impl FnMut(&str, u64) -> Result<EnhancedPrompt>,
 ) -> Result<Enhancement> {
     enhancer.warn_of_images(config);
     let seed = config.enhancement_seed();
     let mut prompts = known.map_or_else(Vec::new, |known| known.prompts.clone());
     let is_enhanced = |prompt: &str| known.is_some_and(|known| known.has_enhanced(prompt));
-    for prompt in config.distinct_prompts(jobs).iter().filter(|prompt| !is_enhanced(prompt)) {
+    let distinct = config.distinct_prompts(jobs);
+    let missing: Vec<&String> = distinct.iter().filter(|prompt| !is_enhanced(prompt)).collect();
+    let mut is_stopped = |done: usize| watch(Phase::PromptEnhancer, done, missing.len()).is_break();
+    for (done, prompt) in missing.iter().enumerate() {
+        if is_stopped(done) {
+            return Err(PipelineError::Interrupted(done, missing.len()));
+        }
         let own = one(prompt, seed)?;
         tracing::info!("enhanced prompt: {}", own.enhanced.split_whitespace().collect::<Vec<_>>().join(" "));
         prompts.push(own);
@@ -83,12 +92,14 @@ pub(in crate::pipeline) fn ask(
 pub fn enhance_prompts(config: &Config, videos: &RunVideos) -> Result<Vec<EnhancedPrompt>> {
     let own = videos.resolved(config);
     let mut jobs = videos.jobs.clone();
+    let go_on: Watch = &mut |_, _, _| ControlFlow::Continue(());
     if own.enhance.endpoint.is_some() {
         // The model may be on another machine.
         let configs = ModelConfigs::from(Origin::find(&own)?).for_run(&own);
         let Some(enhancer) = Enhancer::new(&own, &configs, None)? else { return Ok(Vec::new()) };
         let known = videos.enhancement.as_ref();
-        let all = enhance_all(&enhancer, &own, known, &mut jobs, |prompt, seed| ask(&enhancer, prompt, seed, None))?;
+        let one = |prompt: &str, seed| ask(&enhancer, prompt, seed, None);
+        let all = enhance_all(&enhancer, &own, known, &mut jobs, go_on, one)?;
         return Ok(all.prompts);
     }
     let short = ResolvedConfig::text_only(&own, own.frame_step() + 1);
@@ -97,5 +108,5 @@ pub fn enhance_prompts(config: &Config, videos: &RunVideos) -> Result<Vec<Enhanc
     let Some(enhancer) = enhancer else { return Ok(Vec::new()) };
     let Session { mut runner, .. } = Session::start(RunPlan::of_model(&short, &model)?, model, None)?;
     let generate = |prompt: &str, seed| enhancer.generate(&mut runner, prompt, seed);
-    Ok(enhance_all(&enhancer, &own, videos.enhancement.as_ref(), &mut jobs, generate)?.prompts)
+    Ok(enhance_all(&enhancer, &own, videos.enhancement.as_ref(), &mut jobs, go_on, generate)?.prompts)
 }

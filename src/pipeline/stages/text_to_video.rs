@@ -153,7 +153,8 @@ impl Runner {
         watch: Watch,
     ) -> Result<Vec<Generated>> {
         let run = || {
-            let clock = Clock::start(&self.executor);
+            let mut clock = Clock::start(&self.executor);
+            clock.add(self.enhancing.take());
             let size = batch_size(requests, &self.build.layout, options.rows)?;
             let batch = Batch { asked: requests, size };
             let dump = Dump::new(batch.asked.len(), options.dump);

@@ -131,6 +131,7 @@ impl ModelDevice {
         is_warm_up: bool,
         watch: &mut StopWatch,
     ) -> Result<EnhancedBatch, PipelineError> {
+        self.session.runner.enhancing = None;
         let model = &self.session.runner.model;
         let enhancer = Enhancer::new(config, &model.configs, Some(&model.tokenizer)).map_err(in_field)?;
         let Some(enhancer) = enhancer.filter(|enhancer| enhancer.needs_devices() || !is_warm_up) else {
