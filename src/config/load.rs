@@ -127,6 +127,9 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     }
     expand_reference(&mut layer);
     layers.push(layer);
+    if let Some(sidecar) = &sidecar {
+        sidecar::restore_prompts(&mut layers, sidecar);
+    }
     let duration = given.seconds.map(|seconds| RequestedDuration { seconds, origin: ValueOrigin::Flag("seconds") });
     let loaded = combine(layers, duration, None)?;
     if let Some(warning) = model_config.and_then(|name| generation_warning(name, &loaded)) {

@@ -88,6 +88,39 @@ pub(super) fn unwrap(root: YamlNode) -> (YamlNode, bool) {
     (config, true)
 }
 
+/// If the run enhances prompts, replaces the enhanced prompts of the sidecar by those that the user wrote, so that they
+/// are not enhanced twice.
+pub(super) fn restore_prompts(layers: &mut [Tree], sidecar: &Sidecar) {
+    let enhances = layers.iter().rev().find_map(|layer| layer.leaf("request.enhance_prompt"));
+    if enhances.is_none_or(|(value, _)| *value != Value::Bool(true)) {
+        return;
+    }
+    let original = |enhanced: &Value| {
+        let all = sidecar.enhancement["prompts"].as_array()?;
+        all.iter().find(|own| own["enhanced"] == *enhanced).map(|own| own["prompt"].clone())
+    };
+    for layer in layers {
+        for key in ["request.prompt", "request.chain.prompts"] {
+            let Some((value, origin)) = layer.leaf(key) else { continue };
+            let (mut value, origin) = (value.clone(), origin.clone());
+            if !matches!(&origin, ValueOrigin::Sidecar { file, .. } if *file == sidecar.file) {
+                continue;
+            }
+            let prompts = match &mut value {
+                Value::Array(prompts) => prompts.as_mut_slice(),
+                one => std::slice::from_mut(one),
+            };
+            for prompt in prompts {
+                if let Some(original) = original(prompt) {
+                    tracing::info!("{}: enhancing the original prompt {original}", sidecar.file);
+                    *prompt = original;
+                }
+            }
+            layer.set(key, value, &origin);
+        }
+    }
+}
+
 /// Returns whether the value at a key comes from a sidecar.
 pub(super) fn holds(tree: &Tree, key: &str) -> bool {
     matches!(tree.origin(key), ValueOrigin::Sidecar { .. })

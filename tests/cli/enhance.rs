@@ -399,6 +399,12 @@ fn repeated_and_resumed_runs_use_recorded_prompts() {
     succeed(&["-c", utf8(&at("first.json")), "-o", utf8(&again)], &[]);
     let repeated = json_of(&at("again.json"));
     assert_eq!((&repeated["sha256"], &repeated["enhancement"]), (&sidecar["sha256"], record));
+    assert!(!took(&repeated) && server.requests().is_empty());
+    // An enhanced prompt is not enhanced again, but the original one.
+    let enhanced = succeed(&["-c", utf8(&at("first.json")), "--enhance-prompt", "--dry-run"], &[]);
+    assert_eq!(enhanced, "A \"red\" fox.\n");
+    let request = server.requests().pop().expect("a request");
+    assert_eq!(request.body["messages"][1]["content"], json!("user prompt: a fox"));
     // So has a run with the enhanced prompt.
     let plain = at("plain.mp4");
     succeed(&["-c", support::tiny(), "-p", "A \"red\" fox.", "-o", utf8(&plain)], &[]);

@@ -81,3 +81,21 @@ fn sidecar_detects_a_different_model() {
     assert_eq!(names_other(&flags), Some(true));
     assert_eq!(load(&flags).unwrap().sidecar().unwrap().inputs, json!({"a.png": "01"}));
 }
+
+#[test]
+fn enhancing_a_sidecar_starts_from_the_original_prompts() {
+    let first = load(&set(&["request.chain={clip: 33, overlap: 9, prompts: [A dog., a cow]}"])).unwrap().config;
+    let prompts = json!([{"prompt": "a fox", "enhanced": "A fox.", "seed": 1}, {"prompt": "a dog", "enhanced": "A dog.", "seed": 1}]);
+    let sidecar = json!({"config": first.effective("A fox.", 1), "enhancement": {"prompts": prompts}});
+    let files = TestFolder::new(&[("out.json", &sidecar.to_string())]);
+    let request = |pairs: &[&str]| {
+        let request =
+            load(&CliOverrides { set: set(pairs).set, ..files.overrides("out.json") }).unwrap().config.request;
+        (request.prompt.unwrap(), request.chain.unwrap().prompts)
+    };
+    let texts = |texts: [&str; 2]| texts.map(String::from).to_vec();
+    assert_eq!(request(&[]), ("A fox.".into(), texts(["A dog.", "a cow"])));
+    assert_eq!(request(&["request.enhance_prompt=true"]), ("a fox".into(), texts(["a dog", "a cow"])));
+    let other = request(&["request.enhance_prompt=true", "request.prompt=A fox."]);
+    assert_eq!(other.0, "A fox.", "a prompt of the command line is kept");
+}
