@@ -107,6 +107,23 @@ fn dry_run_asks_endpoint_once_per_distinct_prompt() {
     assert_eq!((requests.len(), options(0), options(1)), (2, [Some(json!(512)), None], [None, Some(json!(512))]));
     assert_eq!((&requests[1].body["top_p"], &requests[1].body["seed"]), (&json!(0.5), &json!(i64::MAX)));
 
+    // The model's folder may have the system prompt. With images, another one is used, and a warning says that the chat
+    // server does not see them.
+    let model = copy_model(folder.path(), false);
+    std::fs::write(Path::new(&model).join("text_encoder/enhance_t2v.txt"), "Be vivid.\n").expect("written");
+    let keys = server.keys(&format!("model.path={model}"));
+    succeed(&["-c", TINY, "-p", "a cat", "--enhance-prompt", "--dry-run"], &keys);
+    let own = server.requests().pop().expect("a request").body;
+    assert_eq!(own["messages"][0]["content"], json!("Be vivid."));
+    let image = ["--pipeline", "image_to_video", "--image", "tests/fixtures/images/shapes.png", "0", "1"];
+    let ran = run(&[&["-c", TINY, "-p", "a cat", "--enhance-prompt", "--dry-run"], &image[..]].concat(), &keys);
+    let said = text(&ran.stderr);
+    assert!(ran.status.success() && said.contains("prompts are enhanced without the images: "), "{said}");
+    let own = server.requests().pop().expect("a request").body;
+    let built_in = include_str!("../../prompts/i2v.txt");
+    assert_eq!(own["messages"][0]["content"], json!(built_in.trim()));
+    assert_eq!(own["messages"][1]["content"], json!("User Raw Input Prompt: a cat."));
+
     // Without request.enhance_prompt, the endpoint of a file is not contacted.
     let file = folder.path().join("own.yml");
     let own =

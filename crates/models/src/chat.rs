@@ -1,8 +1,8 @@
 //! Chat formats of the Gemma families: how a system prompt and a user's message become the tokens that the model
 //! continues.
 
-/// Special tokens of the chat formats. In prompts, they are encoded as ordinary text, even if a tokenizer does not
-/// declare them as special tokens.
+/// Special tokens of the chat formats. In prompts, they and all added tokens of the tokenizer are encoded as ordinary text,
+/// even if the tokenizer does not declare them as special tokens.
 pub(crate) const CONTROL_TOKENS: [&str; 8] =
     ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"];
 

@@ -159,11 +159,14 @@ impl Enhancer {
         Endpoint::from_config(config).map_or(Ok(()), |endpoint| endpoint.check_key())
     }
 
-    /// Warns once per run if the enhancer does not see images that condition the video.
-    pub(in crate::pipeline) fn warn_of_images(&self, config: &Config) {
-        if !config.request.images.is_empty() {
-            tracing::warn!("prompts are enhanced without the conditioning images: the enhancer reads only text");
-        }
+    /// Returns the warning that the enhancer does not see the inputs of a request. `None`: there are none.
+    pub(crate) fn unseen_inputs(config: &Config) -> Option<String> {
+        let request = &config.request;
+        let has = [!request.images.is_empty(), request.video.is_some(), request.audio.is_some()];
+        let names = ["images", "input video", "input audio"].into_iter().zip(has).filter(|(_, has)| *has);
+        let names: Vec<&str> = names.map(|(name, _)| name).collect();
+        let why = "the enhancer reads only text, so the prompt must describe them";
+        (!names.is_empty()).then(|| format!("prompts are enhanced without the {}: {why}", names.join(" and the ")))
     }
 
     /// Returns whether the text encoder enhances the prompts, which needs the devices.
@@ -374,8 +377,12 @@ impl TextEncoderChat {
             let reason = format!("this file is missing, so the text encoder cannot enhance prompts; {OTHER_WAYS}");
             return Err(PipelineError::File { path, reason });
         }
+        let encoder = configs.text_encoder()?;
+        if let Some(error) = encoder.generation_error() {
+            return Err(configs.wrong(Component::TextEncoder, error));
+        }
         let end_of_turn = turn_ids(format, tokenizer, &path)?;
-        let (mut stop_tokens, defaults) = read_generation_config(&path, configs.text_encoder()?.vocab_size())?;
+        let (mut stop_tokens, defaults) = read_generation_config(&path, encoder.vocab_size())?;
         if !stop_tokens.contains(&end_of_turn) {
             stop_tokens.push(end_of_turn);
         }

@@ -38,7 +38,7 @@ impl SystemPrompt {
         let wrong = |reason: String| PipelineError::File { path: path.clone(), reason };
         let text = text_file::read(&path).map_err(|error| wrong(format!("cannot read the system prompt: {error}")))?;
         match text.trim() {
-            "" => Err(wrong("the system prompt of enhance.system is empty".into())),
+            "" => Err(wrong("the system prompt is empty; write one, or remove the file or enhance.system".into())),
             text => Ok(SystemPrompt { text: text.into(), source: path.display().to_string() }),
         }
     }

@@ -81,7 +81,7 @@ impl ModelConfigs {
     }
 
     /// Returns an error for a component's invalid configuration, with the file or preset that contains it.
-    pub(super) fn wrong(&self, part: Component, source: ComponentConfigError) -> PipelineError {
+    pub(in crate::pipeline) fn wrong(&self, part: Component, source: ComponentConfigError) -> PipelineError {
         let mut place = self.origin.config_place(part);
         if !place.ends_with(part.config_file()) {
             place = format!("{} ({})", place.display(), part.folder()).into();

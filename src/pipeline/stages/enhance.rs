@@ -33,7 +33,9 @@ pub(in crate::pipeline) fn enhance_all(
     watch: Watch,
     mut one: impl FnMut(&str, u64) -> Result<EnhancedPrompt>,
 ) -> Result<Enhancement> {
-    enhancer.warn_of_images(config);
+    if let Some(warning) = Enhancer::unseen_inputs(config) {
+        tracing::warn!("{warning}");
+    }
     let seed = config.enhancement_seed();
     let mut prompts = known.map_or_else(Vec::new, |known| known.prompts.clone());
     let is_enhanced = |prompt: &str| known.is_some_and(|known| known.has_enhanced(prompt));

@@ -234,10 +234,8 @@ impl ModelDevice {
         plan.inputs = inputs(&plan.config)?;
         plan.programs = plan.programs.of_rows(rows);
         self.shapes.plan(&shape, &plan, rows, &mut self.session.runner, group.as_ref())?;
-        let mut warnings = Vec::new();
-        if plan.enhancement.is_some() && !plan.config.request.images.is_empty() {
-            warnings.push("the prompt was enhanced without the images: the enhancer reads only text".into());
-        }
+        let warnings = plan.enhancement.as_ref().and_then(|_| Enhancer::unseen_inputs(&plan.config));
+        let warnings = warnings.into_iter().collect();
         Ok(PreparedBatch { plan, jobs, shape, rows, chunk: 1, started, warnings, model })
     }
 
