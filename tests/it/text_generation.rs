@@ -114,40 +114,78 @@ fn sharded_text_equals_reference() {
     }
 }
 
-/// Draws one token for each of [`DRAWS`] copies of a prompt. Pearson's statistic of the counts has the mean `n` and the
-/// variance `2n` for `n + 1` possible tokens; it must not exceed its mean by more than four standard deviations.
+/// Repeats a row of ids [`DRAWS`] times.
+fn copies(row: &[i32]) -> Tensor {
+    let all = row.iter().copied().cycle().take(DRAWS * row.len()).collect();
+    Tensor::from(ndarray::Array2::from_shape_vec((DRAWS, row.len()), all).expect("rows"))
+}
+
+/// Counts ids below `vocabulary`.
+fn counts(ids: impl Iterator<Item = i64>, vocabulary: usize) -> Vec<usize> {
+    let mut counts = vec![0; vocabulary];
+    ids.for_each(|id| counts[id as usize] += 1);
+    counts
+}
+
+/// Checks a statistic of Pearson's test, which has the mean `freedom` and the variance `2 freedom`: it must not exceed its
+/// mean by more than four standard deviations.
+fn assert_plausible(statistic: f64, freedom: f64, what: &str) {
+    eprintln!("{what}: {statistic:.1}, {freedom} degrees of freedom");
+    assert!(statistic <= freedom + 4.0 * (2.0 * freedom).sqrt(), "{what}: {statistic} of {freedom}");
+}
+
+/// Draws two tokens for each of [`DRAWS`] copies of a prompt. The first ones have the probabilities of the reference. The
+/// second ones after the most frequent first token are distributed like the first ones of the prompt that ends with this
+/// token, which shows that each token has its own random number.
 #[needs(cpu)]
 fn sampled_tokens_have_the_reference_distribution() {
     let case = named("sampling", "gemma4_b");
-    let copies = |tensor: &Tensor| {
-        let row = tensor.to_i64();
-        let (width, all) = (row.shape()[1], row.iter().map(|id| *id as i32));
-        let all: Vec<i32> = all.cycle().take(DRAWS * width).collect();
-        Tensor::from(ndarray::Array2::from_shape_vec((DRAWS, width), all).expect("rows"))
+    let row = |name: &str| case.inputs[name].to_i64().iter().map(|id| *id as i32).collect::<Vec<i32>>();
+    let (ids, mask) = (row("input_ids"), row("attention_mask"));
+    let inputs = |ids: &[i32], mask: &[i32]| {
+        BTreeMap::from([("input_ids".to_string(), copies(ids)), ("attention_mask".to_string(), copies(mask))])
     };
-    let inputs = case.inputs.iter().map(|(name, tensor)| (name.clone(), copies(tensor))).collect();
     // With batch invariance, the program would have separate dots for each copy.
     let lowering = Lowering { batch_invariant: false, ..lowering_of("cpu") };
     let mut writer = Writer::new(&cpu(8), &case, Build { lowering, ..Build::new(DType::F32) });
     let expected = case.outputs["probabilities"].to_f32();
     let rules = case.scalars["rules"].as_array().expect("a list");
     assert_eq!(rules.len(), 4);
-    for (rule, expected) in rules.iter().zip(expected.outer_iter()) {
+    for (index, (rule, expected)) in rules.iter().zip(expected.outer_iter()).enumerate() {
         let scalar = |index: usize| rule[index].clone();
-        let sampling = [("temperature", scalar(0)), ("top_k", scalar(1)), ("top_p", scalar(2)), ("seed", json!(5))];
-        let [tokens, lengths] = writer.write(&inputs, &[&sampling[..], &[("limit", json!(1))]].concat());
-        assert!(lengths.to_i64().iter().all(|length| *length == 1));
-        let mut counts = vec![0usize; expected.len()];
-        tokens.to_i64().iter().for_each(|id| counts[*id as usize] += 1);
-        let impossible = counts.iter().zip(&expected).any(|(count, p)| *count > 0 && *p == 0.0);
-        assert!(!impossible, "{rule}: a token that is never drawn: {counts:?}");
+        let sampling = [("temperature", scalar(0)), ("top_k", scalar(1)), ("top_p", scalar(2)), ("limit", json!(2))];
+        let mut write = |ids: &[i32], mask: &[i32], seed: u64| {
+            let [tokens, lengths] =
+                writer.write(&inputs(ids, mask), &[&sampling[..], &[("seed", json!(seed))]].concat());
+            assert!(lengths.to_i64().iter().all(|length| *length == 2));
+            tokens.to_i64().into_dimensionality::<ndarray::Ix2>().expect("rows")
+        };
+        let tokens = write(&ids, &mask, 5);
+        let first = counts(tokens.column(0).iter().copied(), expected.len());
+        let impossible = first.iter().zip(&expected).any(|(count, p)| *count > 0 && *p == 0.0);
+        assert!(!impossible, "{rule}: a token that is never drawn: {first:?}");
         let part = |(count, p): (&usize, &f32)| {
             let mean = f64::from(*p) * DRAWS as f64;
             (*count as f64 - mean).powi(2) / mean
         };
-        let possible = counts.iter().zip(&expected).filter(|(_, p)| **p > 0.0);
+        let possible = first.iter().zip(&expected).filter(|(_, p)| **p > 0.0);
         let (statistic, freedom) = (possible.clone().map(part).sum::<f64>(), possible.count() as f64 - 1.0);
-        eprintln!("{rule}: {statistic:.1}, {freedom} degrees of freedom");
-        assert!(statistic <= freedom + 4.0 * (2.0 * freedom).sqrt(), "{rule}: {statistic} of {freedom}");
+        assert_plausible(statistic, freedom, &rule.to_string());
+        if index != 1 {
+            continue;
+        }
+        // The prompt has padding, so that it fits with one more token.
+        assert_eq!(mask[..2], [0, 0]);
+        let frequent = (0..first.len()).max_by_key(|id| first[*id]).expect("a token");
+        let after = tokens.outer_iter().filter(|row| row[0] == frequent as i64).map(|row| row[1]);
+        let after = counts(after, expected.len());
+        let longer = [&ids[1..], &[frequent as i32]].concat();
+        let alone = write(&longer, &[&mask[1..], &[1]].concat(), 50_000);
+        let alone = counts(alone.column(0).iter().copied(), expected.len());
+        // The statistic of two samples.
+        let ratio = (first[frequent] as f64 / DRAWS as f64).sqrt();
+        let seen = || after.iter().zip(&alone).filter(|(a, b)| **a + **b > 0);
+        let part = |(a, b): (&usize, &usize)| (*a as f64 / ratio - *b as f64 * ratio).powi(2) / (*a + *b) as f64;
+        assert_plausible(seen().map(part).sum(), seen().count() as f64 - 1.0, "second tokens");
     }
 }
