@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
-use std::time::Instant;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
 
 use super::error::{PipelineError, Result};
 use super::model::OpenModel;
 use super::phase::Phase;
 use super::plan::memory::FittedPlan;
-use super::preview::thread::SharedStatistics;
+use super::preview::thread::{PreviewThread, SharedStatistics};
 use super::programs::ProgramKind;
 use super::programs::call::Call;
 use super::programs::configs::ModelConfigs;
@@ -44,6 +45,10 @@ pub struct Runner {
     pub(super) tables: BTreeMap<(String, usize), Rc<UploadedTables>>,
     /// Sums of the maps for previews, by decoder.
     pub(super) preview_maps: HashMap<String, SharedStatistics>,
+    /// Preview thread of the last batch. It may still fit the map, while the videos of the batch are written.
+    pub(super) last_previews: Weak<PreviewThread>,
+    /// Time that the enhancement of prompts took before the next request, which reports it.
+    pub(crate) enhancing: Option<PhaseTime>,
 }
 
 /// Everything that a cached network depends on, except the model, which is fixed for a runner.
@@ -100,6 +105,8 @@ impl Runner {
             written: HashMap::new(),
             tables: BTreeMap::new(),
             preview_maps: HashMap::new(),
+            last_previews: Weak::new(),
+            enhancing: None,
         }
     }
 

@@ -81,6 +81,7 @@ pub(in crate::pipeline) fn options(
         every,
         decoder: config.output.preview_decoder.as_ref().map(PathBuf::from),
         folder: config.compile_cache(),
+        fits: true,
         clip: None,
         sink,
     }))

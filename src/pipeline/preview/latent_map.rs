@@ -113,19 +113,27 @@ impl MapStatistics {
     }
 
     /// Adds the cells of a video. `latents`: normalized latents `[C, F, H, W]`; `frames`: the result of
-    /// [`CellSize::shown_frames`] for the frames decoded from them.
-    pub(crate) fn add(&mut self, latents: ArrayView4<f32>, frames: &Frames) {
+    /// [`CellSize::shown_frames`] for the frames decoded from them. Of the cells, only the first `counted` frames, rows
+    /// and columns are added; the others are padding.
+    pub(crate) fn add(&mut self, latents: ArrayView4<f32>, frames: &Frames, counted: [usize; 3]) {
         let (_, all, h, w) = latents.dim();
         let count = frames.count().min(all);
         let fits = frames.height() >= h * self.cell.pixels && frames.width() >= w * self.cell.pixels;
         if count == 0 || !fits {
             return;
         }
-        let x = features(latents).slice_move(s![..count * h * w, ..]).mapv_into_any(f64::from);
-        let y = targets(frames, self.cell, [count, h, w]).mapv_into_any(f64::from);
+        let [own_f, own_h, own_w] = [counted[0].min(count), counted[1].min(h), counted[2].min(w)];
+        let mut x = features(latents);
+        let mut y = targets(frames, self.cell, [count, h, w]);
+        if [own_f, own_h, own_w] != [all, h, w] {
+            let inside = |at: usize| at / (h * w) < own_f && at / w % h < own_h && at % w < own_w;
+            let rows: Vec<usize> = (0..count * h * w).filter(|at| inside(*at)).collect();
+            (x, y) = (x.select(Dim(0), &rows), y.select(Dim(0), &rows));
+        }
+        let (x, y) = (x.mapv_into_any(f64::from), y.mapv_into_any(f64::from));
         self.gram += &x.t().dot(&x);
         self.cross += &x.t().dot(&y);
-        self.cells += count * h * w;
+        self.cells += x.nrows();
     }
 
     /// Adds other sums, multiplied by `weight`.
@@ -256,7 +264,7 @@ mod tests {
         assert_eq!(statistics.map(), None);
         for seed in 0..8 {
             let latents = latents(seed, [3, 4, 5]);
-            statistics.add(latents.view(), &CELL.shown_frames(&decode(&map, &latents), 3));
+            statistics.add(latents.view(), &CELL.shown_frames(&decode(&map, &latents), 3), [usize::MAX; 3]);
         }
         assert_eq!(statistics.cells, 8 * 60);
         let fitted = statistics.map().expect("a map");
@@ -290,7 +298,7 @@ mod tests {
             let mut all = MapStatistics::new(CELL);
             for seed in seeds {
                 let latents = latents(*seed, [2, 3, 3]);
-                all.add(latents.view(), &CELL.shown_frames(&decode(&map, &latents), 2));
+                all.add(latents.view(), &CELL.shown_frames(&decode(&map, &latents), 2), [usize::MAX; 3]);
             }
             all
         };
@@ -316,6 +324,22 @@ mod tests {
     fn preview_frame_shows_middle_of_latent_frame() {
         let at: Vec<usize> = (0..4).map(|t| CELL.decoded_frame(t)).collect();
         assert_eq!(at, [0, 4, 12, 20]);
+    }
+
+    #[test]
+    fn cells_of_padding_are_not_added() {
+        let random = |at: usize| ((at * 7919 % 1013) as f32 / 506.0).sin();
+        let latents =
+            Array4::from_shape_fn((CELL.channels, 3, 4, 5), |(c, f, h, w)| random(c * 60 + f * 20 + h * 5 + w));
+        let data = Array4::from_shape_fn((3, 128, 160, 3), |(f, y, x, c)| (f * 31 + y * 7 + x * 3 + c) as u8);
+        let frames = Frames::new(data).expect("frames");
+        let mut part = MapStatistics::new(CELL);
+        part.add(latents.view(), &frames, [2, 3, 1]);
+        let rows: Vec<usize> = (0..2).flat_map(|f| (0..3).map(move |h| f * 20 + h * 5)).collect();
+        let own = features(latents.view()).select(Dim(0), &rows);
+        assert_eq!(part.cells, 6);
+        let gram = own.t().dot(&own);
+        assert!((&part.gram - &gram.mapv(f64::from)).iter().all(|v| v.abs() < 1e-4));
     }
 
     /// Time for 121 frames of 768 x 512 pixels of a model with 128 channels, on the preview thread.

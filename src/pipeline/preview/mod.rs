@@ -44,6 +44,8 @@ pub struct PreviewOptions {
     pub decoder: Option<PathBuf>,
     /// Folder in which fitted maps are stored. `None`: they are kept in memory only.
     pub folder: Option<PathBuf>,
+    /// Whether the run fits the map further. If not, the map of earlier videos is used.
+    pub fits: bool,
     /// Index of the clip of a chained video. `None`: the video is not chained.
     pub clip: Option<usize>,
     /// Receiver of the previews.
@@ -52,11 +54,12 @@ pub struct PreviewOptions {
 
 impl Debug for PreviewOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PreviewOptions { every, decoder, folder, clip, sink: _ } = self;
+        let PreviewOptions { every, decoder, folder, fits, clip, sink: _ } = self;
         f.debug_struct("PreviewOptions")
             .field("every", every)
             .field("decoder", decoder)
             .field("folder", folder)
+            .field("fits", fits)
             .field("clip", clip)
             .finish_non_exhaustive()
     }

@@ -73,6 +73,8 @@ pub(crate) struct DecodedTask {
     /// Decoded frames of each video, one for each latent frame
     /// ([`CellSize::shown_frames`](super::latent_map::CellSize::shown_frames)).
     pub(crate) frames: Vec<Frames>,
+    /// Number of frames, rows and columns of the latents that are not padding.
+    pub(crate) counted: [usize; 3],
 }
 
 #[derive(Default)]
@@ -95,10 +97,11 @@ impl SharedQueue {
     }
 }
 
-/// Handle of the thread. Dropping it waits until the queued previews are finished.
+/// Handle of the thread. Dropping it waits until the queued previews are finished and the map is stored.
 pub(crate) struct PreviewThread {
     shared: Arc<SharedQueue>,
-    thread: Option<JoinHandle<()>>,
+    /// `None`: the thread has ended.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl PreviewThread {
@@ -112,7 +115,7 @@ impl PreviewThread {
         let work = move || Worker::new(source, sink).run(&queue);
         let thread = std::thread::Builder::new().name("previews".into()).spawn(work);
         let thread = thread.map_err(|error| PipelineError::Bug(format!("cannot start the preview thread: {error}")))?;
-        Ok(PreviewThread { shared, thread: Some(thread) })
+        Ok(PreviewThread { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Requests a preview. Does not block.
@@ -130,15 +133,22 @@ impl PreviewThread {
         self.shared.lock().decoded.push_back(task);
         self.shared.changed.notify_one();
     }
+
+    /// Waits until the queued previews are finished and the map is stored. No more previews can be requested.
+    pub(crate) fn wait(&self) {
+        self.shared.lock().is_closed = true;
+        self.shared.changed.notify_one();
+        // Other callers wait for the lock.
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::warn!("the thread that computes previews panicked");
+        }
+    }
 }
 
 impl Drop for PreviewThread {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.changed.notify_one();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::warn!("the thread that computes previews panicked");
-        }
+        self.wait();
     }
 }
 
@@ -181,7 +191,7 @@ impl Worker {
         let cell = known.lock().unwrap_or_else(PoisonError::into_inner).cell;
         let own = self.own.get_or_insert_with(|| MapStatistics::new(cell));
         for (latents, frames) in task.latents.outer_iter().zip(&task.frames) {
-            own.add(latents, frames);
+            own.add(latents, frames, task.counted);
         }
         self.map = None;
     }

@@ -38,6 +38,8 @@ impl Runner {
         let chain = first.chain.clone().ok_or_else(one)?;
         let mut ends = ClipEnds::default();
         let clips = chain.clips();
+        // Keep the preview threads, so that no clip waits for that of the clip before.
+        let mut threads = Vec::new();
         for at in 0..clips {
             let own: Vec<Request> = requests.iter().map(|request| request.of_clip(at)).collect();
             let checkpoint = options.checkpoint.as_ref().map(|checkpoint| checkpoint.of_clip(at));
@@ -65,6 +67,7 @@ impl Runner {
                 let written = checkpoint.write_clip(&videos, &cut_tokens, &ends, &skipped);
                 written.unwrap_or_else(|error| tracing::warn!("cannot save the clip: {error}"));
             }
+            threads.extend(made.first().and_then(|clip| clip.previews.clone()));
             each(made)?;
         }
         Ok(())
@@ -90,6 +93,7 @@ impl Runner {
             dump: Vec::new(),
             latents: Vec::new(),
             guard: None,
+            previews: None,
         });
         each.collect()
     }

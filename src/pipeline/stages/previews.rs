@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ndarray::{Array2, Array3, Array5, Axis as Dim, Ix3, s};
+use ndarray::{Array2, Array3, Array5, Axis as Dim, Ix3};
 
 use super::decoding::decoded_frames;
 use super::denoising::Pass;
@@ -22,7 +22,10 @@ use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::preview::PreviewOptions;
 use crate::pipeline::preview::latent_map::{CellSize, MapStatistics};
 use crate::pipeline::preview::map_file::{MapFile, read_map};
-use crate::pipeline::preview::thread::{DecodedTask, MapSource, PreviewThread, StepTask, TokenLayout};
+use crate::pipeline::preview::thread::{
+    DecodedTask, MapSource, PreviewThread, SharedStatistics, StepTask, TokenLayout,
+};
+use crate::pipeline::programs::build::warn_once;
 use crate::pipeline::runner::Runner;
 use crate::request::{Request, Shapes};
 use crate::runtime::ShardedTensor;
@@ -30,8 +33,8 @@ use crate::sampling::{StepRecord, TokenConditions, TorchRng};
 use crate::tensor::Tensor;
 use crate::weights::Component;
 
-/// Number of latent cells after which the map is not fitted any further: about ten videos of 768 x 512 pixels and 121
-/// frames.
+/// Number of latent cells after which the map is not fitted any further: about five videos of 768 x 512 pixels and 121
+/// frames. Each has 6,144 cells, and adds those of its decoded predictions and of its finished latents.
 const ENOUGH_CELLS: usize = 1 << 16;
 
 /// Previews of a running batch.
@@ -184,14 +187,14 @@ impl Previews {
         };
         let known = match &source {
             MapSource::Given(_) => usize::MAX,
-            MapSource::Fitted { known, .. } => known.lock().unwrap_or_else(PoisonError::into_inner).cells,
+            MapSource::Fitted { known, .. } => known_cells(runner, known),
         };
         let is_tiled = request.tiling.is_some();
-        Ok(Some(Previews {
+        let previews = Previews {
             options: options.clone(),
             thread: PreviewThread::start(source, Arc::clone(&options.sink))?,
             videos,
-            learns: known < ENOUGH_CELLS,
+            learns: options.fits && known < ENOUGH_CELLS,
             is_fitted: known > 0,
             is_tuned: false,
             decoder: decoder_size(&runner.model, request, &shapes),
@@ -200,7 +203,9 @@ impl Previews {
             decodes_features: is_tiled && runner.model.diffusion.is_some(),
             has_failed: false,
             is_grouped,
-        }))
+        };
+        previews.warn_without_map(runner);
+        Ok(Some(previews))
     }
 
     /// Returns the evaluations of a pass after which previews are shown; none in temporal rounds, whose tiles are not
@@ -240,24 +245,23 @@ impl Previews {
         let (grid, own) = (runner.model.sizes.video_grid, pass.shapes.own_tokens());
         let layout = TokenLayout { grid, shape: pass.shapes.video, own };
         let sampler = pass.shape.sampler.clone();
-        if self.wants_decoding(runner, 2 * step >= steps) {
-            let latents = layout.latents(&sampler.clean_prediction(&record)).ok();
-            if let Some(latents) = latents.and_then(|latents| self.cropped(&latents)) {
-                let since = Instant::now();
-                match self.decode(runner, latents) {
-                    Ok(task) => {
-                        self.thread.decoded(task);
-                        (self.is_fitted, self.is_tuned) = (true, 2 * step >= steps);
-                        tracing::debug!("decoded a prediction for previews in {:.2} s", since.elapsed().as_secs_f64());
-                    }
-                    Err(error) if self.is_grouped => return Err(error),
-                    Err(error) => {
-                        self.learns = false;
-                        tracing::warn!("previews: cannot fit the map to the decoder: {}", one_line(&error));
-                    }
+        if self.wants_decoding(runner, 2 * step >= steps)
+            && let Ok(latents) = layout.latents(&sampler.clean_prediction(&record))
+        {
+            let since = Instant::now();
+            match self.decode(runner, &latents) {
+                Ok(task) => {
+                    self.thread.decoded(task);
+                    (self.is_fitted, self.is_tuned) = (true, 2 * step >= steps);
+                    tracing::debug!("decoded a prediction for previews in {:.2} s", since.elapsed().as_secs_f64());
                 }
-                pass.reload(runner)?;
+                Err(error) if self.is_grouped => return Err(error),
+                Err(error) => {
+                    self.learns = false;
+                    tracing::warn!("previews: cannot fit the map to the decoder: {}", one_line(&error));
+                }
             }
+            pass.reload(runner)?;
         }
         let seconds = pass.request.num_frames as f64 / pass.request.frame_rate;
         self.thread.step(StepTask {
@@ -283,27 +287,31 @@ impl Previews {
     /// Returns whether to decode the prediction of a step. `is_late`: whether the step is in the second half of its
     /// pass.
     fn wants_decoding(&self, runner: &Runner, is_late: bool) -> bool {
-        if !self.learns || self.decodes_features {
-            return false;
-        }
-        // Decoding evicts the transformer's weights if not all weights fit in memory.
-        !self.is_fitted || (is_late && !self.is_tuned && runner.executor.keeps_all())
+        self.learns && self.no_decoding(runner).is_none() && (!self.is_fitted || (is_late && !self.is_tuned))
     }
 
-    /// Returns the part of normalized latents `[b, C, F, H, W]` that the decoder's program takes: the first frames, at
-    /// the center. `None`: the latents are smaller.
-    fn cropped(&self, latents: &Array5<f32>) -> Option<Array5<f32>> {
-        let [f, h, w] = self.decoder;
-        let (_, _, frames, height, width) = latents.dim();
-        if frames < f || height < h || width < w {
-            return None;
+    /// Returns why predictions are not decoded during denoising; `None` if they are.
+    fn no_decoding(&self, runner: &Runner) -> Option<&'static str> {
+        if self.decodes_features {
+            return Some("the program of the tiled diffusion decoder does not take latents");
         }
-        let (y, x) = ((height - h) / 2, (width - w) / 2);
-        Some(latents.slice(s![.., .., ..f, y..y + h, x..x + w]).to_owned())
+        let evicts = !runner.executor.keeps_all();
+        evicts.then_some("decoding would evict the transformer's weights, which do not fit next to the decoder's")
+    }
+
+    /// Warns if this run will show no previews, because no map has been fitted and none can be.
+    fn warn_without_map(&self, runner: &Runner) {
+        let Some(why) = self.no_decoding(runner).filter(|_| !self.is_fitted) else { return };
+        let remedy = match self.is_grouped {
+            true => "runs of several processes store no map: set output.preview_decoder",
+            false => "the map is fitted to the finished video, so later videos have previews",
+        };
+        warn_once(vec![format!("no previews of this video: {why}; {remedy}")]);
     }
 
     /// Decodes normalized latents with the run's decoder.
-    fn decode(&self, runner: &mut Runner, latents: Array5<f32>) -> Result<DecodedTask> {
+    fn decode(&self, runner: &mut Runner, latents: &Array5<f32>) -> Result<DecodedTask> {
+        let (latents, counted) = resized(latents, self.decoder);
         let mut video = latents.clone();
         runner.model.statistics.video.denormalize(&mut video, 1)?;
         let video = runner.model.decoded_latents(video)?;
@@ -317,20 +325,20 @@ impl Previews {
         let decoded = call.run(&runner.executor)?;
         decoded.iter().try_for_each(|(_, output)| output.wait())?;
         let frames = decoded_frames(&decoded, self.videos)?;
-        Ok(self.decoded_task(latents, frames.iter()))
+        Ok(DecodedTask { counted, ..self.decoded_task(latents, frames.iter()) })
     }
 
     /// Selects the frames to which the map is fitted.
     fn decoded_task<'f>(&self, latents: Array5<f32>, frames: impl Iterator<Item = &'f Frames>) -> DecodedTask {
-        let count = latents.dim().2;
-        DecodedTask { frames: frames.map(|all| self.cell.shown_frames(all, count)).collect(), latents }
+        let (_, _, count, height, width) = latents.dim();
+        let frames = frames.map(|all| self.cell.shown_frames(all, count)).collect();
+        DecodedTask { frames, latents, counted: [count, height, width] }
     }
 
     /// Adds the latents and frames of the finished videos to the data to which the map is fitted. `latents`:
-    /// un-normalized latents `[b, C, F, H,
-    /// W]`.
-    pub(crate) fn finish<'f>(
-        self,
+    /// un-normalized latents `[b, C, F, H, W]`.
+    pub(crate) fn learn<'f>(
+        &self,
         model: &OpenModel,
         mut latents: Array5<f32>,
         frames: impl Iterator<Item = &'f Frames>,
@@ -340,10 +348,39 @@ impl Previews {
         Ok(())
     }
 
-    /// Returns whether to call [`Previews::finish`]. The other processes of a run have no frames.
+    /// Returns the handle of the thread, which may still compute previews and fit the map.
+    pub(crate) fn into_thread(self) -> PreviewThread {
+        self.thread
+    }
+
+    /// Returns whether to call [`Previews::learn`]. The other processes of a run have no frames.
     pub(crate) fn learns(&self) -> bool {
         self.learns && !self.is_grouped
     }
+}
+
+/// Returns latents `[b, C, F, H, W]` of a size that the decoder's program takes, and how many of their frames, rows and
+/// columns are not padding. Larger latents are cropped to the first frames, at the center. Smaller ones, such as those of
+/// the first stage, are padded by repeating their last frame, row or column.
+fn resized(latents: &Array5<f32>, size: [usize; 3]) -> (Array5<f32>, [usize; 3]) {
+    let (batch, channels, frames, height, width) = latents.dim();
+    let own = [frames, height, width];
+    let counted = [0, 1, 2].map(|axis| own[axis].min(size[axis]));
+    let (y, x) = ((height - counted[1]) / 2, (width - counted[2]) / 2);
+    let [f, h, w] = size;
+    let resized = Array5::from_shape_fn((batch, channels, f, h, w), |(b, c, f, h, w)| {
+        latents[[b, c, f.min(counted[0] - 1), y + h.min(counted[1] - 1), x + w.min(counted[2] - 1)]]
+    });
+    (resized, counted)
+}
+
+/// Returns the number of cells that earlier videos have added. Waits for those of the last batch if there are no others.
+fn known_cells(runner: &Runner, known: &SharedStatistics) -> usize {
+    let cells = || known.lock().unwrap_or_else(PoisonError::into_inner).cells;
+    if let Some(last) = runner.last_previews.upgrade().filter(|_| cells() == 0) {
+        last.wait();
+    }
+    cells()
 }
 
 /// Returns the map that is fitted to the runner's decoder, with the sums of earlier videos.
@@ -410,6 +447,18 @@ fn record(pass: &Pass, call: FinishedCall) -> Result<StepRecord> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ndarray::s;
+
+    #[test]
+    fn latents_are_cropped_and_padded_to_the_size_of_the_decoder() {
+        let latents = Array5::from_shape_fn((1, 1, 2, 4, 2), |(_, _, f, h, w)| (100 * f + 10 * h + w) as f32);
+        let (resized, counted) = resized(&latents, [3, 2, 3]);
+        assert_eq!(counted, [2, 2, 2]);
+        let frame = |f: usize| resized.slice(s![0, 0, f, .., ..]).to_owned();
+        assert_eq!(frame(0), ndarray::arr2(&[[10.0, 11.0, 11.0], [20.0, 21.0, 21.0]]));
+        assert_eq!(frame(2), ndarray::arr2(&[[110.0, 111.0, 111.0], [120.0, 121.0, 121.0]]));
+        assert_eq!(super::resized(&latents, [2, 4, 2]), (latents, [2, 4, 2]));
+    }
 
     #[test]
     fn last_step_before_each_preview_is_a_separate_call() {

@@ -30,6 +30,7 @@ use crate::pipeline::output::partial_results::{self, NamedTensors};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::{Phase, Watch};
 use crate::pipeline::plan::options::RunOptions;
+use crate::pipeline::preview::thread::PreviewThread;
 use crate::pipeline::programs::ProgramKind;
 use crate::pipeline::runner::Runner;
 use crate::request::{OutputComposition, RefinePass, Request, Shapes, keyframe_step, upsampling_steps};
@@ -73,9 +74,19 @@ pub struct Generated {
     /// Saves the denoising state if the command is interrupted before the output files are written. In a server, delays
     /// an interrupt until the files are written.
     pub(crate) guard: Option<Arc<InterruptGuard>>,
+    /// Thread that computes the last previews and fits the map while the video is written. Dropping the last handle waits
+    /// for it. `None`: previews are off.
+    pub(crate) previews: Option<Arc<PreviewThread>>,
 }
 
 impl Generated {
+    /// Waits until all previews of the batch have been received and the map is stored.
+    pub fn finish_previews(&self) {
+        if let Some(previews) = &self.previews {
+            previews.wait();
+        }
+    }
+
     /// Returns the frame rate and the sample rate, as metadata of a file with the frames and samples.
     pub(crate) fn rates(&self) -> HashMap<String, String> {
         let rates = [(FRAME_RATE, self.frame_rate.to_string()), (SAMPLE_RATE, self.sample_rate.to_string())];
@@ -273,7 +284,7 @@ impl Run<'_> {
         self.dump.keep_row("latents.audio", &audio, 1, 0);
 
         let latents = partial_results::latents(&video, &audio, self.batch.asked.len());
-        let previews = self.previews.take().map(|previews| {
+        let mut previews = self.previews.take().map(|previews| {
             let latents = previews.learns().then(|| video.clone());
             (previews, latents)
         });
@@ -284,10 +295,13 @@ impl Run<'_> {
             partial_results::keep_latents(self.runner.explain(error), self.options, &latents, &frames)
         })?;
 
-        if let Some((previews, Some(latents))) = previews {
-            let finished = previews.finish(&self.runner.model, latents, videos.iter().map(|video| &video.frames));
-            finished.unwrap_or_else(|error| tracing::warn!("previews: {}", one_line(&error)));
+        if let Some((previews, Some(latents))) = &mut previews {
+            let (latents, frames) = (std::mem::take(latents), videos.iter().map(|video| &video.frames));
+            let learned = previews.learn(&self.runner.model, latents, frames);
+            learned.unwrap_or_else(|error| tracing::warn!("previews: {}", one_line(&error)));
         }
+        let previews = previews.map(|(previews, _)| Arc::new(previews.into_thread()));
+        self.runner.last_previews = previews.as_ref().map(Arc::downgrade).unwrap_or_default();
         let timings = self.clock.took();
         // The guard is dropped when the files of all videos are written.
         let guard = self.guard.take().map(Arc::new);
@@ -308,6 +322,7 @@ impl Run<'_> {
             dump,
             latents,
             guard: guard.clone(),
+            previews: previews.clone(),
         });
         let whole = made.map(|mut made| {
             if let Some(clip) = request.clip.as_ref().filter(|_| request.composition != OutputComposition::None) {

@@ -18,6 +18,7 @@ pub(super) fn options(config: &Config, order: &JobBatch, sink: Option<&PreviewSi
         every,
         decoder: config.output.preview_decoder.as_ref().map(PathBuf::from),
         folder: config.compile_cache(),
+        fits: true,
         clip: None,
         sink: Arc::new(move |preview: Preview| {
             if let (Some(sink), Some(id)) = (&sink, ids.get(preview.video)) {

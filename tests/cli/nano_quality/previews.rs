@@ -25,7 +25,8 @@ impl Shown {
     fn options(&self, every: usize, folder: &Path) -> RunOptions {
         let all = Arc::clone(&self.0);
         let sink = Arc::new(move |preview| all.lock().expect("previews").push(preview));
-        let previews = PreviewOptions { every, decoder: None, folder: Some(folder.into()), clip: None, sink };
+        let previews =
+            PreviewOptions { every, decoder: None, folder: Some(folder.into()), fits: true, clip: None, sink };
         RunOptions { previews: Some(previews), ..support::dumping(Some(4)) }
     }
 
@@ -36,7 +37,9 @@ impl Shown {
 
 impl ClipSession {
     fn make_with(&mut self, request: &Request, options: &RunOptions) -> Generated {
-        support::generate(&mut self.session.runner, request, options)
+        let made = support::generate(&mut self.session.runner, request, options);
+        made.finish_previews();
+        made
     }
 }
 
@@ -86,6 +89,35 @@ fn previews_resemble_decoded_frames() {
     assert!(decibels.iter().all(|decibels| *decibels >= LEAST), "{decibels:?}");
 }
 
+/// The map is fitted to videos of other prompts only, without predictions of the shown video: 13.6 to 25.1 dB on
+/// 2026-12-01, with a mean of 20.8 dB, so it is worse than [`LEAST`] for large and bright shapes.
+#[needs(cpu, full)]
+fn map_of_other_prompts_shows_new_ones() {
+    /// Number of prompts to which the map is fitted.
+    const FITTED: usize = 10;
+    /// Minimum of the mean PSNR in dB.
+    const LEAST_MEAN: f64 = 20.0;
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut studio = ClipSession::open("nano", &["sampler.steps=20"]);
+    let shown = Shown::default();
+    let mut decibels = Vec::new();
+    for (index, wanted) in prompts().iter().take(2 * FITTED).enumerate() {
+        let mut options = shown.options(20, folder.path());
+        if let Some(previews) = &mut options.previews {
+            previews.fits = index < FITTED;
+        }
+        let request = studio.request(&wanted.prompt, 100 + index as u64);
+        let made = studio.make_with(&request, &options);
+        let previews = shown.take();
+        if index >= FITTED {
+            decibels.push(preview_psnr(previews.last().expect("a preview"), &made.frames));
+            eprintln!("{:.1} dB: {}", decibels[decibels.len() - 1], wanted.prompt);
+        }
+    }
+    assert_eq!(decibels.len(), FITTED);
+    assert!(decibels.iter().sum::<f64>() / FITTED as f64 >= LEAST_MEAN, "{decibels:?}");
+}
+
 /// Returns the number of latent cells in the stored sums.
 fn stored_cells(folder: &Path) -> usize {
     let files: Vec<_> = std::fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path()).collect();
@@ -125,7 +157,6 @@ fn stored_map_is_reused_and_fitted_again_if_damaged() {
 /// Passes with every sampler and with two stages show previews, which change no frame and no sample.
 #[needs(cpu, full)]
 fn previews_change_no_bit_with_any_sampler() {
-    let folder = tempfile::tempdir().expect("a folder");
     let image = "request.images=[{path: tests/fixtures/nano/first.png, frame: 0, strength: 0.7, crf: 0}]";
     let kinds =
         ["gradient_estimation", "euler_ancestral", "cfg_pp", "res_2s"].map(|kind| format!("sampler.kind={kind}"));
@@ -133,6 +164,8 @@ fn previews_change_no_bit_with_any_sampler() {
     let conditioned = ["sampler.kind=euler", "sampler.kind=euler_ancestral"]
         .map(|kind| ("nano", vec![kind, "sampler.steps=6", "pipeline=image_to_video", image]));
     for (config, set) in plain.chain(conditioned).chain([("nano_two_stage", vec!["sampler.steps=6"])]) {
+        // Without a stored map, the first run also shows the first stage.
+        let folder = tempfile::tempdir().expect("a folder");
         let mut studio = ClipSession::open(config, &set);
         let request = studio.request(&prompts()[1].prompt, 7);
         let shown = Shown::default();
