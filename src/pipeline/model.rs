@@ -35,7 +35,7 @@ pub struct OpenModel {
     pub sizes: ModelSizes,
     /// Noise schedule from the model's scheduler config.
     pub scheduler: FlowMatch,
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Means and standard deviations that normalise video latents and audio tokens.
     pub statistics: Av<LatentStatistics>,
     /// Means and standard deviations of the latents that the diffusion decoder expects. `None`: the VAE decodes the
@@ -141,7 +141,7 @@ impl OpenModel {
         weights: Weights,
     ) -> Result<Self> {
         Ok(OpenModel {
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             statistics,
             diffusion,
             sample_rate: configs.vocoder()?.output_sampling_rate,

@@ -399,7 +399,10 @@ fn repeated_and_resumed_runs_use_recorded_prompts() {
     let (first, again) = (at("first.mp4"), at("again.mp4"));
     let ran = run(&["-c", support::tiny(), "-p", "a fox", "--enhance-prompt", "-o", utf8(&first)], &keys);
     let said = text(&ran.stderr);
-    assert!(ran.status.success() && said.contains("enhancing the prompt") && said.contains("prompt enhancer "), "{said}");
+    assert!(
+        ran.status.success() && said.contains("enhancing the prompt") && said.contains("prompt enhancer "),
+        "{said}"
+    );
     let sidecar = json_of(&at("first.json"));
     let took = |sidecar: &Value| sidecar["timings"]["prompt_enhancer"].as_f64().is_some_and(|took| took > 0.0);
     assert!(took(&sidecar), "{}", sidecar["timings"]);

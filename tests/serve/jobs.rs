@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ltx2::config::{Drain, Seconds};
 use ltx2::serve::device::JobBatch;
@@ -471,4 +471,33 @@ fn job_found_running_at_two_starts_fails() {
         assert_eq!(code(&found), if attempts == 2 { "crashed" } else { "" });
         assert_eq!(found.progress.stage, JobPhase::Queued);
     }
+}
+
+/// A job whose preparation waits for a chat server does not keep the device from other jobs.
+#[needs(nothing)]
+fn unprepared_jobs_wait_in_the_queue_and_others_overtake_them() {
+    let state = quick_folder();
+    let server = Server::start(state.path(), settings());
+    let slow = server.send("asks=600000 slow");
+    let (quick, panics, plain) =
+        (server.send("asks=1 quick"), server.send("asks=1 preparation=panics"), server.send("plain"));
+    for id in [&quick, &panics, &plain] {
+        assert_eq!(server.wait(id).record.state, JobState::Completed);
+    }
+    assert_eq!(server.get(&slow).record.state, JobState::Queued);
+    // Cancelled jobs are no longer prepared: there are 4 threads, so the last job is prepared when three of the six others
+    // are cancelled.
+    let more: Vec<_> = (0..5).map(|n| server.send(&format!("asks=600000 slow {n}"))).collect();
+    server.jobs.cancel(&anyone(), &slow).expect("cancelled");
+    server.jobs.cancel(&anyone(), &more[0]).expect("cancelled");
+    let last = server.send("asks=1 last");
+    assert_eq!(server.get(&last).record.state, JobState::Queued);
+    server.jobs.cancel(&anyone(), &more[1]).expect("cancelled");
+    assert_eq!(server.wait(&last).record.state, JobState::Completed);
+    // A job that waits does not delay the end of the server, which prepares it again at the next start.
+    let since = Instant::now();
+    server.stop().expect("stops");
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    let again = Jobs::open(store(state.path()), settings()).expect("jobs");
+    assert_eq!(again.get(&anyone(), &more[3]).expect("a job").record.state, JobState::Queued);
 }

@@ -14,9 +14,12 @@ use ltx2::config::{Config, load};
 use ltx2::runtime::processes::{Group, Launch, Timeouts};
 use ltx2::serve::device::{GeneratedVideo, JobBatch, JobDevice, RunError, StepProgress, Stop};
 use ltx2::serve::id::{Ids, VideoId};
-use ltx2::serve::job::{AcceptedJob, JobPhase, VideoProperties};
+use ltx2::serve::job::{AcceptedJob, JobPhase, JobState, VideoProperties};
 use ltx2::serve::job_config::JobConfig;
+use ltx2::serve::jobs::{Caller, Jobs};
 use ltx2::serve::model_device::{factory_together, follow};
+use ltx2::serve::store::FileStore;
+use ltx2::serve::worker::Worker;
 use serde_json::{Map, Value};
 
 /// Returns the configuration of a server with the smallest test model.
@@ -265,6 +268,59 @@ fn enhanced_job_equals_job_with_the_enhanced_prompt() {
         if reports == 3 { ControlFlow::Break(Stop::Cancelled) } else { ControlFlow::Continue(()) }
     });
     assert!(matches!(ended, Err(RunError::Stopped(Stop::Cancelled))), "the job was not cancelled");
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+}
+
+/// The chat server answers neither in time nor with an error.
+#[needs(cpu)]
+fn job_finishes_before_an_earlier_job_whose_chat_server_is_silent() {
+    let chat = ChatServer::start([Answer::Silence(Duration::from_secs(300))]);
+    let keys = chat.keys("enhance.timeout=300");
+    let keys = keys.each_ref().map(String::as_str);
+    // Creates the jobs only.
+    let server = Server::start(&keys);
+    let enhanced = server.job("small", &["request.prompt=a ball", "request.enhance_prompt=true"], &[]);
+    let plain = server.job("small", &["request.prompt=a cube"], &[]);
+    drop(server);
+    let state = tempfile::tempdir().expect("a folder");
+    let settings = config(state.path(), &keys);
+    let store = Arc::new(FileStore::open(state.path()).expect("a store"));
+    let jobs = Jobs::open(store, settings.serve.clone()).expect("jobs");
+    let worker = Worker::start(&jobs, Box::new(factory_together(settings, None, None)), Vec::new()).expect("threads");
+    let anyone = Caller { name: String::new(), sees_all: true };
+    for job in [&enhanced, &plain] {
+        let ticket = jobs.admit(&anyone).expect("a place");
+        jobs.submit(ticket, AcceptedJob::clone(job)).expect("submitted");
+    }
+    let state_of = |job: &AcceptedJob| jobs.get(&anyone, &job.id).expect("a job").record.state;
+    let since = Instant::now();
+    while !state_of(&plain).is_terminal() {
+        assert!(since.elapsed() < Duration::from_secs(240), "the job waits for the chat server of another one");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((state_of(&plain), state_of(&enhanced)), (JobState::Completed, JobState::Queued));
+    assert_eq!(chat.requests().len(), 1);
+    jobs.drain();
+    worker.join().expect("stops");
+}
+
+/// The device uses the answer to the queued job.
+#[needs(cpu)]
+fn prepared_job_asks_its_chat_server_once() {
+    let chat = ChatServer::start([Answer::Text("A blue ball.")]);
+    let keys = chat.keys("enhance.timeout=20");
+    let mut server = Server::start(&keys.each_ref().map(String::as_str));
+    let job = server.job("small", &["request.prompt=a ball", "request.enhance_prompt=true"], &[]);
+    let preparer = server.device.preparer().expect("asks chat servers");
+    preparer.prepare(&job, Path::new("none"), &|| true);
+    assert_eq!(chat.requests().len(), 1);
+    chat.answer(Answer::Text("A red ball."));
+    assert_eq!(server.make(&job).produced.enhanced_prompt.as_deref(), Some("A blue ball."));
+    assert!(chat.requests().is_empty());
+    // The answer to a job that is cancelled is not waited for.
+    chat.answer(Answer::Silence(Duration::from_secs(15)));
+    let since = Instant::now();
+    preparer.prepare(&server.job("small", &["request.enhance_prompt=true"], &[]), Path::new("none"), &|| false);
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 }
 

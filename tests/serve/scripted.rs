@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use ltx2::config::{Config, Serve};
 use ltx2::media::{self, Audio, Frames, Mp4Options, WavFormat};
 use ltx2::serve::device::{
-    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewImage, PreviewSink, RunError, StepProgress, Stop,
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, Preparer, PreviewImage, PreviewSink, RunError,
+    StepProgress, Stop,
 };
 use ltx2::serve::error::Failure;
 use ltx2::serve::id::{Ids, VideoId};
@@ -53,6 +54,20 @@ pub struct Log {
     lacked: AtomicBool,
 }
 
+/// Preparation that lasts for the milliseconds of the word `asks=` in a prompt, unless the job is cancelled.
+struct ScriptedPreparer;
+
+impl Preparer for ScriptedPreparer {
+    fn prepare(&self, job: &AcceptedJob, _: &Path, is_wanted: &dyn Fn() -> bool) {
+        let pause = Duration::from_secs_f64(word(job.prompt(), "asks").unwrap_or(0.0) / 1000.0);
+        let since = Instant::now();
+        assert_ne!(word::<String>(job.prompt(), "preparation").as_deref(), Some("panics"));
+        while since.elapsed() < pause && is_wanted() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 pub struct ScriptedDevice {
     log: Arc<Log>,
     previews: Option<PreviewSink>,
@@ -85,6 +100,10 @@ impl JobDevice for ScriptedDevice {
 
     fn send_previews(&mut self, sink: PreviewSink) {
         self.previews = Some(sink);
+    }
+
+    fn preparer(&mut self) -> Option<Arc<dyn Preparer>> {
+        Some(Arc::new(ScriptedPreparer))
     }
 
     fn evict(&mut self, shape: &str) {
@@ -315,6 +334,10 @@ pub fn request(ids: &Ids, prompt: &str) -> AcceptedJob {
     let mut config = Config::default();
     config.request.prompt = Some(prompt.into());
     config.request.seed = word(prompt, "seed").unwrap_or(7);
+    if word::<f64>(prompt, "asks").is_some() {
+        config.request.enhance_prompt = true;
+        config.enhance.endpoint = Some("http://localhost:1/v1".into());
+    }
     let text = |name| word::<String>(prompt, name).unwrap_or_default();
     AcceptedJob {
         id: ids.next().expect("an id"),

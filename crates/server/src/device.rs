@@ -95,6 +95,14 @@ pub struct Figures {
     pub memory: Vec<(String, &'static str, u64)>,
 }
 
+/// Work on queued jobs that needs no device, such as a request to a chat server. It runs on other threads than the device,
+/// so that other jobs run meanwhile.
+pub trait Preparer: Send + Sync {
+    /// Prepares a job, and keeps the result or the error for [`JobDevice::run`]. `steps`: path of the checkpoint that an
+    /// interrupted run may have left. Returns early when `is_wanted` returns false.
+    fn prepare(&self, job: &AcceptedJob, steps: &Path, is_wanted: &dyn Fn() -> bool);
+}
+
 /// A device with a loaded model. One thread owns it.
 pub trait JobDevice {
     /// Compiles and loads the programs for the shape of a batch, and runs them at least once.
@@ -113,6 +121,12 @@ pub trait JobDevice {
     /// Sets the receiver of the previews of jobs that request some. Called once, before the first batch. The default
     /// is for devices without previews.
     fn send_previews(&mut self, _sink: PreviewSink) {}
+
+    /// Returns the preparation that jobs with [`Summary::asks_endpoint`](super::job_config::Summary::asks_endpoint) need
+    /// before they run. Called once, before the first batch. `None`: none.
+    fn preparer(&mut self) -> Option<Arc<dyn Preparer>> {
+        None
+    }
 
     /// Unloads the programs of a shape.
     fn evict(&mut self, shape: &str);

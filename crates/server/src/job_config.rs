@@ -36,6 +36,8 @@ pub struct Summary {
     pub loras: String,
     /// Whether the video has sound.
     pub has_audio: bool,
+    /// Whether a chat server enhances the prompt.
+    pub asks_endpoint: bool,
 }
 
 impl JobConfig {
@@ -91,6 +93,14 @@ struct ConfigKeys {
     sampler: SamplerKeys,
     model: ModelKeys,
     output: OutputKeys,
+    #[serde(default)]
+    enhance: EnhanceKeys,
+}
+
+#[derive(Default, Deserialize)]
+struct EnhanceKeys {
+    #[serde(default)]
+    endpoint: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -102,6 +112,8 @@ struct RequestKeys {
     num_frames: Value,
     frame_rate: f64,
     seed: u64,
+    #[serde(default)]
+    enhance_prompt: bool,
 }
 
 #[derive(Deserialize)]
@@ -122,7 +134,7 @@ struct OutputKeys {
 
 impl From<ConfigKeys> for Summary {
     fn from(keys: ConfigKeys) -> Self {
-        let ConfigKeys { pipeline, request, sampler, model, output } = keys;
+        let ConfigKeys { pipeline, request, sampler, model, output, enhance } = keys;
         let given = sampler.sigmas.map(|levels| levels.iter().filter(|level| **level != 0.0).count());
         Summary {
             pipeline,
@@ -135,6 +147,7 @@ impl From<ConfigKeys> for Summary {
             steps: given.unwrap_or(sampler.steps),
             loras: model.loras.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
             has_audio: output.audio,
+            asks_endpoint: request.enhance_prompt && enhance.endpoint.is_some(),
         }
     }
 }
@@ -163,7 +176,8 @@ pub(crate) mod tests {
     #[test]
     fn stored_configuration_is_serialized_unchanged() {
         let text = r#"{"pipeline":"hq","request":{"prompt":"a","width":64,"height":32,"num_frames":"auto",
-            "frame_rate":23.976023976023978,"seed":18446744073709551615,"other":1e0},"sampler":{"steps":4,
+            "frame_rate":23.976023976023978,"seed":18446744073709551615,"other":1e0,
+            "enhance_prompt":true},"enhance":{"endpoint":"http://h/v1"},"sampler":{"steps":4,
             "sigmas":[1.0,0.5,0.0]},"model":{"loras":[{"path":"a"},{"path":"b"}]},"output":{"audio":false}}"#;
         let config: JobConfig = serde_json::from_str(text).expect("a configuration");
         assert_eq!(serde_json::to_string(&config).expect("text"), text);
@@ -178,6 +192,7 @@ pub(crate) mod tests {
             steps: 2,
             loras: r#"{"path":"a"} {"path":"b"}"#.into(),
             has_audio: false,
+            asks_endpoint: true,
         };
         assert_eq!(config.summary(), &expected);
         assert_eq!(config.parse::<Value>().expect("JSON")["request"]["other"], 1.0);

@@ -6,6 +6,7 @@
 
 mod end;
 mod index;
+mod prepare;
 mod progress;
 mod recovery;
 mod run;

@@ -1,7 +1,8 @@
 //! Worker threads of the server.
 //!
 //! The `device` thread creates and exclusively owns the device. The `finisher` thread writes the videos of a batch
-//! while the next batch runs. The `sweeper` thread removes expired jobs.
+//! while the next batch runs. The `sweeper` thread removes expired jobs. The `prepare` threads, which the device thread
+//! starts, prepare queued jobs that need it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use ltx2_base::catch_panic::panic_message;
 use tokio::sync::watch;
 
 use super::descriptors::is_exhausted;
-use super::device::{GeneratedVideo, JobBatch, JobDevice, RunError, Stop};
+use super::device::{GeneratedVideo, JobBatch, JobDevice, Preparer, RunError, Stop};
 use super::error::{Failure, OUT_OF_FILES};
 use super::id::VideoId;
 use super::job::VideoProperties;
@@ -27,6 +28,9 @@ pub type Factory = Box<dyn FnOnce() -> Result<Box<dyn JobDevice>, String> + Send
 
 /// Retry interval while the disk is full or the process is out of file descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Number of jobs that are prepared at the same time.
+const PREPARE_THREADS: usize = 4;
 
 /// Status of the worker threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +136,7 @@ fn own_device(
 ) {
     let mut owned: Option<Box<dyn JobDevice>> = None;
     let mut tells_other_processes = false;
+    let mut helpers = Vec::new();
     let work = AssertUnwindSafe(|| -> Result<(), String> {
         let device = owned.insert(factory()?);
         // A device that panicked may never be dropped, and must not keep the store locked.
@@ -156,6 +161,9 @@ fn own_device(
                 Err(RunError::Device(reason)) => return Err(reason),
             }
         }
+        if let Some(preparer) = device.preparer() {
+            helpers = start_preparing(jobs, &preparer)?;
+        }
         status.send_replace(Status::Ready);
         while let Some(running) = jobs.next() {
             for shape in &running.evict {
@@ -173,6 +181,23 @@ fn own_device(
             std::mem::forget(owned);
         }
     }
+    for helper in helpers {
+        if let Err(panic) = helper.join() {
+            tracing::error!("a thread that prepares jobs failed: {}", panic_message(&*panic));
+        }
+    }
+}
+
+/// Starts the threads that prepare queued jobs.
+fn start_preparing(jobs: &Arc<Jobs>, preparer: &Arc<dyn Preparer>) -> Result<Vec<JoinHandle<()>>, String> {
+    jobs.require_preparation();
+    let start = |_| {
+        let (jobs, preparer) = (Arc::clone(jobs), Arc::clone(preparer));
+        let prepare = move || jobs.prepare_until_stopped(&*preparer);
+        let thread = std::thread::Builder::new().name("prepare".into()).spawn(prepare);
+        thread.map_err(|error| format!("cannot start a thread: {error}"))
+    };
+    (0..PREPARE_THREADS).map(start).collect()
 }
 
 /// Runs a batch and passes its videos to the finisher thread. An error means that the device is unusable.

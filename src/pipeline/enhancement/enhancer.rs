@@ -9,12 +9,13 @@ use super::endpoint::{Endpoint, USED_ALL_TOKENS};
 use super::prompts::{EnhancedPrompt, Enhancement, keys};
 use super::system::SystemPrompt;
 use crate::config::{Config, Enhance, default_temperature};
-use crate::models::chat::{ChatFormat, GEMMA_3, GEMMA_4};
+use crate::models::chat::{ChatFormat, ChatPart, GEMMA_3, GEMMA_4};
 use crate::models::gemma::GenerationSpec;
 use crate::models::tokenizer::Tokenizer;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::origin::Origin;
+use crate::pipeline::programs::build::warn_once;
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::programs::prompt_enhancer::{TextGeneration, TokenSampling, round_up};
 use crate::pipeline::runner::Runner;
@@ -194,15 +195,14 @@ impl Enhancer {
         prompts.iter().try_fold(0, |most, prompt| Ok(most.max(self.encode(chat.format, tokenizer, prompt)?.len())))
     }
 
-    /// Checks that a server can enhance a prompt: it is not empty and, if the text encoder enhances it, not too long for
-    /// the largest program.
+    /// Checks that a server can enhance a prompt: it is not empty and not too long. The limit bounds the size of programs
+    /// and of requests to the endpoint.
     ///
     /// # Errors
     /// Returns an error that says how many tokens the prompt may have.
     pub(crate) fn check_served(&self, tokenizer: &Tokenizer, prompt: &str) -> Result<()> {
         check_prompt(prompt)?;
-        let all = self.longest(tokenizer, &[prompt.to_string()])?;
-        let tokens = all.saturating_sub(self.longest(tokenizer, &[String::new()])?);
+        let tokens = tokenizer.encode_chat(&[ChatPart::Text(prompt.into())])?.len();
         if tokens > MAX_SERVED_TOKENS {
             return Err(PipelineError::Usage(format!(
                 "the prompt has {tokens} tokens, and this server enhances at most {MAX_SERVED_TOKENS}; shorten the \
@@ -475,6 +475,42 @@ mod tests {
             let longer = programs.enhancing(2000).generation().expect("text generation");
             assert_eq!((sizes(2000), longer.prompt_tokens), (2048, 2048));
         }
+    }
+
+    /// The server opens the enhancer when it starts.
+    #[test]
+    fn text_encoder_with_its_own_output_head_is_refused_when_it_is_opened() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let copy = |from: &str| {
+            let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/tiny_a").join(from);
+            for entry in std::fs::read_dir(from).expect("a folder").flatten() {
+                std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("copied");
+            }
+        };
+        copy("text_encoder");
+        let path = folder.path().join("config.json");
+        let mut json: Value = serde_json::from_str(&std::fs::read_to_string(&path).expect("a file")).expect("JSON");
+        json["tie_word_embeddings"] = false.into();
+        std::fs::write(&path, json.to_string()).expect("written");
+        let mut config = Config::default();
+        config.model.path = format!("{}/tests/fixtures/models/tiny_a", env!("CARGO_MANIFEST_DIR"));
+        config.model.text_encoder = Some(folder.path().display().to_string());
+        config.request.enhance_prompt = true;
+        let configs = ModelConfigs::from(Origin::find(&config).expect("a model"));
+        let tokenizer = Tokenizer::bytes(&configs.tokenizer().expect("rules")).expect("a tokenizer");
+        let error = Enhancer::new(&config, &configs, Some(&tokenizer)).err().expect("refused").to_string();
+        assert!(error.contains("tie_word_embeddings"), "{error}");
+    }
+
+    #[test]
+    fn inputs_that_the_enhancer_does_not_see_are_named() {
+        let mut config = Config::default();
+        assert_eq!(Enhancer::unseen_inputs(&config), None);
+        config.request.video = Some("a.mp4".into());
+        let image = r#"{"path": "a.png", "frame": 0, "strength": 1.0, "crf": 0}"#;
+        config.request.images = vec![serde_json::from_str(image).expect("an image")];
+        let warning = Enhancer::unseen_inputs(&config).expect("a warning");
+        assert!(warning.starts_with("prompts are enhanced without the images and the input video: "), "{warning}");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl RunPlan {
         // A benchmark only times the prompt enhancer.
         let enhancer = match videos.outputs.is_empty() {
             true => None,
-            false => Enhancer::new(config, &model.configs, Some(&model.tokenizer))?,
+            false => Enhancer::new(config, &model.configs, Some(&*model.tokenizer))?,
         };
         let requests = videos.jobs.iter().map(|job| model.request(&longest, job));
         let mut requests = requests.collect::<Result<Vec<Request>>>()?;

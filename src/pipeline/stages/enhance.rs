@@ -106,7 +106,7 @@ pub fn enhance_prompts(config: &Config, videos: &RunVideos) -> Result<Vec<Enhanc
     }
     let short = ResolvedConfig::text_only(&own, own.frame_step() + 1);
     let model = OpenModel::from_config(&short)?;
-    let enhancer = Enhancer::new(&own, &model.configs, Some(&model.tokenizer))?;
+    let enhancer = Enhancer::new(&own, &model.configs, Some(&*model.tokenizer))?;
     let Some(enhancer) = enhancer else { return Ok(Vec::new()) };
     let Session { mut runner, .. } = Session::start(RunPlan::of_model(&short, &model)?, model, None)?;
     let generate = |prompt: &str, seed| enhancer.generate(&mut runner, prompt, seed);

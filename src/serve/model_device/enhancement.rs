@@ -1,17 +1,21 @@
 //! Prompt enhancement of jobs.
 
 use std::ops::ControlFlow;
-use std::sync::mpsc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use super::super::device::Preparer;
 use super::process_group::ServerProcesses;
-use super::{JobBatch, ModelDevice, PipelineError, StopWatch, one_line};
+use super::{AcceptedJob, JobBatch, ModelDevice, PipelineError, StopWatch, one_line};
 use crate::config::Config;
+use crate::models::tokenizer::Tokenizer;
 use crate::pipeline::enhancement::{EnhancedPrompt, Enhancement, Enhancer};
 use crate::pipeline::output::denoise_checkpoint::recorded_enhancement;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::Job;
+use crate::pipeline::programs::configs::ModelConfigs;
 use crate::runtime::RuntimeError;
 use crate::serve::job::JobPhase;
 
@@ -133,7 +137,7 @@ impl ModelDevice {
     ) -> Result<EnhancedBatch, PipelineError> {
         self.session.runner.enhancing = None;
         let model = &self.session.runner.model;
-        let enhancer = Enhancer::new(config, &model.configs, Some(&model.tokenizer)).map_err(in_field)?;
+        let enhancer = Enhancer::new(config, &model.configs, Some(&*model.tokenizer)).map_err(in_field)?;
         let Some(enhancer) = enhancer.filter(|enhancer| enhancer.needs_devices() || !is_warm_up) else {
             return Ok(EnhancedBatch::default());
         };
@@ -156,7 +160,7 @@ impl ModelDevice {
             let own = match found.or_else(|| self.answers.find(&id, &job.prompt, seed)) {
                 Some(own) => own,
                 None => {
-                    let own = self.enhance_one(&enhancer, &job.prompt, seed, watch)?;
+                    let own = self.enhance_one(&enhancer, &id, &job.prompt, seed, watch)?;
                     if !is_warm_up {
                         self.answers.keep(id, own.clone());
                     }
@@ -197,13 +201,15 @@ impl ModelDevice {
     fn enhance_one(
         &mut self,
         enhancer: &Enhancer,
+        job: &str,
         prompt: &str,
         seed: u64,
         watch: &mut StopWatch,
     ) -> Result<EnhancedPrompt, PipelineError> {
         watch.check(JobPhase::PromptEnhancer)?;
         if !enhancer.needs_devices() {
-            return ask(enhancer, prompt, seed, &self.process_group, watch);
+            let early = self.early_answers.find(job, prompt, seed);
+            return ask(enhancer, early, prompt, seed, &self.process_group, watch);
         }
         enhancer.generate(&mut self.session.runner, prompt, seed).map_err(|error| match error {
             PipelineError::Runtime(RuntimeError::OutOfMemory { .. }) => in_field(error),
@@ -217,17 +223,19 @@ fn in_field(source: PipelineError) -> PipelineError {
 }
 
 /// Asks the endpoint to enhance a prompt; only process 0 does. The other processes receive its answer, or that the batch
-/// is stopped.
+/// is stopped. `early`: the answer to the queued job; `None`: the endpoint has not been asked.
 fn ask(
     enhancer: &Enhancer,
+    early: Option<Result<EnhancedPrompt, String>>,
     prompt: &str,
     seed: u64,
     processes: &ServerProcesses,
     watch: &mut StopWatch,
 ) -> Result<EnhancedPrompt, PipelineError> {
-    let own = match processes.asks() {
-        true => ask_until_stopped(enhancer, prompt, seed, watch),
-        false => ControlFlow::Continue(Err(String::new())),
+    let own = match early {
+        Some(answer) => ControlFlow::Continue(answer),
+        None if processes.asks() => ask_until_stopped(enhancer, prompt, seed, || watch.poll(JobPhase::PromptEnhancer)),
+        None => ControlFlow::Continue(Err(String::new())),
     };
     match processes.share(own)? {
         ControlFlow::Continue(answer) => answer.map_err(PipelineError::Enhancement),
@@ -238,14 +246,14 @@ fn ask(
     }
 }
 
-/// Asks the endpoint on another thread, so that the batch can be stopped while it waits. The answer to a stopped batch is
-/// discarded. Errors are texts, because all processes report the same one.
-fn ask_until_stopped(
+/// Asks the endpoint on another thread, and calls `poll` while it waits. The answer is discarded if `poll` returns
+/// `Break`. Errors are texts, because all processes report the same one.
+fn ask_until_stopped<S>(
     enhancer: &Enhancer,
     prompt: &str,
     seed: u64,
-    watch: &mut StopWatch,
-) -> ControlFlow<super::Stop, Result<EnhancedPrompt, String>> {
+    mut poll: impl FnMut() -> ControlFlow<S>,
+) -> ControlFlow<S, Result<EnhancedPrompt, String>> {
     let (send, answer) = mpsc::channel();
     let (own, text) = (enhancer.clone(), prompt.to_string());
     // Sending fails if the batch was stopped.
@@ -258,7 +266,7 @@ fn ask_until_stopped(
             Ok(Ok(enhanced)) => return ControlFlow::Continue(Ok(enhanced)),
             Ok(Err(PipelineError::Enhancement(why))) => return ControlFlow::Continue(Err(why)),
             Ok(Err(error)) => return ControlFlow::Continue(Err(one_line(&error))),
-            Err(mpsc::RecvTimeoutError::Timeout) => watch.poll(JobPhase::PromptEnhancer)?,
+            Err(mpsc::RecvTimeoutError::Timeout) => poll()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return ControlFlow::Continue(Err("the thread that asked the chat server failed".into()));
             }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::device::{
-    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewSink, RunError, StepProgress, Stop,
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, Preparer, PreviewSink, RunError, StepProgress, Stop,
 };
 use super::error::Failure;
 use super::job::{AcceptedJob, JobPhase};
@@ -45,7 +45,7 @@ use crate::pipeline::stages::duration;
 use crate::pipeline::{Generated, Phase, PipelineError, Session, one_line};
 use crate::runtime::processes::Group;
 use crate::weights::MergeOrder;
-use enhancement::KeptAnswers;
+use enhancement::{EarlyAnswers, EndpointPreparer, KeptAnswers};
 use figures::Counts;
 use files::InputFolder;
 pub use process_group::follow;
@@ -99,6 +99,8 @@ struct ModelDevice {
     counts: Counts,
     /// Enhanced prompts of jobs whose batch failed.
     answers: KeptAnswers,
+    /// Answers of the endpoint to queued jobs.
+    early_answers: EarlyAnswers,
     /// Receiver of previews. `None`: this process does not serve clients.
     previews: Option<PreviewSink>,
 }
@@ -124,7 +126,7 @@ impl ModelDevice {
         let process_group = ServerProcesses::meet(group, &plain)?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
-        Enhancer::new(config, &model.configs, Some(&model.tokenizer))?;
+        Enhancer::new(config, &model.configs, Some(&*model.tokenizer))?;
         // Only process 0 asks the endpoint.
         if group.is_none_or(|group| group.id() == 0) {
             Enhancer::check_key(&config.enhance)?;
@@ -146,6 +148,7 @@ impl ModelDevice {
             others: Vec::new(),
             counts: Counts::default(),
             answers: KeptAnswers::default(),
+            early_answers: EarlyAnswers::default(),
             previews: None,
             session,
             process_group,
@@ -384,6 +387,7 @@ impl ModelDevice {
         let videos = videos?;
         self.shapes.took(&work.shape, work.rows, &videos);
         self.answers.finish(order);
+        self.early_answers.finish(order);
         Ok(self.finish(order, work, videos))
     }
 
@@ -508,6 +512,12 @@ impl JobDevice for ModelDevice {
 
     fn send_previews(&mut self, sink: PreviewSink) {
         self.previews = Some(sink);
+    }
+
+    fn preparer(&mut self) -> Option<Arc<dyn Preparer>> {
+        let model = &self.session.runner.model;
+        let (configs, tokenizer) = (model.configs.clone(), Arc::clone(&model.tokenizer));
+        Some(Arc::new(EndpointPreparer { configs, tokenizer, answers: self.early_answers.clone() }))
     }
 
     fn evict(&mut self, shape: &str) {

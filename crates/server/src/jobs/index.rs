@@ -42,6 +42,15 @@ pub(super) enum JobLifecycle {
     Ended,
 }
 
+/// State of the work that a [`Preparer`](crate::device::Preparer) does for a queued job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Preparation {
+    Missing,
+    Running,
+    /// Done, or not needed.
+    Done,
+}
+
 /// A job with its state and the clients that watch it.
 #[derive(Debug)]
 pub(super) struct JobEntry {
@@ -59,6 +68,7 @@ pub(super) struct JobEntry {
     pub(super) waiters: usize,
     /// Whether a thread is changing the job's state. Only one thread may do so at a time.
     pub(super) is_busy: bool,
+    pub(super) preparation: Preparation,
     /// Whether the job was deleted while it ran. It is then invisible, and its folder is removed when the run ends.
     pub(super) is_hidden: bool,
     /// Monotonic time at which the job ended. `None`: not ended yet.
@@ -69,7 +79,9 @@ pub(super) struct JobEntry {
 
 impl JobEntry {
     pub(super) fn new(accepted: AcceptedJob, record: Record, at: JobLifecycle) -> Self {
+        let needs_preparation = accepted.config.summary().asks_endpoint;
         JobEntry {
+            preparation: if needs_preparation { Preparation::Missing } else { Preparation::Done },
             accepted: Arc::new(accepted),
             record: Arc::new(record),
             progress: Progress::default(),
@@ -118,6 +130,8 @@ pub(super) struct JobIndex {
     pub(super) runs: BTreeMap<u64, RunningBatch>,
     pub(super) begun: u64,
     pub(super) loaded: LoadedPrograms,
+    /// Whether jobs are prepared before they run.
+    pub(super) has_preparer: bool,
     pub(super) profiles: Profiles,
     /// Whether the disk has too little space for another video.
     pub(super) is_short: bool,

@@ -110,8 +110,14 @@ impl Jobs {
 
     /// Selects the jobs of the next batch and marks them as busy.
     fn choose(&self, index: &mut JobIndex) -> Option<SelectedJobs> {
+        let is_ready = |place: &QueuePosition| match index.waiting.get(place).and_then(|job| job.batch.as_ref()) {
+            // An interrupted batch resumes only as a whole.
+            Some(batch) => !batch.iter().any(|id| index.is_unprepared(id)),
+            None => !index.is_unprepared(&place.id),
+        };
         // A queued job that is busy is being cancelled.
-        let free = |place: &&QueuePosition| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy);
+        let free =
+            |place: &&QueuePosition| index.jobs.get(&place.id).is_some_and(|entry| !entry.is_busy) && is_ready(place);
         let places: Vec<QueuePosition> = index.waiting.keys().filter(free).take(schedule::AHEAD + 1).cloned().collect();
         let (chosen, resume) = match self.resumable_batch(index, places.first()?) {
             Some(batch) => (batch, true),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Metrics, OutcomeLabels, PhaseLabels, PipelineLabel, StateLabel};
 use crate::device::{
-    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, PreviewSink, RunError, StepProgress, Stop,
+    BatchWatch, Figures, GeneratedVideo, JobBatch, JobDevice, Preparer, PreviewSink, RunError, StepProgress, Stop,
 };
 use crate::error::Failure;
 use crate::id::VideoId;
@@ -339,6 +339,10 @@ impl JobDevice for ObservedDevice {
 
     fn send_previews(&mut self, sink: PreviewSink) {
         self.inner.send_previews(sink);
+    }
+
+    fn preparer(&mut self) -> Option<Arc<dyn Preparer>> {
+        self.inner.preparer()
     }
 
     fn evict(&mut self, shape: &str) {
