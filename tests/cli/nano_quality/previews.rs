@@ -11,7 +11,7 @@ use ltx2::request::Request;
 use ltx2::weights::Checkpoint;
 
 use super::{ClipSession, prompts};
-use crate::support::{self, full, needs};
+use crate::support::{self, needs};
 
 /// Minimum PSNR of the last preview in dB.
 const LEAST: f64 = 22.0;
@@ -58,10 +58,10 @@ fn preview_psnr(preview: &Preview, decoded: &Frames) -> f64 {
     20.0 * 255f64.log10() - 10.0 * mean.max(1e-9).log10()
 }
 
-/// The full test runs 20 prompts with the usual number of steps.
-#[needs(cpu)]
+/// In `make test`, `serve nano` compares the bits of videos with and without previews.
+#[needs(cpu, full)]
 fn previews_resemble_decoded_frames() {
-    let (count, steps, every) = if full() { (20, 20, 5) } else { (1, 6, 2) };
+    let (count, steps, every) = (20, 20, 5);
     let folder = tempfile::tempdir().expect("a folder");
     let mut studio = ClipSession::open("nano", &[&format!("sampler.steps={steps}")]);
     let shown = Shown::default();
