@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Times and checks weights streamed from host memory, with random weights: scripts/gpu/stream.sh LTX2 OUT [ROW…].
+# Times and checks streamed weights and forms of layers, with random weights: scripts/gpu/stream.sh LTX2 OUT [ROW…].
 # Needs the CUDA plugin, one GPU (two for rows pair-*) and 100 GiB of host memory; rows file-* and lora-* another 90 GiB in
 # MODELS (default /dev/shm/ltx2), which is not removed.
 set -euo pipefail
@@ -107,6 +107,16 @@ row whole-fp8-off 1 generate -c ltx2 --steps 8 "${off[@]}" --set runtime.weights
 row whole-fp8 1 generate -c ltx2 --steps 8 "${on[@]}" "${small[@]}" --set runtime.weights=fp8
 row whole3-off 1 generate -c ltx2_3 --steps 4 "${off[@]}"
 row whole3-on 1 generate -c ltx2_3 --steps 4 "${on[@]}" "${small[@]}"
+# Forms of layers: the first command compiles, the second reads its programs from the cache. Seconds are in OUT/*.perf.json.
+short() {
+    watched "$ltx2" generate --force -o "$out/$1.mp4" --perf-json "$out/$1.perf.json" --platform cuda "${place[@]}" -c ltx2_3 -p ball \
+        --steps 4 --width 384 --height 256 --num-frames 41 "${@:2}"
+}
+for layers in unrolled loop auto; do
+    cache=(--set runtime.layers=$layers --set "runtime.compile_cache=$out/cache-$layers")
+    row "layers-$layers-compile" 1 short "${cache[@]}"
+    row "layers-$layers-read" 1 short "${cache[@]}"
+done
 # A card on which not even that fits: one line, exit code 1.
 row whole-none 1 generate -c ltx2 --steps 8 --set runtime.memory_fraction=0.03
 # LTX-2.5 with its diffusion decoder on 24 GB.

@@ -13,6 +13,7 @@ use crate::models::upsampler::Upsampling;
 use crate::pipeline::PipelineError;
 use crate::pipeline::model::Component;
 use crate::pipeline::one_line as error_line;
+use crate::pipeline::plan::layers::describe_layers;
 use crate::pipeline::plan::layouts::{LayoutComparison, RankingDevices, compare, ranking};
 use crate::pipeline::plan::preflight::check_components;
 use crate::pipeline::plan::run_plan::RunPlan;
@@ -324,8 +325,10 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
         }
         if let Some(layouts) = &layouts {
-            let Layouts { auto, memory, faster, lacking } = layouts;
-            all["layouts"] = serde_json::json!({"auto": auto, "memory": memory, "faster": faster, "lacking": lacking});
+            let Layouts { auto, memory, layers, faster, lacking } = layouts;
+            all["layouts"] = serde_json::json!({
+                "auto": auto, "memory": memory, "layers": layers, "faster": faster, "lacking": lacking,
+            });
         }
         print(&format!("{}\n", serde_json::to_string_pretty(&all)?))?;
     } else {
@@ -337,8 +340,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             lines.push(format!("two_stage.upsample: {}", upsamplings.join(", ")));
         }
         lines.extend(ltx25_features.iter().flat_map(Ltx25Features::lines));
-        if let Some(Layouts { auto, memory, faster, lacking }) = layouts {
-            lines.extend([auto, memory].into_iter().chain(faster).chain(lacking));
+        if let Some(Layouts { auto, memory, layers, faster, lacking }) = layouts {
+            lines.extend([auto, memory].into_iter().chain(layers).chain(faster).chain(lacking));
         }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
         lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "request: ready".to_string()));
@@ -360,6 +363,8 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
 struct Layouts {
     auto: String,
     memory: String,
+    /// Form of layers that `runtime.layers: auto` chooses; `None`: there is no choice.
+    layers: Option<String>,
     faster: Option<String>,
     lacking: Vec<String>,
 }
@@ -383,6 +388,7 @@ fn layouts(args: &CheckArgs, name: &str) -> anyhow::Result<Layouts> {
     Ok(Layouts {
         auto: ranked.decision(devices),
         memory: describe_fit(&placed, devices)?,
+        layers: describe_layers(&placed, devices)?,
         faster: compared.as_ref().and_then(LayoutComparison::faster),
         lacking: compared.as_ref().map(LayoutComparison::lacking).unwrap_or_default(),
     })

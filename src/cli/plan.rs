@@ -51,6 +51,8 @@ pub(crate) struct PlanSummary {
     dtype: String,
     layout: String,
     mesh: String,
+    /// Value of `runtime.layers`.
+    layers: &'static str,
     outputs: Vec<String>,
     /// Enhanced prompts; empty if the run does not enhance prompts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -110,6 +112,7 @@ impl PlanSummary {
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
             layout: config.layout.clone(),
             mesh: mesh.map_or_else(|error| error.to_string(), |axes| mesh_text(axes.iter().map(|(a, n)| (a, n)))),
+            layers: config.runtime.layers.name(),
             outputs: videos.outputs.iter().map(|p| p.display().to_string()).collect(),
             prompts: Vec::new(),
         }
@@ -171,7 +174,11 @@ impl fmt::Display for PlanSummary {
             writeln!(f, "references {} tokens, appended to the first stage's video", self.reference_tokens)?;
         }
         writeln!(f, "denoising  {} steps, passes per step: {}", self.steps, self.branches.join(", "))?;
-        writeln!(f, "device     {}, {}, layout {}, {}", self.platform, self.dtype, self.layout, self.mesh)?;
+        writeln!(
+            f,
+            "device     {}, {}, layout {}, {}, layers {}",
+            self.platform, self.dtype, self.layout, self.mesh, self.layers
+        )?;
         for output in &self.outputs {
             writeln!(f, "writes     {output}")?;
         }

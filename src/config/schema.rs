@@ -933,6 +933,8 @@ with_defaults! {
         pub visible_devices: Option<Vec<i64>> = None,
         /// Tiled decoding of the video, to save memory; null disables tiling.
         pub tiling: Option<Tiling> = None,
+        /// Form of the loop over the layers of a network.
+        pub layers: LayerForm = LayerForm::Auto,
         /// Weights that stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
         /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
@@ -1022,6 +1024,31 @@ pub enum Residency {
     Resident,
     /// Keeps one component at a time.
     InTurn,
+}
+
+/// Form of the loop over the layers of a network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerForm {
+    /// The platform's form: unrolled on CUDA, otherwise a loop. On CUDA, `ltx2 generate` uses a loop if it makes short
+    /// runs considerably faster.
+    #[default]
+    Auto,
+    /// Each layer has separate operations and weights.
+    Unrolled,
+    /// A loop over the stacked weights of the layers.
+    Loop,
+}
+
+impl LayerForm {
+    /// Returns the value of `runtime.layers`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerForm::Auto => "auto",
+            LayerForm::Unrolled => "unrolled",
+            LayerForm::Loop => "loop",
+        }
+    }
 }
 
 /// Streaming of weights from host memory.

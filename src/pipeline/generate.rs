@@ -254,6 +254,7 @@ fn plan_run(
         plan.set_enhanced(enhanced, &videos.jobs);
     }
     videos.enhancement = known;
+    plan.command_videos = frames.is_none().then_some(videos.total);
     Ok(PlannedRun { plan, model, enhancing })
 }
 

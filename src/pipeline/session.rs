@@ -12,19 +12,19 @@ use super::error::{PipelineError, Result};
 use super::model::OpenModel;
 use super::plan::layouts::RankingDevices;
 use super::plan::loras::Loras;
-use super::plan::memory;
+use super::plan::memory::{self, Limits};
 use super::plan::options::RunOptions;
 use super::plan::run_plan::RunPlan;
 use super::plan::stream;
 use super::programs::executor::Executor;
 use super::runner::Runner;
 use super::stages::text_to_video::Generated;
-use crate::config::{AUTO, Config};
+use crate::config::{AUTO, Config, LayerForm};
 use crate::media::RoundTrip;
 use crate::nn::Build;
 use crate::request::{self, Request};
 use crate::runtime::processes::Group;
-use crate::runtime::{Engine, EngineOptions, RuntimeError, SpanKind, platform};
+use crate::runtime::{Engine, EngineOptions, Footprint, RuntimeError, SpanKind, platform};
 
 /// A model on its devices, ready to run the requests of one configuration.
 pub struct Session {
@@ -160,7 +160,12 @@ impl SessionDevices {
         let build = setup::build_for(&plan.config, count, engine.toolchain())?;
         check_mesh_use(&plan.config, &build, &engine)?;
         plan.programs.check(&build)?;
-        let build = Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build };
+        let mut build = Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build };
+        let config = Config::clone(&plan.config);
+        let limits = || Limits::new(&config, &engine, Footprint::default(), &build, group);
+        if plan.choose_layers(chip.as_ref(), &build, limits)? == LayerForm::Loop {
+            build = setup::build_for(&plan.config, count, engine.toolchain())?;
+        }
         Ok(SessionDevices { engine, build, versions })
     }
 }

@@ -112,7 +112,16 @@ fn second_run_compiles_nothing_and_is_bit_identical() {
         assert!(warnings.iter().any(|w| w.contains(&file) && w.contains(why)), "{file}: {warnings:?}");
     }
     assert_eq!(folder.entries("cache"), entries);
-    assert_eq!(folder.generate("d", &cache, &[]).compiles, 0);
+    // A loop is the CPU's form of layers, so setting it changes no program. The sidecar records it.
+    let looped = folder.generate("d", &cache, &["--set", "runtime.layers=loop"]);
+    assert_eq!((looped.compiles, looped.hits, &looped.bits), (0, 7, &first.bits));
+    let sidecar = |name: &str| -> Value {
+        serde_json::from_str(&fs::read_to_string(folder.path(name)).expect("a sidecar")).expect("JSON")
+    };
+    let form = |name: &str| (sidecar(name)["config"]["runtime"]["layers"].clone(), sidecar(name)["layers"].clone());
+    let loop_by = |reason: &str| serde_json::json!({"form": "loop", "reason": reason});
+    assert_eq!(form("c.json"), ("auto".into(), loop_by("default of the platform")));
+    assert_eq!(form("d.json"), ("loop".into(), loop_by("set in the configuration")));
 
     // Compiling the same program ahead of time hits the same entry; other compiler options make a new one.
     let save = |more: &[&str]| {

@@ -106,6 +106,9 @@ fn check_ranks_layouts_without_target_plugin() {
         let line =
             printed.lines().find(|line| line.starts_with("layout auto: ")).unwrap_or_else(|| panic!("{printed}"));
         assert!(line.starts_with(&format!("layout auto: for {devices}: ")) && line.contains(" ms a step"), "{line}");
+        // Only CUDA has a choice.
+        let layers = printed.lines().find(|line| line.starts_with("runtime.layers: auto: "));
+        assert_eq!(layers.is_some(), target.starts_with("cuda"), "{printed}");
     }
 }
 

@@ -270,6 +270,9 @@ fn checkpoint_of_another_request_is_rejected() {
     let said = message(&other);
     assert!(said.contains("holds the steps of another request"), "{said}");
     assert!(said.contains(": request.seed was 10, is now 11; repeat that run's request"), "{said}");
+    // Another form of layers rounds differently.
+    let unrolled = message(&settings("image_to_video", &[&image, "runtime.layers=unrolled"]));
+    assert!(unrolled.contains(": runtime.layers was \"auto\", is now \"unrolled\"; repeat that"), "{unrolled}");
     // The log shows that nothing is compiled.
     let mut command = support::ltx2();
     command.args(["generate", "-c", support::tiny(), "--resume", "-o"]).arg(&output);

@@ -98,7 +98,7 @@ fn request_values_are_accepted_in_yaml_and_by_set_flag() {
 #[needs(nothing)]
 fn sampling_and_model_values_are_accepted_in_yaml_and_by_set() {
     let dir = tempfile::tempdir().expect("a folder");
-    let words: [(&str, &[&str], &[&str]); 12] = [
+    let words: [(&str, &[&str], &[&str]); 13] = [
         ("sampler.kind", &["euler", "euler_ancestral", "gradient_estimation", "cfg_pp", "res_2s"], &[]),
         ("sampler.schedule", &["ltx2", "beta", "linear_quadratic"], &[]),
         ("guidance.kind", &["cfg", "cfg_star", "apg"], &[]),
@@ -111,6 +111,7 @@ fn sampling_and_model_values_are_accepted_in_yaml_and_by_set() {
         ("model.temporal_upsampler", &["/upsampler"], &[]),
         ("runtime.weights", &["bf16", "fp8", "int8", "int8-convrot"], &[]),
         ("runtime.activations", &["bf16", "int8"], &["runtime.weights=int8"]),
+        ("runtime.layers", &["auto", "unrolled", "loop"], &[]),
     ];
     for (key, words, more) in words {
         let pointer = format!("/{}", key.replace('.', "/"));

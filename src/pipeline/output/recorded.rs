@@ -31,7 +31,7 @@ const IGNORED_KEYS: [&str; 13] = [
 ];
 
 /// Config keys that can be `auto`. A sidecar records the value to which `auto` was resolved.
-const AUTO_KEYS: [&str; 3] = ["/layout", "/conditioning/h264", "/request/num_frames"];
+const AUTO_KEYS: [&str; 4] = ["/layout", "/conditioning/h264", "/request/num_frames", "/runtime/layers"];
 
 /// Returns the effective configuration of a job, with null for all keys that do not affect the result.
 pub(in crate::pipeline) fn numbers(config: &Config, job: &Job) -> Value {
@@ -261,6 +261,14 @@ mod tests {
         let mut chosen = recorded.clone();
         (chosen["layout"], chosen["mesh"]) = (json!("replicated"), json!({"context": 2}));
         assert_eq!(request_difference(&chosen, &open, &job(10)), None);
+        // The same holds for `runtime.layers: auto`, but not for another form by name.
+        let mut looped = recorded.clone();
+        looped["runtime"]["layers"] = json!("loop");
+        assert_eq!(request_difference(&looped, &config, &job(10)), None);
+        let mut unrolled = config.clone();
+        unrolled.runtime.layers = crate::config::LayerForm::Unrolled;
+        let why = request_difference(&looped, &unrolled, &job(10));
+        assert_eq!(why.as_deref(), Some("runtime.layers was \"loop\", is now \"unrolled\""));
         let named = Config { layout: "ring".into(), ..config.clone() };
         assert!(request_difference(&chosen, &named, &job(10)).is_some(), "another layout by name");
     }

@@ -6,9 +6,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::writer::{FinishedVideo, write_json};
-use crate::config::Config;
+use crate::config::{Config, LayerForm};
 use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result, one_line};
+use crate::pipeline::plan::layers::PLATFORM_DEFAULT;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::Job;
 use crate::pipeline::runner::Runner;
@@ -23,12 +24,23 @@ pub(crate) fn sidecar(plan: &RunPlan, job: &Job, model: &Value, runner: &Runner,
         "model": model,
         "inputs": plan.inputs,
         "programs": runner.executor.program_hashes().collect::<BTreeMap<_, _>>(),
+        "layers": layers(plan, runner),
         "versions": versions,
     });
     if let Some(record) = plan.enhancement.as_ref().map(|own: &Enhancement| own.of_video(config, &job.prompt)) {
         own["enhancement"] = record;
     }
     own
+}
+
+/// Returns the form of the loop over layers in the programs of a run, and the reason for it.
+fn layers(plan: &RunPlan, runner: &Runner) -> Value {
+    let form = if runner.build.lowering.unroll_layers { LayerForm::Unrolled } else { LayerForm::Loop };
+    let default = match plan.config.runtime.layers {
+        LayerForm::Auto => PLATFORM_DEFAULT,
+        _ => "set in the configuration",
+    };
+    json!({"form": form.name(), "reason": plan.layer_reason.as_deref().unwrap_or(default)})
 }
 
 /// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and

@@ -157,7 +157,7 @@ impl Limits {
 
     /// Returns the usable memory. In a multi-process run, this is the minimum over all processes: with different limits,
     /// the processes would run different programs.
-    pub(super) fn new(
+    pub(in crate::pipeline) fn new(
         config: &Config,
         engine: &Engine,
         loaded: Footprint,

@@ -5,6 +5,7 @@ pub mod derive;
 #[cfg(test)]
 mod effects;
 pub(in crate::pipeline) mod fit;
+pub(crate) mod layers;
 pub mod layouts;
 pub mod loras;
 pub(crate) mod memory;

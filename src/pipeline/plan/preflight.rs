@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::layouts::{RankingDevices, ranking};
 use super::setup;
 use super::videos::RunVideos;
-use crate::config::{AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, VideoUse, WeightType};
+use crate::config::{AUTO, ActivationType, Config, FRAME_STEP, GivenAudio, LayerForm, VideoUse, WeightType};
 use crate::kernels::AttentionKernel;
 use crate::media::{Audio, Clip, ClipPart};
 use crate::pipeline::error::{PipelineError, Result};
@@ -34,6 +34,7 @@ pub(super) fn check_placement(config: &Config, programs: &Programs) -> Result<()
             let mut own = config.clone();
             (own.runtime.weights, own.runtime.activations) = (WeightType::Bf16, ActivationType::Bf16);
             own.runtime.attention = AttentionKernel::Auto;
+            own.runtime.layers = LayerForm::Auto;
             check_on_devices(&own, programs, "")
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use serde::Serialize;
 
-use crate::config::{Config, Mesh, NumFrames, Pipeline, outside};
+use crate::config::{Config, LayerForm, Mesh, NumFrames, Pipeline, outside};
 use crate::media::ImageH264;
 use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result};
@@ -71,6 +71,11 @@ impl ResolvedConfig {
 
     pub(super) fn set_layout(&mut self, layout: String, mesh: Option<Mesh>) {
         (self.0.layout, self.0.mesh) = (layout, mesh);
+    }
+
+    /// Sets the form of the loop over layers.
+    pub(super) fn set_layers(&mut self, form: LayerForm) {
+        self.0.runtime.layers = form;
     }
 
     /// Sets the H.264 encoder of the conditioning images.

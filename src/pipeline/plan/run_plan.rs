@@ -41,6 +41,11 @@ pub struct RunPlan {
     pub(crate) enhancement: Option<Enhancement>,
     /// H.264 encoder of the conditioning images. `None`: not chosen yet, or there are no images to encode.
     pub(crate) round_trip: Option<RoundTrip>,
+    /// Number of videos of an `ltx2 generate` command, including those that an interrupted run has finished. `None`: the
+    /// plan is of another command, or the number of frames was predicted with the platform's form of layers.
+    pub(crate) command_videos: Option<usize>,
+    /// Reason for the form of layers that replaced `runtime.layers: auto`. `None`: the configured value is unchanged.
+    pub(crate) layer_reason: Option<String>,
     /// Whether programs are compiled so that a trace distinguishes their operations.
     pub(crate) traceable: bool,
 }
@@ -65,8 +70,18 @@ impl RunPlan {
 
     fn with_programs(config: &Config, programs: Programs) -> Self {
         let (config, requests, inputs) = (config.into(), Vec::new(), Value::Null);
-        let (enhancer, enhancement, round_trip, traceable) = (None, None, None, false);
-        RunPlan { config, requests, programs, inputs, enhancer, enhancement, round_trip, traceable }
+        RunPlan {
+            config,
+            requests,
+            programs,
+            inputs,
+            enhancer: None,
+            enhancement: None,
+            round_trip: None,
+            command_videos: None,
+            layer_reason: None,
+            traceable: false,
+        }
     }
 
     /// Plans a run and verifies its output files, the disk space for them, its model components, requests, input files and

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::origin::{CONVROT_COMPONENTS, Weights};
 use crate::analysis::Chip;
-use crate::config::{self, ActivationType, Config, Dtype, FlagValue, WatchdogWord, WeightStreaming, WeightType};
+use crate::config::{
+    self, ActivationType, Config, Dtype, FlagValue, LayerForm, WatchdogWord, WeightStreaming, WeightType,
+};
 use crate::hlo::DType;
 use crate::kernels::AttentionKernel;
 use crate::nn::{Build, Lowering, Quantization, RoundingPoints, Streaming};
@@ -50,8 +52,35 @@ fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Bu
         quantization: quantization(config, &lowering, platform)?,
         unquantized: Arc::default(),
         streaming: streaming(config, &spec, platform)?,
-        lowering,
+        lowering: Lowering { unroll_layers: unrolls_layers(config, &lowering, platform)?, ..lowering },
     })
+}
+
+/// Returns whether loops over layers are unrolled. `lowering`: that of the platform.
+///
+/// # Errors
+/// Returns an error for `runtime.layers: loop` on a platform that unrolls layers if the weights are fp8 or streamed.
+fn unrolls_layers(config: &Config, lowering: &Lowering, platform: &str) -> Result<bool> {
+    let unrolls = match config.runtime.layers {
+        LayerForm::Auto => lowering.unroll_layers,
+        LayerForm::Unrolled => true,
+        LayerForm::Loop => false,
+    };
+    let other = match (config.runtime.weights, config.runtime.stream) {
+        _ if unrolls || !lowering.unroll_layers => return Ok(unrolls),
+        (WeightType::Fp8, _) => "runtime.weights: fp8",
+        (_, WeightStreaming::On) => "runtime.stream: on",
+        _ => return Ok(unrolls),
+    };
+    Err(PipelineError::Usage(format!(
+        "runtime.layers: loop does not support {other} on platform {platform}; set runtime.layers to auto or unrolled"
+    )))
+}
+
+/// Returns whether a configuration replaces the unrolled layers of a platform by loops. Their stacked weights cannot be
+/// streamed.
+pub(super) fn loops_instead(config: &Config, spec: &PlatformSpec) -> bool {
+    config.runtime.layers == LayerForm::Loop && (spec.lowering)(&Toolchain::default()).unroll_layers
 }
 
 /// Returns the streaming that the configuration requests. `None` for `off`, for `auto` (the memory plan decides), and
@@ -127,7 +156,7 @@ fn trial_limit(config: &Config) -> Option<Duration> {
 }
 
 /// Returns the quantization of the transformer blocks' matmuls. Fails for int8 activations without int8 weights, and
-/// for fp8 on a platform that compiles the blocks as a loop.
+/// for fp8 on a platform whose default is a loop over layers. `lowering`: that of the platform.
 fn quantization(config: &Config, lowering: &Lowering, platform: &str) -> Result<Quantization> {
     let activations = config.runtime.activations == ActivationType::Int8;
     match (config.runtime.weights, config.runtime.activations) {
@@ -250,6 +279,41 @@ mod tests {
         let want = "runtime.attention: cudnn requires CUDA and a GPU of compute capability 8.0 or newer, but the \
                     platform is cuda with compute capability 7.5; use auto";
         assert!(error.contains(want), "{error}");
+    }
+
+    #[test]
+    fn layer_form_replaces_the_platform_default() {
+        let mut config = Config::default();
+        let unrolls = |config: &Config, platform| build(config, 1, platform, "").map(|own| own.lowering.unroll_layers);
+        let forms =
+            [(LayerForm::Auto, [false, true, false]), (LayerForm::Unrolled, [true; 3]), (LayerForm::Loop, [false; 3])];
+        for (form, want) in forms {
+            config.runtime.layers = form;
+            let got = ["cpu", "cuda", "tpu"].map(|platform| unrolls(&config, platform).expect("accepted"));
+            assert_eq!(got, want, "{form:?}");
+        }
+        // Only the lowering's form of layers changes.
+        let own = build(&config, 1, "cuda", "").expect("accepted").lowering;
+        let default = build(&Config::default(), 1, "cuda", "").expect("accepted").lowering;
+        assert_eq!(Lowering { unroll_layers: true, ..own }, default);
+    }
+
+    #[test]
+    fn loop_is_rejected_with_fp8_or_streamed_weights_only_where_layers_are_unrolled() {
+        let mut config = Config::default();
+        config.runtime.layers = LayerForm::Loop;
+        let error = |config: &Config, platform| build(config, 1, platform, "").expect_err("rejected").to_string();
+        config.runtime.stream = WeightStreaming::On;
+        let want = "runtime.layers: loop does not support runtime.stream: on on platform cuda; set runtime.layers to \
+                    auto or unrolled";
+        assert!(error(&config, "cuda").contains(want), "{}", error(&config, "cuda"));
+        assert!(build(&config, 1, "tpu", "").is_ok(), "loops are the default on TPU");
+        config.runtime.stream = WeightStreaming::Auto;
+        config.runtime.weights = WeightType::Fp8;
+        assert!(error(&config, "cuda").contains(&want.replace("runtime.stream: on", "runtime.weights: fp8")));
+        // Unrolled layers do not add fp8 to a platform without it.
+        config.runtime.layers = LayerForm::Unrolled;
+        assert!(error(&config, "tpu").contains("runtime.weights: fp8 requires cuda"), "{}", error(&config, "tpu"));
     }
 
     #[test]

@@ -172,9 +172,9 @@ impl<'a> StreamSearch<'a> {
 }
 
 /// Returns whether the memory plan decides which weights are streamed: `runtime.stream` is `auto`, and the platform can
-/// stream weights.
+/// stream weights in the configured form of layers.
 pub(super) fn is_auto(config: &Config, spec: &PlatformSpec) -> bool {
-    config.runtime.stream == WeightStreaming::Auto && spec.streams_weights
+    config.runtime.stream == WeightStreaming::Auto && spec.streams_weights && !setup::loops_instead(config, spec)
 }
 
 /// Describes a choice for the log. `resident`: number of resident transformer blocks; `None`: no weights are streamed.
@@ -341,10 +341,7 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
     let RunPlan { config, programs, .. } = &plan;
     let limits = Limits::of_capacity(config, devices.capacity);
     let build = setup::build_for(config, devices.count, devices.toolchain)?;
-    let (mut memory, networks) = built(config, programs, &build, limits)?;
-    let works: Vec<_> =
-        memory.needs.iter().zip(&networks).map(|(need, (_, network))| need.io + estimate(network)).collect();
-    memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
+    let memory = estimated(config, programs, &build, limits)?;
     let Some((need, bytes)) = memory.largest() else { return Ok(String::new()) };
     let usable = limits.device.map_or(String::new(), |bytes| format!(" of {:.2} GiB", gib(bytes)));
     let text = format!("memory: {} needs about {:.2} GiB{usable} per device", need.program.name(), gib(bytes));
@@ -365,6 +362,23 @@ pub(crate) fn describe_fit(config: &Config, devices: RankingDevices) -> Result<S
         ),
         StreamChoice::DoesNotFit => format!("{text}, which does not fit even with runtime.stream"),
     })
+}
+
+/// Returns the memory plan of a run with estimated temporaries.
+fn estimated(config: &Config, programs: &Programs, build: &Build, limits: Limits) -> Result<MemoryPlan> {
+    let (mut memory, networks) = built(config, programs, build, limits)?;
+    let works: Vec<_> =
+        memory.needs.iter().zip(&networks).map(|(need, (_, network))| need.io + estimate(network)).collect();
+    memory.needs.iter_mut().zip(works).for_each(|(need, work)| need.work = Some(work));
+    Ok(memory)
+}
+
+/// Returns whether a run is estimated to fit in memory without streamed weights.
+///
+/// # Errors
+/// Returns an error if a program cannot be built.
+pub(super) fn fits_unstreamed(config: &Config, programs: &Programs, build: &Build, limits: Limits) -> Result<bool> {
+    Ok(estimated(config, programs, build, limits)?.keep(config.runtime.residency).is_some())
 }
 
 /// Returns the estimated bytes of weights that a program prefetches.

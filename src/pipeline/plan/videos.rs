@@ -43,6 +43,8 @@ pub struct RunVideos {
     /// Whether the run was started for several videos. Frames, audio and dumps then have a name for each video, even if
     /// only one video remains to be generated after `--resume`.
     pub(super) several: bool,
+    /// Number of videos for which the run was started, including those that are finished.
+    pub(in crate::pipeline) total: usize,
 }
 
 impl Deref for RunVideos {
@@ -75,7 +77,7 @@ impl RunVideos {
             Some(group) if group.id() > 0 => jobs.iter().map(|_| PathBuf::new()).collect(),
             _ => output_paths(config.output.path.as_deref().map(Path::new), &jobs, config.pipeline.extension())?,
         };
-        let several = jobs.len() > 1;
+        let total = jobs.len();
         let (mut enhancement, mut resolved) = (None, ResolvedConfig::from(config));
         if options.resume {
             if config.request.enhance_prompt {
@@ -93,7 +95,7 @@ impl RunVideos {
             // several processes, all must make the same calls, so a terminal has no influence.
             ProgressEvery::Auto(_) => (group.is_none() && std::io::stderr().is_terminal()).then_some(1),
         };
-        let videos = RunVideos { jobs, outputs, options, progress_every, enhancement, several };
+        let videos = RunVideos { jobs, outputs, options, progress_every, enhancement, several: total > 1, total };
         check_outputs(&resolved, &videos)?;
         Ok(videos)
     }

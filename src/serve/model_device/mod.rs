@@ -155,6 +155,18 @@ impl ModelDevice {
         })
     }
 
+    /// Returns the configuration of a job, with the paths, layout and form of layers of this server.
+    fn job_config(&self, job: &AcceptedJob) -> Result<Config, PipelineError> {
+        let (mut config, placed) = (self.inputs.named(job)?, &self.session.plan.config);
+        if self.process_group.are_several() {
+            files::local(&mut config, placed);
+        }
+        (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
+        config.runtime.layers = placed.runtime.layers;
+        config.output.preview_decoder.clone_from(&placed.output.preview_decoder);
+        Ok(config)
+    }
+
     /// Converts the jobs of a batch into requests. Merges LoRAs, and compiles and plans the programs that the batch
     /// needs.
     fn prepare(
@@ -168,12 +180,7 @@ impl ModelDevice {
             return Err(PipelineError::Input("a batch needs at least one job".into()));
         };
         // The configurations of a batch differ only in prompt and seed.
-        let (mut config, placed) = (self.inputs.named(first)?, &self.session.plan.config);
-        if self.process_group.are_several() {
-            files::local(&mut config, placed);
-        }
-        (config.layout, config.mesh) = (placed.layout.clone(), placed.mesh);
-        config.output.preview_decoder.clone_from(&placed.output.preview_decoder);
+        let config = self.job_config(first)?;
         let shape = first.shape.clone();
         let mut jobs: Vec<Job> = order
             .jobs
@@ -207,6 +214,7 @@ impl ModelDevice {
             None => ResolvedConfig::from(&config),
         };
         let mut plan = RunPlan::of_model(&resolved, &self.session.runner.model)?;
+        plan.layer_reason.clone_from(&self.session.plan.layer_reason);
         plan.programs = plan.programs.enhancing(enhancement.longest);
         plan.set_enhanced(enhancement.record, &jobs);
         plan.choose_encoder(group.as_deref())?;
