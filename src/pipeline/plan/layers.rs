@@ -220,6 +220,7 @@ mod tests {
             assert!(reason.contains("reading unrolled programs") && reason.ends_with("takes 7.8 s longer"), "{reason}");
             let (large, plan) = chosen(preset, &LARGE, Some(1));
             assert_eq!(large, LayerForm::Unrolled, "{preset}: {:?}", plan.layer_reason);
+            eprintln!("{preset}: {reason}\n{preset}: {}", plan.layer_reason.unwrap_or_default());
             // All videos of a command count, and so do all clips.
             assert_eq!(chosen(preset, &SMALL, Some(1000)).0, LayerForm::Unrolled, "{preset}");
         }
