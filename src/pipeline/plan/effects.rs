@@ -290,10 +290,11 @@ fn plan(config: &Config) -> Result<String, String> {
 }
 
 /// Keys that change only programs, each with a program that it changes.
-const OF_PROGRAMS: [(&str, ProgramKind); 7] = [
+const OF_PROGRAMS: [(&str, ProgramKind); 8] = [
     ("runtime.dtype", ProgramKind::Denoise),
     ("runtime.numerics", ProgramKind::Denoise),
     ("runtime.attention", ProgramKind::Denoise),
+    ("runtime.layers", ProgramKind::Denoise),
     ("runtime.weights", ProgramKind::Denoise),
     ("runtime.activations", ProgramKind::Denoise),
     ("vocoder.stage1_clamp", ProgramKind::Vocoder),
