@@ -171,7 +171,10 @@ mod tests {
         for (item, want) in [
             ("steps=3", "--cache steps=3: expected a threshold such as 0.05, or ratio=R such as ratio=0.5"),
             ("x", "--cache x: 'x' is not a number; use a threshold such as 0.05, or ratio=0.5"),
-            ("11", "--set sampler.cache.threshold=11: 'sampler.cache.threshold' must be a number from 0 to 10 or null, not 11"),
+            (
+                "11",
+                "--set sampler.cache.threshold=11: 'sampler.cache.threshold' must be a number from 0 to 10 or null, not 11",
+            ),
         ] {
             assert_eq!(cache(item).expect_err("refused").to_string(), want);
         }

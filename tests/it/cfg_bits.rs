@@ -19,9 +19,7 @@ use serde_json::{Value, json};
 
 use crate::layouts::build;
 use crate::support::passes::Pass;
-use crate::support::{
-    cases, cpu, dumped, dumping, generate, needs, open, optimized, quick, relative_l2, request,
-};
+use crate::support::{cases, cpu, dumped, dumping, generate, needs, open, optimized, quick, relative_l2, request};
 
 /// A transformer with random weights: heads and head dimensions (also of the audio stream), blocks, and other keys.
 struct Variant {
