@@ -1,6 +1,6 @@
 """Writes the figures of benchmarks/ablations.md: ablations.py RESULTS.jsonl PAGE; `make ablations` runs it.
 
-The page names the layouts and the steps between them: a new row needs its words alone.
+To add a row, write its words on the page; the script fills in the figures.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Reads and writes the rows of a page's generated tables, which stand below their heads between <!-- NAME --> and <!-- end -->."""
+"""Reads and writes the rows of a page's generated tables; a table, with its header, is between <!-- NAME --> and <!-- end -->."""
 
 import re
 import sys

@@ -1,6 +1,6 @@
 """Writes the figures of three tables of benchmarks/tpu.md by `ltx2 compile --json`: pods.py LTX2 PAGE; `make tpu-tables` runs it.
 
-A new row of the page needs its first cells alone. target/tpu-tables keeps optimized modules, so that no run repeats them.
+To add a row, write its first cells on the page. Optimized modules are kept in target/tpu-tables.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 
 import page
 
-# Programs of LTX-2.5 by their words on the page.
+# Program names of LTX-2.5, by their labels on the page.
 PROGRAMS_2_5 = {
     "step with guidance": "denoise", "text encoder, two prompts": "text-encoder", "convolutional decoder": "video-decoder",
     "diffusion decoder": "diffusion-decoder",

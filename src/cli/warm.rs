@@ -16,7 +16,8 @@ use crate::pipeline::programs::warm::{WarmedProgram, warm};
   ltx2 warm -c ltx2_3 --layout ulysses --width 1024 --height 576 --num-frames 65
   ltx2 warm -c ltx2 --set runtime.compile_cache=/shared/programs --json
 
-Programs depend on sizes, pipeline, guidance, layout and compiler options, but not on prompts, seeds and steps.")]
+Programs depend on sizes, pipeline, guidance, layout and compiler options, but not on prompts, seeds and steps. On CUDA, a short
+`ltx2 generate` loops over layers and then compiles its own programs; for `warm`, set runtime.layers to loop, too.")]
 pub(crate) struct WarmArgs {
     /// Prints JSON instead of a table
     #[arg(long)]

@@ -106,7 +106,7 @@ fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) ->
             if window.warmup_steps + window.last_steps >= stage.steps {
                 let (first, last) = (window.warmup_steps, window.last_steps);
                 let why = format!(
-                    "{} steps leave none to skip after the first {first} and before the last {last}; ",
+                    "with {} steps, no step is left to skip: the first {first} and the last {last} always run; ",
                     stage.steps
                 );
                 let [warmup, last] = [keys.warmup_steps, keys.last_steps].map(Setting::Key);
@@ -170,7 +170,7 @@ mod tests {
             ),
             (
                 &[on, "sampler.steps=6"],
-                "sampler.cache.kind = adaptive (--set): 6 steps leave none to skip after the first 4 and before the last 2; \
+                "sampler.cache.kind = adaptive (--set): with 6 steps, no step is left to skip: the first 4 and the last 2 always run; \
                  reduce sampler.cache.warmup_steps or sampler.cache.last_steps, or set this key to off",
             ),
             (
@@ -201,7 +201,7 @@ mod tests {
             ),
             (
                 &["pipeline=two_stage", "two_stage.cache.kind=adaptive"],
-                "two_stage.cache.kind = adaptive (--set): 3 steps leave none to skip after the first 4 and before the last 2; \
+                "two_stage.cache.kind = adaptive (--set): with 3 steps, no step is left to skip: the first 4 and the last 2 always run; \
                  reduce two_stage.cache.warmup_steps or two_stage.cache.last_steps, or set this key to off",
             ),
         ] {

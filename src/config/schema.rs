@@ -933,7 +933,7 @@ with_defaults! {
         pub visible_devices: Option<Vec<i64>> = None,
         /// Tiled decoding of the video, to save memory; null disables tiling.
         pub tiling: Option<Tiling> = None,
-        /// Form of the loop over the layers of a network.
+        /// Whether programs loop over the layers of a network or unroll them.
         pub layers: LayerForm = LayerForm::Auto,
         /// Weights that stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
@@ -1026,12 +1026,12 @@ pub enum Residency {
     InTurn,
 }
 
-/// Form of the loop over the layers of a network.
+/// Whether programs loop over the layers of a network or unroll them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerForm {
-    /// The platform's form: unrolled on CUDA, otherwise a loop. On CUDA, `ltx2 generate` uses a loop if it makes short
-    /// runs considerably faster.
+    /// The platform's form: unrolled on CUDA, otherwise a loop. On CUDA, `ltx2 generate` uses a loop if
+    /// this is predicted to shorten the run by at least a third.
     #[default]
     Auto,
     /// Each layer has separate operations and weights.

@@ -15,7 +15,7 @@ use crate::pipeline::{PipelineError, Result};
 use crate::quality;
 use crate::quality::toy::{PromptScores, ToyPrompt};
 use crate::request::Request;
-use crate::sampling::step_cache::StepCache;
+use crate::sampling::step_cache::{CachePolicy, StepCache};
 
 /// A step cache of the first pass to measure.
 pub(crate) struct CacheVariant {
@@ -117,6 +117,10 @@ pub(crate) fn cache_quality(
     let first = requests.first().ok_or_else(|| PipelineError::Usage("no prompt: pass --prompts".into()))?;
     if first.chain.is_some() || first.dfr.is_some() {
         let why = "quality: chained clips and the pipeline dfr are not supported";
+        return Err(PipelineError::Usage(why.into()));
+    }
+    if config.two_stage.cache.kind != CachePolicy::Off {
+        let why = "quality: two_stage.cache is not measured; remove it, or set two_stage.cache.kind to off";
         return Err(PipelineError::Usage(why.into()));
     }
     let steps = first.sigmas.len() - 1;

@@ -163,7 +163,8 @@ impl SessionDevices {
         let mut build = Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build };
         let config = Config::clone(&plan.config);
         let limits = || Limits::new(&config, &engine, Footprint::default(), &build, group);
-        if plan.choose_layers(chip.as_ref(), &build, limits)? == LayerForm::Loop {
+        let form = plan.choose_layers(chip.as_ref(), &build, limits)?;
+        if form == LayerForm::Loop && build.lowering.unroll_layers {
             build = setup::build_for(&plan.config, count, engine.toolchain())?;
         }
         Ok(SessionDevices { engine, build, versions })

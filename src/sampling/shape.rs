@@ -137,7 +137,7 @@ impl DenoiseShape {
         self.cache.map_or(&[], StepCacheKind::shared_state)
     }
 
-    /// Returns why the loop cannot have its step cache; `None` if it can, or has none.
+    /// Returns why the step cache is not supported; `None` if it is supported or off.
     pub(super) fn step_cache_fault(&self) -> Option<&'static str> {
         self.cache?;
         match () {

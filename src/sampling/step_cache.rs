@@ -156,12 +156,13 @@ impl StepCache {
         let within =
             |window: &SkipWindow, step: usize| step >= window.warmup_steps.max(1) && step + window.last_steps < steps;
         match self {
-            StepCache::Adaptive { window, .. } => (0..steps).map(|step| within(window, step)).collect(),
+            // The ratio of changes is known after two computed steps.
+            StepCache::Adaptive { window, .. } => (0..steps).map(|step| step >= 2 && within(window, step)).collect(),
             StepCache::Steps(skipped) => (0..steps).map(|step| step > 0 && skipped.contains(&step)).collect(),
             StepCache::Ratio { ratio, window } => {
                 let (mut wanted, mut in_a_row) = (0.0, 0);
                 let mut skip = |step: usize| {
-                    // A step whose skip the limit prevents is not made up for.
+                    // If `max_skips` prevents a skip, no later step is skipped in its place.
                     let due = |wanted: f64| (wanted + 1e-9).floor();
                     let before = due(wanted);
                     wanted += if within(window, step) { *ratio } else { 0.0 };

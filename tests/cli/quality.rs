@@ -38,10 +38,10 @@ fn quality_reports_distances_and_skipped_steps() {
 }
 
 #[needs(nothing)]
-fn quality_rejects_what_it_cannot_measure() {
+fn quality_rejects_unsupported_runs() {
     for (args, want) in [
         (&["--cache", "fast"][..], "--cache fast: 'fast' is not a number"),
-        (&["--cache", "0.1"], "4 steps leave none to skip"),
+        (&["--cache", "0.1"], "with 4 steps, no step is left to skip"),
         (
             &["--cache", "0.1", "--set", "sampler.kind=res_2s"],
             "a sampler with two evaluations per step cannot skip steps",

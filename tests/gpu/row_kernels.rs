@@ -20,7 +20,7 @@ const F32: f64 = 1e-5;
 /// Number that norms add to the mean of the squares.
 const EPS: f64 = 1e-6;
 
-/// Largest relative error of a norm of which few numbers are rounded to the neighboring number, and of f32 products of it.
+/// Maximum relative L2 error of a norm, of which a few values may round to the adjacent bf16 value, and of its f32 products.
 const NORM: f64 = BF16 / 4.0;
 
 /// A result of a kernel and of f32 operations.

@@ -187,7 +187,7 @@ fn compare(options: &EngineOptions, seeds: u64) {
             }
         }
     }
-    assert_eq!(differ, [""; 0], "other bits than on one device");
+    assert_eq!(differ, [""; 0], "not bitwise equal to one device");
 }
 
 /// Runs a test of this file in a process with XLA's newer emitters, which users have; this process uses the older ones.

@@ -10,7 +10,7 @@ use ltx2::request::Request;
 use ndarray::{Array5, Axis, Ix4, Ix5, Slice};
 
 use crate::support::official::cases_of;
-use crate::support::{cpu, dumped, dumping, generate, needs};
+use crate::support::{cpu, dumped, dumping, full, generate, needs};
 
 /// Clips of 17 frames with an overlap of 9: one latent of eight frames is carried over.
 pub const CHAIN: [&str; 2] = ["request.chain={clip: 17, overlap: 9}", "request.num_frames=33"];
@@ -79,10 +79,12 @@ fn each_clip_continues_latents_of_previous_clip() {
 
     // The first clip equals an unchained video with its seed: the inputs for known latents have no effect if nothing is
     // known.
-    let alone = Request { chain: None, conditions: Default::default(), ..request.clone() };
-    let alone = video(&generate(&mut runner, &alone, &dumping(None)), "latents.video");
-    let off = (&alone - &video(&clips[0], "latents.video")).iter().fold(0.0f32, |most, v| most.max(v.abs()));
-    assert!(off < 1e-5, "{off}");
+    if full() {
+        let alone = Request { chain: None, conditions: Default::default(), ..request.clone() };
+        let alone = video(&generate(&mut runner, &alone, &dumping(None)), "latents.video");
+        let off = (&alone - &video(&clips[0], "latents.video")).iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        assert!(off < 1e-5, "{off}");
+    }
 
     let mut join = ClipJoiner::new(&chain, &runner.model, request.frame_rate);
     let rate = clips[0].sample_rate as f64;

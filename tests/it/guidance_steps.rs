@@ -53,9 +53,9 @@ fn agrees(model: &str, count: usize, names: &[&str]) {
 }
 
 /// The streams skip different steps, and all guidance branches are used. All guiders and samplers run in the full test.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ltx2_0_guidance_steps_match_lightricks() {
-    agrees("tiny_a", 6, &["skip_apart"]);
+    agrees("tiny_a", 6, &[]);
 }
 
 #[needs(cpu)]

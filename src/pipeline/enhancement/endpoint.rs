@@ -21,7 +21,7 @@ const MAX_QUOTED_CHARS: usize = 300;
 const MAX_TOKENS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
 /// Timeout of a second request if the first one used almost all time.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
-/// What a model did whose answer was cut off in its reasoning, and what to do.
+/// End of the error for an answer that was cut off during the reasoning of the model.
 pub(super) const USED_ALL_TOKENS: &str = "used all tokens before its answer; raise enhance.max_new_tokens";
 
 /// A chat server.

@@ -238,7 +238,8 @@ impl Enhancer {
         if runner.build.streaming.is_some() {
             let cure = "set enhance.endpoint, or set runtime.stream to off";
             warn_once(vec![format!(
-                "prompt enhancement is slow: each token reads the text encoder's weights from host memory                  (runtime.stream); {cure}"
+                "prompt enhancement is slow: each token reads the text encoder's weights from host memory \
+                 (runtime.stream); {cure}"
             )]);
         }
         let mut clock = Clock::start(&runner.executor);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_replaced_by_prompt_and_seed() {
+    fn enhanced_prompt_is_found_by_prompt_and_seed() {
         let own = enhancement(&[("a", "A")]);
         let replaced = |prompt: &str, seed| {
             let mut text = prompt.to_string();

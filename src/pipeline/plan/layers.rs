@@ -23,8 +23,8 @@ use crate::runtime::device_bytes;
 /// smaller difference counts.) The width of a block has little influence, because a wider block has as many kernels.
 const READ_SECONDS: f64 = (8.8 - 1.0) / 48.0;
 
-/// Smallest part of the predicted time of a run, of reading the unrolled programs and denoising, for which a loop over
-/// layers is chosen. With less to gain, the run shares the cached programs of `warm`, `serve` and longer runs.
+/// Smallest fraction of the predicted time (reading unrolled programs plus denoising) that a loop over layers must save to
+/// be chosen. Below it, the run uses unrolled layers and shares cached programs with `warm`, `serve` and longer runs.
 const MIN_GAIN: f64 = 1.0 / 3.0;
 
 /// Number of times that a loop over layers moves the weights of a layer through device memory before they are used: it
@@ -42,7 +42,7 @@ struct LayerTimes {
     denoising: f64,
     /// Copies of stacked weights in a loop over layers, for all videos.
     copies: f64,
-    /// Time by which reading unrolled programs takes longer.
+    /// Additional time to read unrolled programs from the compile cache.
     reading: f64,
 }
 
@@ -132,9 +132,11 @@ impl RunPlan {
     ) -> Result<LayerChoice> {
         let config = &self.config;
         let unrolled = |reason: &str| Ok(LayerChoice { form: LayerForm::Unrolled, reason: reason.into() });
-        let Some(chip) = chip else { return unrolled("the chip is unknown, so the time of the run is, too") };
+        let Some(chip) = chip else {
+            return unrolled("no chip file describes this device, so the run time is not predicted");
+        };
         if config.runtime.weights != WeightType::Bf16 {
-            return unrolled("only loops over unquantized weights are predicted");
+            return unrolled("run time is predicted only for unquantized weights");
         }
         if config.request.enhance_prompt && config.enhance.endpoint.is_none() {
             return unrolled("the text encoder enhances prompts, which is slower with a loop");
@@ -145,7 +147,7 @@ impl RunPlan {
         let looped = Build { lowering: Lowering { unroll_layers: false, ..build.lowering }, ..build.clone() };
         let choice = LayerTimes::new(self, chip, &looped, videos)?.choice();
         if choice.form == LayerForm::Loop && !stream::fits_unstreamed(config, &self.programs, &looped, limits()?)? {
-            return unrolled("memory is short, so weights may be streamed, which a loop does not support");
+            return unrolled("the weights may not fit in memory and would be streamed, which a loop does not support");
         }
         Ok(choice)
     }

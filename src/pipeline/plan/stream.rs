@@ -373,11 +373,13 @@ fn estimated(config: &Config, programs: &Programs, build: &Build, limits: Limits
     Ok(memory)
 }
 
-/// Returns whether a run is estimated to fit in memory without streamed weights.
+/// Returns whether a run is estimated to fit in four fifths of the device's memory without streamed weights. The rest is
+/// for temporaries that the estimate misses: with the chosen form of layers, weights cannot be streamed later.
 ///
 /// # Errors
 /// Returns an error if a program cannot be built.
 pub(super) fn fits_unstreamed(config: &Config, programs: &Programs, build: &Build, limits: Limits) -> Result<bool> {
+    let limits = Limits { device: limits.device.map(|bytes| bytes / 5 * 4), ..limits };
     Ok(estimated(config, programs, build, limits)?.keep(config.runtime.residency).is_some())
 }
 

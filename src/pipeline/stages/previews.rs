@@ -293,7 +293,7 @@ impl Previews {
     /// Returns why predictions are not decoded during denoising; `None` if they are.
     fn no_decoding(&self, runner: &Runner) -> Option<&'static str> {
         if self.decodes_features {
-            return Some("the program of the tiled diffusion decoder does not take latents");
+            return Some("the tiled diffusion decoder cannot decode predictions");
         }
         let evicts = !runner.executor.keeps_all();
         evicts.then_some("decoding would evict the transformer's weights, which do not fit next to the decoder's")
@@ -303,10 +303,10 @@ impl Previews {
     fn warn_without_map(&self, runner: &Runner) {
         let Some(why) = self.no_decoding(runner).filter(|_| !self.is_fitted) else { return };
         let remedy = match self.is_grouped {
-            true => "runs of several processes store no map: set output.preview_decoder",
-            false => "the map is fitted to the finished video, so later videos have previews",
+            true => "in runs with several processes, set output.preview_decoder",
+            false => "previews start with the next video",
         };
-        warn_once(vec![format!("no previews of this video: {why}; {remedy}")]);
+        warn_once(vec![format!("no previews for this video: {why}; {remedy}")]);
     }
 
     /// Decodes normalized latents with the run's decoder.

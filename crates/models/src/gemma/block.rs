@@ -34,8 +34,8 @@ impl GemmaNorm {
         RowScale { weight: p.get("weight", &[n], &[Axis::Replicated], init), offset: self.offset }
     }
 
-    /// Adds `x`, normalized with the weight at `p`, to the residual stream `h`. If kernels compute single rows, the
-    /// kernel that reads the sum also computes it.
+    /// Adds `x`, normalized with the weight at `p`, to the residual stream `h`. With kernels for single rows, the result
+    /// has an addend, which the next kernel adds.
     fn add(self, p: &Params, h: Value, x: Value) -> Residual {
         if p.has_row_kernels(&h) && h.ty().elements() == h.dim(-1) {
             let scale = self.scale(p, h.dim(-1));
@@ -44,7 +44,7 @@ impl GemmaNorm {
         Residual::from(h + self.run(p, &x))
     }
 
-    /// Returns the residual stream with its addend.
+    /// Returns the sum of the residual stream and its addend.
     pub(crate) fn sum(self, p: &Params, residual: &Residual) -> Value {
         let Residual { h, addend } = residual;
         let Some(Addend { x, scale }) = addend else { return h.clone() };
@@ -56,6 +56,7 @@ impl GemmaNorm {
 /// Residual stream `[b, t, hidden]`.
 pub(crate) struct Residual {
     pub(crate) h: Value,
+    /// Values that are not added yet.
     pub(crate) addend: Option<Addend>,
 }
 
@@ -90,7 +91,7 @@ impl NormInput<'_> {
         self.p.has_row_kernels(h) && h.ty().elements() == self.width()
     }
 
-    /// Returns the residual stream with its addend, and the norm.
+    /// Returns the sum of the residual stream and its addend, and the norm of the sum.
     pub(crate) fn values(&self) -> [Value; 2] {
         let Residual { h, addend } = &self.residual;
         if let Some(Addend { x, scale }) = addend {
@@ -105,8 +106,8 @@ impl NormInput<'_> {
         [h, x]
     }
 
-    /// Returns the residual stream with its addend, and the products of the norm of a single row and `weights`, in the
-    /// element type `dtype`. Returns `None` if the kernel does not support them. `is_gated`: see [`RowNormProduct`].
+    /// Returns the sum of the residual stream and its addend, and the products of its norm, a single row, and `weights`,
+    /// in the element type `dtype`. Returns `None` if the kernel does not support them. `is_gated`: see [`RowNormProduct`].
     pub(crate) fn products(
         &self,
         weights: Vec<RowWeight>,
@@ -124,8 +125,8 @@ impl NormInput<'_> {
     }
 }
 
-/// A decoder layer: its norm, its attention and the width of its MLP. The attention returns the residual stream with its
-/// addend, and the attention.
+/// A decoder layer: its norm, its attention and the width of its MLP. `attention` returns the sum of the
+/// residual stream and its addend, and the result of the attention.
 pub(crate) struct DecoderLayer<A> {
     pub(crate) norm: GemmaNorm,
     pub(crate) attention: A,

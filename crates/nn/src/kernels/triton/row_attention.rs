@@ -13,8 +13,8 @@ use ltx2_stablehlo::{DType, ResultAlias, Type, Value};
 /// Names of the kernels in profiles.
 const NAMES: [&str; 2] = ["row_attention", "row_attention_sum"];
 
-/// Numbers of cached tokens of a block, of which the first is used that leads to at most [`MOST_BLOCKS`] blocks. Small
-/// blocks are faster, because more programs run at a time.
+/// Block sizes in cached tokens. The kernel uses the smallest one that gives at most [`MOST_BLOCKS`] blocks: small blocks
+/// are faster, because more programs run in parallel.
 const BLOCKS: [usize; 4] = [8, 16, 32, 64];
 /// Largest number of blocks, whose results one program combines.
 const MOST_BLOCKS: usize = 256;

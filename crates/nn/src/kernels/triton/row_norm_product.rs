@@ -1,7 +1,7 @@
 //! The kernel that normalizes a single row of activations and multiplies it by weights, for text generation.
 //!
-//! Each program of the launch grid computes the row: this takes less time than another launch. Its first loads of the
-//! weight are in flight meanwhile. Products and sums are f32.
+//! Every program of the grid normalizes the row itself, which is faster than a separate launch. It starts its first loads of
+//! the weight before that, so that they overlap. Products and sums are f32.
 
 use super::TritonKernel;
 use super::row_norm::RowNorm;
@@ -16,7 +16,7 @@ const NAME: &str = "row_norm_product";
 const ROWS: usize = 4;
 /// Number of columns per warp.
 const WARP_COLUMNS: usize = 1024;
-/// Number of programs from which each may compute more than one group of rows.
+/// Minimum number of programs of a grid in which each computes more than one group of rows.
 const PROGRAMS: usize = 1024;
 /// Largest number of groups of rows that a program computes.
 const GROUPS: usize = 4;
@@ -128,8 +128,8 @@ impl<'a> RowNormProduct<'a> {
         self.products().iter().map(|w| w.outputs()).sum()
     }
 
-    /// Returns the number of groups of rows that each program computes. More groups share the time in which a program
-    /// computes the row.
+    /// Returns the number of groups of rows that each program computes. With more groups, fewer
+    /// programs repeat the normalization.
     fn groups(&self) -> usize {
         let is_possible = |n: &usize| {
             let outputs = n * ROWS;
