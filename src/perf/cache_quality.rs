@@ -125,7 +125,7 @@ pub(crate) fn cache_quality(
     }
     let steps = first.sigmas.len() - 1;
     let mut session = Session::start(plan, model, None)?;
-    session.check_memory(None)?;
+    session.fit_memory(None)?;
     let mut run = |request: &Request, cache: Option<&StepCache>, is_warm_up: bool| {
         let request = Request { cache: cache.cloned(), ..request.clone() };
         let options = RunOptions { dump: true, is_warm_up, ..RunOptions::default() };

@@ -34,7 +34,7 @@ use super::processes;
 pub use super::programs::background_load::OnLoad;
 use super::runner::Runner;
 use super::session::Session;
-use super::stages::batch::videos_at_once;
+use super::stages::batch::videos_per_batch;
 use super::stages::duration;
 use super::stages::enhance::{self, enhance_all};
 use super::stages::text_to_video::Generated;
@@ -99,7 +99,7 @@ pub fn generate(
     let requests = std::mem::take(&mut plan.requests);
     let mut run = run_options(videos, first);
     let mut results = Results::default();
-    let size = videos_at_once(&runner.build.layout);
+    let size = videos_per_batch(&requests, &runner.build.layout);
     let batches = videos.jobs.chunks(size).zip(requests.chunks(size)).zip(videos.outputs.chunks(size));
     let ended = thread::scope(|scope| -> Result<()> {
         let mut writer = VideoWriter::new(scope, &plan.config, videos);
@@ -375,7 +375,7 @@ fn check_steps(session: &Session, videos: &RunVideos) -> Result<()> {
     if !videos.resume {
         return Ok(());
     }
-    let size = videos_at_once(&session.runner.build.layout);
+    let size = videos_per_batch(&session.plan.requests, &session.runner.build.layout);
     let mut batches = videos.jobs.chunks(size).zip(videos.outputs.chunks(size));
     batches.try_for_each(|(jobs, paths)| {
         let checkpoint = checkpoint(&session.plan, videos, &session.runner.model, jobs, &paths[0], true)?;

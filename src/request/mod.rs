@@ -45,7 +45,7 @@ use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
 use crate::sampling::guidance::{Branch, GuidanceScales, RescaleExtent};
 use crate::sampling::guiders::Guider;
-use crate::sampling::step_cache::StepCache;
+use crate::sampling::step_cache::{StepCache, StepCacheKind};
 use crate::sampling::{AnySampler, GuidanceSteps};
 
 /// Request for one video with sound.
@@ -192,6 +192,13 @@ impl Request {
     pub fn can_batch_with(&self, other: &Request) -> bool {
         let alike = Request { prompt: other.prompt.clone(), seed: other.seed, ..self.clone() };
         alike == *other
+    }
+
+    /// Returns whether a pass has an adaptive step cache. One decision then applies to all videos of a batch, so that the
+    /// result depends on the others.
+    pub(crate) fn has_adaptive_cache(&self) -> bool {
+        let caches = [self.cache.as_ref(), self.refine.as_ref().and_then(|refine| refine.cache.as_ref())];
+        caches.into_iter().flatten().any(|cache| cache.kind() == StepCacheKind::Adaptive)
     }
 
     /// Returns the request of clip `at` (from 0) of the chain, or a copy of `self` if there is no chain. Only the first

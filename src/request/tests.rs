@@ -3,12 +3,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::config::{CliOverrides, Config, load};
+use crate::config::{CliOverrides, Config, load, parse_mesh};
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::testing::{changed, published};
 use crate::models::transformer::TransformerConfig;
 use crate::models::{audio_vae, video_vae};
 use crate::nn::Build;
+use crate::pipeline::stages::batch::videos_per_batch;
 use crate::sampling::SamplerKind;
 use crate::sampling::denoise::denoise;
 
@@ -29,6 +30,18 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
         &vae,
         &audio_vae::AudioVaeConfig::from_json(&config("audio_vae")).expect("valid"),
     )
+}
+
+#[test]
+fn only_videos_with_an_adaptive_cache_are_generated_alone() {
+    let mesh = Some(parse_mesh("data=2").expect("a mesh"));
+    let layout = Config { layout: "cfg".into(), mesh, ..Config::default() }.placement(2).expect("a layout");
+    let ratio = "sampler.cache={kind: fixed, ratio: 0.5}";
+    for (set, at_once) in [("sampler.cache.kind=off", 2), (ratio, 2), ("sampler.cache.kind=adaptive", 1)] {
+        let config = Config::load("nano_2_3", [set]).expect("shipped");
+        let request = resolve(&config, &sizes(&json!({}))).expect("legal sizes");
+        assert_eq!(videos_per_batch(&[request], &layout), at_once, "{set}");
+    }
 }
 
 /// If the model has the keyframe embedding (`use_keyframes_abs_pos_embedding`), the denoising loop adds it to the first

@@ -25,6 +25,12 @@ pub fn videos_at_once(layout: &Layout) -> usize {
     layout.parts("transformer.latents.video", Axis::Batch).max(1)
 }
 
+/// Returns how many videos of a command are generated at a time: [`videos_at_once`], or 1 if their result would depend on
+/// the batch.
+pub(crate) fn videos_per_batch(requests: &[Request], layout: &Layout) -> usize {
+    if requests.iter().any(Request::has_adaptive_cache) { 1 } else { videos_at_once(layout) }
+}
+
 /// Requests that differ only in prompt and seed, one per row. The number of rows is padded to a multiple of
 /// [`videos_at_once`], so that the last batch of a run uses the same programs as the others.
 pub struct Batch<'a> {
