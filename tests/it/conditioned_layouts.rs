@@ -12,7 +12,7 @@ use ltx2::weights::{ModelSource, Overrides};
 use crate::layouts::{build, limit};
 use crate::support::official::{cases_of, open_with, request};
 use crate::support::passes::Pass;
-use crate::support::{Case, cpu, dumped, dumping, full, generate, needs, open, plain, relative_l2};
+use crate::support::{Case, cpu, dumped, dumping, generate, needs, open, plain, relative_l2};
 use crate::{chain, given_video, references, upsampling};
 
 fn case_of(client: &Client, component: &str, model: &str, name: &str) -> (Case, Runner) {
@@ -39,17 +39,14 @@ fn agrees(client: &Client, case: &Case, mut runner: Runner, request: &Request, l
     }
 }
 
-/// Three requests, each under one layout: known tokens in both streams and, in the full test, fixed audio, and a
-/// reference video with attention strengths.
-#[needs(cpu)]
+/// Three requests, each under one layout: known tokens in both streams, fixed audio, and a reference video with attention
+/// strengths. In `make test`, `newer_layouts` shards a conditioned pass.
+#[needs(cpu, full)]
 fn sharded_conditioned_passes_match_single_device() {
     let client = cpu(8);
     let (case, runner) = case_of(&client, "given_video", "tiny_2_3", "retake");
     let retake = given_video::request(&case, &runner.model, &Shared::from(given_video::clip()), &[]);
     agrees(&client, &case, runner, &retake, "cfg-ulysses", "cfg=2,context=2");
-    if !full() {
-        return;
-    }
     let (case, runner) = case_of(&client, "official", "tiny_a", "audio");
     let given = request(&case, &runner.model);
     agrees(&client, &case, runner, &given, "tensor", "cfg=2,tensor=2");

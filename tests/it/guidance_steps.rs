@@ -60,7 +60,7 @@ fn ltx2_0_guidance_steps_match_lightricks() {
 
 #[needs(cpu)]
 fn ltx2_3_guidance_steps_match_lightricks() {
-    agrees("tiny_2_3", 8, &["by_sigma", "legacy_apg"]);
+    agrees("tiny_2_3", 8, &["by_sigma"]);
 }
 
 fn compiles(executor: &Executor) -> usize {

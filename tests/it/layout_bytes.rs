@@ -152,12 +152,10 @@ fn statistics_only(step: &Traffic) {
     assert!(step.values().all(|(_, bytes)| *bytes <= 64.0), "{step:?}");
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn cfg_layout_gathers_only_predictions_in_each_step() {
     let engine = engine();
-    if full() {
-        assert_eq!(compile(&engine, "replicated", "data=1").report.collectives, []);
-    }
+    assert_eq!(compile(&engine, "replicated", "data=1").report.collectives, []);
 
     let cfg = compile(&engine, "cfg", "cfg=2");
     // Each branch's clean prediction, once per step; nothing in a block.

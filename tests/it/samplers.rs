@@ -53,8 +53,10 @@ fn ancestral_steps_equal_euler_without_noise() {
     };
     let (all, one) = (request.sigmas.clone(), [1.0, 0.0]);
     let euler = latents(Euler.into(), &all);
-    let without = latents(ancestral(0.0, None).into(), &all);
-    assert!(largest(&euler, &without) < 1e-5, "{}", largest(&euler, &without));
+    if full() {
+        let without = latents(ancestral(0.0, None).into(), &all);
+        assert!(largest(&euler, &without) < 1e-5, "{}", largest(&euler, &without));
+    }
     let (euler_at_once, at_once) = (latents(Euler.into(), &one), latents(ancestral(1.0, None).into(), &one));
     assert!(largest(&euler_at_once, &at_once) < 1e-5, "{}", largest(&euler_at_once, &at_once));
     let with = latents(ancestral(1.0, None).into(), &all);

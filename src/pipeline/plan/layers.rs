@@ -253,7 +253,7 @@ mod tests {
             ("runtime.weights=int8", "unquantized"),
             ("runtime.stream=on", "weights are streamed"),
             ("request.enhance_prompt=true", "enhances prompts"),
-            ("runtime.memory_limit=30", "memory is short"),
+            ("runtime.memory_limit=30", "may not fit in memory"),
         ] {
             let (form, plan) = chosen("ltx2_3", &with(more), Some(1));
             let reason = plan.layer_reason.unwrap_or_default();
