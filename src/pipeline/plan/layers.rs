@@ -261,7 +261,7 @@ mod tests {
         }
         let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
         let (form, plan) = chosen_on(&target, None, "ltx2_3", &SMALL, Some(1));
-        assert!(form == LayerForm::Unrolled && plan.layer_reason.is_some_and(|why| why.contains("chip is unknown")));
+        assert!(form == LayerForm::Unrolled && plan.layer_reason.is_some_and(|why| why.contains("no chip file")));
     }
 
     #[test]
