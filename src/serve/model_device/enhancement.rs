@@ -69,20 +69,28 @@ struct EarlyAnswer {
 }
 
 /// Answers of the endpoint to queued jobs, which the device uses instead of asking again. Only process 0 has them.
-#[derive(Clone, Default)]
-pub(super) struct EarlyAnswers(Arc<Mutex<Vec<EarlyAnswer>>>);
+#[derive(Clone)]
+pub(super) struct EarlyAnswers {
+    all: Arc<Mutex<Vec<EarlyAnswer>>>,
+    /// Maximum number of queued jobs.
+    queue: usize,
+}
 
 impl EarlyAnswers {
+    pub(super) fn new(queue: usize) -> Self {
+        EarlyAnswers { all: Arc::default(), queue }
+    }
+
     fn keep(&self, answer: EarlyAnswer) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(answer);
-        // Jobs that are cancelled before they run leave their answers.
-        let surplus = all.len().saturating_sub(MAX_KEPT);
+        // Jobs that are cancelled before they run leave their answers. The oldest answers may be those of queued jobs.
+        let surplus = all.len().saturating_sub(self.queue.saturating_add(MAX_KEPT));
         all.drain(..surplus);
     }
 
     fn find(&self, job: &str, prompt: &str, seed: u64) -> Option<Result<EnhancedPrompt, String>> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let found = all.iter().find(|own| own.job == job && own.prompt == prompt && own.seed == seed);
         found.map(|own| own.answer.clone())
     }
@@ -90,7 +98,7 @@ impl EarlyAnswers {
     /// Removes the answers to the finished jobs of a batch.
     pub(super) fn finish(&self, order: &JobBatch) {
         let finished: Vec<String> = order.jobs.iter().map(|accepted| accepted.id.to_string()).collect();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|own| !finished.contains(&own.job));
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).retain(|own| !finished.contains(&own.job));
     }
 }
 
@@ -277,6 +285,17 @@ fn ask_until_stopped<S>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_to_a_full_queue_are_kept() {
+        const QUEUE: usize = 2 * MAX_KEPT;
+        let early = EarlyAnswers::new(QUEUE);
+        for job in 0..QUEUE {
+            early.keep(EarlyAnswer { job: job.to_string(), prompt: "a".into(), seed: 3, answer: Err("b".into()) });
+        }
+        assert_eq!(early.find("0", "a", 3), Some(Err("b".into())));
+        assert_eq!([early.find("0", "b", 3), early.find("0", "a", 4), early.find("x", "a", 3)], [None, None, None]);
+    }
 
     #[test]
     fn kept_answers_belong_to_their_job() {

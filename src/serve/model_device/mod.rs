@@ -148,7 +148,7 @@ impl ModelDevice {
             others: Vec::new(),
             counts: Counts::default(),
             answers: KeptAnswers::default(),
-            early_answers: EarlyAnswers::default(),
+            early_answers: EarlyAnswers::new(config.serve.queue),
             previews: None,
             session,
             process_group,
