@@ -13,7 +13,7 @@ use crate::config::{Config, LayerForm, WeightType};
 use crate::models::Network;
 use crate::nn::{Build, Lowering};
 use crate::pipeline::error::Result;
-use crate::pipeline::stages::batch::videos_at_once;
+use crate::pipeline::stages::batch::videos_per_batch;
 use crate::request::ClipChain;
 use crate::runtime::device_bytes;
 
@@ -51,7 +51,8 @@ impl LayerTimes {
     fn new(plan: &RunPlan, chip: &Chip, looped: &Build, videos: usize) -> Result<Self> {
         let RunPlan { config, programs, .. } = plan;
         let chain = config.request.num_frames.count().and_then(|frames| ClipChain::from_config(config, frames));
-        let runs = videos.div_ceil(videos_at_once(&looped.layout)) * chain.map_or(1, |chain| chain.clips());
+        let runs =
+            videos.div_ceil(videos_per_batch(&plan.requests, &looped.layout)) * chain.map_or(1, |chain| chain.clips());
         let blocks = programs.layers();
         let mut times = LayerTimes { denoising: 0.0, copies: 0.0, reading: 0.0 };
         for (kind, steps) in programs.loops(config.sampler.steps) {
