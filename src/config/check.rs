@@ -295,8 +295,9 @@ fn check_sampler(config: &Config) -> Result<(), ConfigError> {
             return fail(OutOfRange, key, format!("{steps} steps"), why);
         }
     }
-    let second = refine.map(|(_, steps, sampler)| StageSteps { sampler, steps });
-    check_caches(config, &StageSteps { sampler: own.2, steps: own.1 }, second.as_ref())
+    let sampler_key = config.two_stage.sampler.map_or("sampler.kind", |_| "two_stage.sampler");
+    let second = refine.map(|(_, steps, sampler)| StageSteps { sampler, sampler_key, steps });
+    check_caches(config, &StageSteps { sampler: own.2, sampler_key: "sampler.kind", steps: own.1 }, second.as_ref())
 }
 
 /// Checks guidance options against the guider and the sampler.

@@ -43,6 +43,8 @@ const SECOND: CacheKeys = CacheKeys {
 /// Sampler and number of steps of a stage.
 pub(super) struct StageSteps<'a> {
     pub(super) sampler: &'a AnySampler,
+    /// Configuration key that selects the sampler.
+    pub(super) sampler_key: &'static str,
     pub(super) steps: usize,
 }
 
@@ -54,17 +56,31 @@ pub(super) fn check_caches(
 ) -> Result<(), ConfigError> {
     check_cache(&config.sampler.cache, &FIRST, first)?;
     second.map_or(Ok(()), |stage| check_cache(&config.two_stage.cache, &SECOND, stage))?;
-    let scales = [("guidance.video.skip", &config.guidance.video), ("guidance.audio.skip", &config.guidance.audio)];
-    for (key, own) in scales {
-        let levels = own.by_sigma.iter().flatten().filter_map(|at| at.skip);
-        let skips = own.skip.into_iter().chain(levels).any(|skip| skip > 0);
-        if skips && config.sampler.cache.kind != CachePolicy::Off {
-            let why = message![Setting::Key(key), " also skips steps; remove ", Setting::Key(key), ", or set "];
-            let why = why.then(Setting::This).then(" to off");
-            return fail(Conflict, FIRST.kind, word(config.sampler.cache.kind), why);
-        }
+    if config.sampler.cache.kind == CachePolicy::Off {
+        return Ok(());
     }
-    Ok(())
+    let Some(skips) = guidance_skips(config) else { return Ok(()) };
+    let why = skips.then(", or set ").then(Setting::This).then(" to off");
+    fail(Conflict, FIRST.kind, word(config.sampler.cache.kind), why)
+}
+
+/// Returns why guidance also skips steps and how to avoid it; `None` if it skips none.
+fn guidance_skips(config: &Config) -> Option<Message> {
+    let streams = [
+        ("guidance.video.skip", "guidance.video.by_sigma", &config.guidance.video),
+        ("guidance.audio.skip", "guidance.audio.by_sigma", &config.guidance.audio),
+    ];
+    streams.into_iter().find_map(|(key, by_sigma, own)| {
+        let skips = |skip: Option<usize>| skip.is_some_and(|skip| skip > 0);
+        let (key, by_sigma) = (Setting::Key(key), Setting::Key(by_sigma));
+        let at_levels = || own.by_sigma.iter().flatten().any(|at| skips(at.skip));
+        match skips(own.skip) {
+            true => Some(message![key, " also skips steps; remove ", key]),
+            false => {
+                at_levels().then(|| message!["skip in ", by_sigma, " also skips steps; remove skip from ", by_sigma])
+            }
+        }
+    })
 }
 
 fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) -> Result<(), ConfigError> {
@@ -79,11 +95,16 @@ fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) ->
         () => "",
     };
     if !why.is_empty() {
-        let why = message![why, "; set ", Setting::This, " to off, or choose another sampler"];
+        let sampler = Setting::Key(stage.sampler_key);
+        let why = message![why, "; set ", Setting::This, " to off, or choose another ", sampler];
         return fail(Unsupported, keys.kind, kind, why);
     }
     if cache.kind == CachePolicy::Fixed && cache.steps.is_some() == cache.ratio.is_some() {
-        let why = message!["needs either ", Setting::Key(keys.steps), " or ", Setting::Key(keys.ratio)];
+        let [steps, ratio] = [keys.steps, keys.ratio].map(Setting::Key);
+        let why = match cache.ratio {
+            None => message!["needs either ", steps, " or ", ratio],
+            Some(_) => message![steps, " and ", ratio, " are both set; remove one of them"],
+        };
         return fail(Conflict, keys.kind, kind, why);
     }
     match &resolved {
@@ -104,13 +125,20 @@ fn check_cache(cache: &StepCacheConfig, keys: &CacheKeys, stage: &StageSteps) ->
         }
         StepCache::Adaptive { window, .. } | StepCache::Ratio { window, .. } => {
             if window.warmup_steps + window.last_steps >= stage.steps {
-                let (first, last) = (window.warmup_steps, window.last_steps);
+                let (first, last, least) = (window.warmup_steps, window.last_steps, cache.kind.first_skippable());
                 let why = format!(
                     "with {} steps, no step is left to skip: the first {first} and the last {last} always run; ",
                     stage.steps
                 );
-                let [warmup, last] = [keys.warmup_steps, keys.last_steps].map(Setting::Key);
-                let why = message![why, "reduce ", warmup, " or ", last, ", or set ", Setting::This, " to off"];
+                let why = match stage.steps > least {
+                    true => {
+                        let [warmup, last] = [keys.warmup_steps, keys.last_steps].map(Setting::Key);
+                        message![why, "set a smaller ", warmup, " or ", last, ", or set ", Setting::This, " to off"]
+                    }
+                    false => {
+                        message![why, format!("use at least {} steps, or set ", least + 1), Setting::This, " to off"]
+                    }
+                };
                 return fail(OutOfRange, keys.kind, kind, why);
             }
         }
@@ -156,12 +184,12 @@ mod tests {
             (
                 &[on, "sampler.kind=res_2s"][..],
                 "sampler.cache.kind = adaptive (--set): a sampler with two evaluations per step cannot skip steps; set this \
-                 key to off, or choose another sampler",
+                 key to off, or choose another sampler.kind",
             ),
             (
                 &[on, "sampler.kind=cfg_pp"],
                 "sampler.cache.kind = adaptive (--set): this sampler reads the prediction for the negative prompt at every \
-                 step; set this key to off, or choose another sampler",
+                 step; set this key to off, or choose another sampler.kind",
             ),
             (
                 &[on, "guidance.audio.skip=1"],
@@ -169,9 +197,14 @@ mod tests {
                  set this key to off",
             ),
             (
+                &[on, "guidance.video.by_sigma=[{sigma: 1}, {sigma: 0.5, skip: 2}]"],
+                "sampler.cache.kind = adaptive (--set): skip in guidance.video.by_sigma also skips steps; remove skip from \
+                 guidance.video.by_sigma, or set this key to off",
+            ),
+            (
                 &[on, "sampler.steps=6"],
                 "sampler.cache.kind = adaptive (--set): with 6 steps, no step is left to skip: the first 4 and the last 2 always run; \
-                 reduce sampler.cache.warmup_steps or sampler.cache.last_steps, or set this key to off",
+                 set a smaller sampler.cache.warmup_steps or sampler.cache.last_steps, or set this key to off",
             ),
             (
                 &[on, "sampler.cache.warmup_steps=1"],
@@ -188,6 +221,11 @@ mod tests {
             ),
             (&[fixed], "sampler.cache.kind = fixed (--set): needs either sampler.cache.steps or sampler.cache.ratio"),
             (
+                &[fixed, "sampler.cache.steps=[3]", "sampler.cache.ratio=0.5"],
+                "sampler.cache.kind = fixed (--set): sampler.cache.steps and sampler.cache.ratio are both set; remove one of \
+                 them",
+            ),
+            (
                 &[fixed, "sampler.cache.steps=[3]", "sampler.cache.max_skips=1"],
                 "sampler.cache.max_skips = 1 (--set): sampler.cache.steps already lists the skipped steps; remove this key",
             ),
@@ -202,7 +240,17 @@ mod tests {
             (
                 &["pipeline=two_stage", "two_stage.cache.kind=adaptive"],
                 "two_stage.cache.kind = adaptive (--set): with 3 steps, no step is left to skip: the first 4 and the last 2 always run; \
-                 reduce two_stage.cache.warmup_steps or two_stage.cache.last_steps, or set this key to off",
+                 set a smaller two_stage.cache.warmup_steps or two_stage.cache.last_steps, or set this key to off",
+            ),
+            (
+                &["pipeline=two_stage", "two_stage.cache.kind=adaptive", "two_stage.sigmas=[0.9, 0.5, 0]"],
+                "two_stage.cache.kind = adaptive (--set): with 2 steps, no step is left to skip: the first 4 and the last 2 \
+                 always run; use at least 3 steps, or set this key to off",
+            ),
+            (
+                &["pipeline=two_stage", "two_stage.cache.kind=adaptive", "two_stage.sampler=res_2s"],
+                "two_stage.cache.kind = adaptive (--set): a sampler with two evaluations per step cannot skip steps; set this \
+                 key to off, or choose another two_stage.sampler",
             ),
         ] {
             assert_eq!(load(&set(pairs)).expect_err("refused").to_string(), want, "{pairs:?}");

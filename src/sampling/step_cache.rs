@@ -74,6 +74,17 @@ with_defaults! {
     }
 }
 
+impl CachePolicy {
+    /// Returns the first step that the policy can skip.
+    pub(crate) fn first_skippable(self) -> usize {
+        match self {
+            // The ratio of changes is known after two computed steps.
+            CachePolicy::Adaptive => 2,
+            CachePolicy::Off | CachePolicy::Fixed => 1,
+        }
+    }
+}
+
 impl StepCacheConfig {
     pub(crate) fn is_default(&self) -> bool {
         *self == Self::default()
@@ -156,8 +167,10 @@ impl StepCache {
         let within =
             |window: &SkipWindow, step: usize| step >= window.warmup_steps.max(1) && step + window.last_steps < steps;
         match self {
-            // The ratio of changes is known after two computed steps.
-            StepCache::Adaptive { window, .. } => (0..steps).map(|step| step >= 2 && within(window, step)).collect(),
+            StepCache::Adaptive { window, .. } => {
+                let first = CachePolicy::Adaptive.first_skippable();
+                (0..steps).map(|step| step >= first && within(window, step)).collect()
+            }
             StepCache::Steps(skipped) => (0..steps).map(|step| step > 0 && skipped.contains(&step)).collect(),
             StepCache::Ratio { ratio, window } => {
                 let (mut wanted, mut in_a_row) = (0.0, 0);
