@@ -217,7 +217,8 @@ impl<'a> GuidedTransformer<'a> {
         let denoised = self.present().zip(self.shape.denoised()).map(|(s, denoised)| s.filter(|_| denoised));
         let cached = denoised.zip(states.as_ref()).map(|(s, state)| {
             let statistics = &s?.statistics;
-            Some(StreamCache { latents: state.latents, state: state.cache.clone(), statistics })
+            let denoise_mask = s?.condition.as_ref().map(|condition| &condition.denoise_mask);
+            Some(StreamCache { latents: state.latents, state: state.cache.clone(), statistics, denoise_mask })
         });
         let skip = cache.skip(self.p, step, &cached, shared);
         let old_ratios = |row: usize| shared.first().map(|ratios| ratios.slice(0, row, row + 1));

@@ -13,8 +13,10 @@
 //! - `fixed` skips evaluations that are known before the run, as the caches with uniform intervals that TeaCache (arXiv
 //!   2411.19108) and MagCache (arXiv 2506.09045) are compared with.
 //!
-//! `‖·‖` is the sum of absolute values over the tokens and channels of a video, without padding. One decision applies to
-//! both streams and to all videos of a batch: it uses the largest predicted change.
+//! `‖·‖` is the sum of absolute values over the tokens and channels of a video, without padding. A conditioned token
+//! counts by the fraction of the step's noise level that it has, because the conditioning latents replace the rest of its
+//! prediction; a known token, with fraction 0, does not count. One decision applies to both streams and to all videos of a
+//! batch: it uses the largest predicted change.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -247,12 +249,15 @@ pub(super) struct StreamCache<'a> {
     pub(super) state: Vec<&'a Value>,
     /// Sums that exclude padding.
     pub(super) statistics: &'a MaskedStatistics,
+    /// Fraction of the step's noise level that each token has, `[b, n, 1]`. `None`: the stream has no conditioned tokens.
+    pub(super) denoise_mask: Option<&'a Value>,
 }
 
 impl StreamCache<'_> {
-    /// Returns the L1 norm of each video, `[b, 1, 1]`.
+    /// Returns the L1 norm of each video, `[b, 1, 1]`, weighted by the fraction of noise of each token.
     fn norm(&self, x: &Value) -> Value {
-        self.statistics.sum(&x.abs())
+        let weighted = self.denoise_mask.map_or_else(|| x.abs(), |mask| x.abs() * mask);
+        self.statistics.sum(&weighted)
     }
 
     /// Returns the L1 norm of the change of the latents since the last computed evaluation, `[b, 1, 1]`.

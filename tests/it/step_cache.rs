@@ -29,6 +29,14 @@ fn source() -> Arc<ModelSource> {
     Arc::new(ModelSource::open(MODEL, &Overrides::default()).expect("a model"))
 }
 
+/// An image in the first frame. Its tokens are a third of the video tokens of `Pass`. The program converts their velocity
+/// with the step's noise level, so it differs from 0 although the tokens are known.
+const IMAGE: [&str; 3] = [
+    "pipeline=image_to_video",
+    "request.images=[{path: tests/fixtures/images/shapes.png, frame: 0, strength: 1, crf: 0}]",
+    "conditioning.clean_prediction=diffusers",
+];
+
 /// Returns a request with ten steps. `set`: further configuration.
 fn request(model: &OpenModel, set: &[&str], cache: Option<StepCache>) -> Request {
     let base = ["sampler.steps=10", "guidance.audio.stg=0", "guidance.video.stg=0"];
@@ -39,8 +47,9 @@ fn request(model: &OpenModel, set: &[&str], cache: Option<StepCache>) -> Request
     Request { cache, ..made }
 }
 
-fn l1(x: &ArrayD<f32>, video: usize) -> f64 {
-    x.index_axis(Axis(0), video).iter().map(|x| f64::from(x.abs())).sum()
+/// Returns the L1 norm of a video's tokens without the first `known`.
+fn l1(x: &ArrayD<f32>, video: usize, known: usize) -> f64 {
+    x.index_axis(Axis(0), video).slice_axis(Axis(0), (known..).into()).iter().map(|x| f64::from(x.abs())).sum()
 }
 
 /// The latents of both streams after all steps, and the skipped steps.
@@ -52,13 +61,16 @@ struct Replayed {
 }
 
 /// Runs the denoising loop on the host: one call of the program without a cache for each step that is not skipped.
+/// `known`: number of video tokens, the first ones, that do not count for the decision.
 fn replay(
     pass: &Pass,
     executor: &mut Executor,
     prepared: &BTreeMap<String, Tensor>,
     request: &Request,
     cache: &StepCache,
+    known: usize,
 ) -> Replayed {
+    let ignored = Av { video: known, audio: 0 };
     let sigmas = &request.sigmas;
     let steps = sigmas.len() - 1;
     let schedule = cache.schedule(steps);
@@ -71,11 +83,14 @@ fn replay(
         let length = sigmas[step + 1] - sigmas[step];
         let own = match (&latents, &computed, &ratios) {
             (Some(x), Some(at), Some(ratios)) if schedule[step] => {
-                let changes =
-                    x.as_ref().zip(at.as_ref()).zip(ratios.as_ref()).map(|((x, [before, velocity]), ratios)| {
-                        let of = |(video, ratio): (usize, &f64)| ratio * l1(&(x - before), video) / l1(velocity, video);
+                let changes = x.as_ref().zip(at.as_ref()).zip(ratios.as_ref().zip(ignored)).map(
+                    |((x, [before, velocity]), (ratios, known))| {
+                        let of = |(video, ratio): (usize, &f64)| {
+                            ratio * l1(&(x - before), video, known) / l1(velocity, video, known)
+                        };
                         ratios.iter().enumerate().map(of).fold(0.0, f64::max)
-                    });
+                    },
+                );
                 Some(changes.video.max(changes.audio))
             }
             _ => None,
@@ -107,9 +122,10 @@ fn replay(
         });
         let velocity = x.as_ref().zip(next.as_ref()).map(|(x, next)| (next - x) / length);
         if let Some(at) = &computed {
-            let both = x.as_ref().zip(velocity.as_ref()).zip(at.as_ref());
-            ratios = Some(both.map(|((x, velocity), [before, old])| {
-                (0..x.shape()[0]).map(|video| l1(&(velocity - old), video) / l1(&(x - before), video)).collect()
+            let both = x.as_ref().zip(velocity.as_ref()).zip(at.as_ref().zip(ignored));
+            ratios = Some(both.map(|((x, velocity), ([before, old], known))| {
+                let ratio = |video| l1(&(velocity - old), video, known) / l1(&(x - before), video, known);
+                (0..x.shape()[0]).map(ratio).collect()
             }));
         }
         computed = Some(x.zip(velocity).map(|(x, velocity)| [x, velocity]));
@@ -155,7 +171,7 @@ fn cached_loop_matches_replay_on_the_host() {
 
     let fixed = StepCache::Steps(vec![2, 5, 6, 8]);
     let with_fixed = Request { cache: Some(fixed.clone()), ..uncached.clone() };
-    let want = replay(&host, &mut runner.executor, &prepared, &uncached, &fixed);
+    let want = replay(&host, &mut runner.executor, &prepared, &uncached, &fixed, 0);
     let pass = Pass::new(&source, &runner.model, &with_fixed);
     let (got, _) = cached(&pass, &mut runner.executor, &one, &prepared);
     assert_close("fixed", &got, &want.latents, 1e-6);
@@ -164,7 +180,7 @@ fn cached_loop_matches_replay_on_the_host() {
     for threshold in [0.0, 0.8, 2.0, 10.0] {
         let adaptive = StepCache::Adaptive { threshold, window: WINDOW };
         let with_adaptive = Request { cache: Some(adaptive.clone()), ..uncached.clone() };
-        let want = replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive);
+        let want = replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive, 0);
         let pass = Pass::new(&source, &runner.model, &with_adaptive);
         let (got, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
         eprintln!("threshold {threshold}: skipped {skipped:?}, predicted {:.3?}", want.predicted);
@@ -183,13 +199,43 @@ fn cached_loop_matches_replay_on_the_host() {
     }
 }
 
-/// Devices that share a batch of two videos skip the same steps as one device, also where a video is split over devices.
+/// Tokens of a conditioning image do not count for the decision. Two of the programs are those of
+/// `layouts_skip_the_same_steps_as_one_device`.
+#[needs(cpu)]
+fn known_tokens_do_not_change_the_skipped_steps() {
+    let source = source();
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let one = plain(DType::F32);
+    let uncached = request(&runner.model, &[&IMAGE[..], &["guidance.video.cfg=3"]].concat(), None);
+    let host = Pass::of_batch(&source, &runner.model, &uncached, 2);
+    let prepared = host.prepared(&mut runner.executor, &one);
+    let tokens = Shapes::from_request(&runner.model.sizes, &uncached).expect("legal sizes").own_tokens();
+    let known = tokens.div_ceil(3);
+    let mut depends = false;
+    for threshold in [0.5, 0.7, 0.9, 1.2] {
+        let adaptive = StepCache::Adaptive { threshold, window: WINDOW };
+        let [want, polluted] =
+            [known, 0].map(|known| replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive, known));
+        let with_adaptive = Request { cache: Some(adaptive), ..uncached.clone() };
+        let pass = Pass::of_batch(&source, &runner.model, &with_adaptive, 2);
+        let (got, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
+        eprintln!("threshold {threshold}: skipped {skipped:?}, with known tokens {:?}", polluted.skipped);
+        eprintln!("predicted {:.3?}, with known tokens {:.3?}", want.predicted, polluted.predicted);
+        assert_eq!(skipped, want.skipped, "threshold {threshold}: predicted {:?}", want.predicted);
+        assert_close("image", &got, &want.latents, 2e-6);
+        depends |= want.skipped != polluted.skipped;
+    }
+    assert!(depends, "known tokens would change the skipped steps");
+}
+
+/// Devices that share a batch of two videos with a conditioning image skip the same steps as one device, also where a
+/// video is split over devices.
 #[needs(cpu)]
 fn layouts_skip_the_same_steps_as_one_device() {
     let source = source();
     let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
     let cache = StepCache::Adaptive { threshold: 0.9, window: WINDOW };
-    let request = request(&runner.model, &["guidance.video.cfg=3"], Some(cache));
+    let request = request(&runner.model, &[&IMAGE[..], &["guidance.video.cfg=3"]].concat(), Some(cache));
     let one = plain(DType::F32);
     let all: &[(usize, &str, &str)] = &[
         (2, "cfg-ulysses", "data=2,cfg=2,context=2"),
