@@ -15,6 +15,7 @@ use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, GuidanceScales};
 use ltx2::sampling::sigmas;
+use ltx2::sampling::step_cache::StepCache;
 use ltx2::tensor::Tensor;
 
 /// Runs one case per kind of guidance and model generation in `make test`.
@@ -156,6 +157,14 @@ fn non_finite_latents_error_has_stream_and_step() {
         let said = "the video latents after step 4 of 5 contain NaN or infinite values; run with --dtype f32";
         assert_eq!(e.map(|e| e.to_string()).as_deref(), Some(said), "chunks of {chunk:?}");
         assert!(last < 4, "{chunk:?}: the run ends at step 4");
+    }
+    // The state of the step cache before a call is gone, so the error has the steps of the call.
+    request.cache = Some(StepCache::Steps(vec![1]));
+    for (chunk, steps) in [(None, "one of the steps 1 to 5"), (Some(1), "step 4"), (Some(3), "one of the steps 4 to 5")]
+    {
+        let e = runner.generate(&request, &dumping(chunk), &mut |_, _, _| ControlFlow::Continue(())).err();
+        let said = format!("the video latents after {steps} of 5 contain NaN or infinite values; run with --dtype f32");
+        assert_eq!(e.map(|e| e.to_string()), Some(said), "chunks of {chunk:?}");
     }
 }
 

@@ -347,8 +347,8 @@ impl Pass<'_> {
         Ok(Some(SkippedSteps { pass: self.names.phase(), steps: steps.map(|(step, _)| step).collect(), total }))
     }
 
-    /// Returns the error for a call after which the latents of `stream` are not finite. `before`: latents before the
-    /// call.
+    /// Returns the error for a call after which the latents of `stream` are not finite. It has the step, or the steps of
+    /// the call if the call cannot be repeated. `before`: latents before the call.
     fn not_finite_error(
         &self,
         executor: &Executor,
@@ -357,20 +357,23 @@ impl Pass<'_> {
         call: Range<usize>,
         stream: &'static str,
     ) -> PipelineError {
-        let (steps, last) = (self.request.sigmas.len() - 1, (stream, call.end - 1));
+        let steps = self.request.sigmas.len() - 1;
         let total = self.shape.sampler.evaluations(steps);
         let found = match (self.shape.sampler.noises(), self.shape.is_stateless()) {
             (1.., _) | (_, false) => Ok(Some((stream, call.start))),
-            // The state of the cache before the call has been donated.
+            // The state of the cache before the call has been donated, so the call cannot be repeated.
             _ if self.shape.cache.is_some() => Ok(None),
-            _ => self.first_not_finite(executor, prepared, before, call),
+            _ => self.first_not_finite(executor, prepared, before, call.clone()),
         };
-        let (stream, at) = match found {
-            Ok(found) => found.unwrap_or(last),
+        let number = |evaluation: usize| evaluation * steps / total + 1;
+        let (first, last) = (number(call.start), number(call.end - 1));
+        let (stream, after) = match found {
+            Ok(Some((stream, at))) => (stream, format!("step {}", number(at))),
+            Ok(None) if first == last => (stream, format!("step {last}")),
+            Ok(None) => (stream, format!("one of the steps {first} to {last}")),
             Err(error) => return error,
         };
-        let after = format!("after step {} of {steps}", at * steps / total + 1);
-        PipelineError::NotFinite(format!("the {stream} latents {after}"))
+        PipelineError::NotFinite(format!("the {stream} latents after {after} of {steps}"))
     }
 
     /// Repeats the Euler steps of a call one at a time. Returns the first stream and step for which the latents are not
