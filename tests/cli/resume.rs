@@ -120,19 +120,22 @@ fn resumed_run_skips_the_same_steps() {
     let folder = tempfile::tempdir().expect("a folder");
     let output: PathBuf = folder.path().join("out.mp4");
     let cache = "sampler.cache={kind: adaptive, threshold: 9, warmup_steps: 2, last_steps: 0, max_skips: 1}";
-    let skipped = || {
+    let timings = || {
         let text = std::fs::read_to_string(output.with_extension("json")).expect("a sidecar");
-        serde_json::from_str::<Value>(&text).expect("JSON")["timings"]["skipped_steps"].clone()
+        serde_json::from_str::<Value>(&text).expect("JSON")["timings"].clone()
     };
+    let skipped = || timings()["skipped_steps"].clone();
+    let computed = || timings()["denoise"]["computed_steps"].clone();
     let first = json!({"pass": "denoise", "steps": [2], "total": 4});
     let one = settings("text_to_video", &["request.height=96", cache]);
     let run = |set| Run { file: support::tiny(), set, output: &output, every: Some(1), resume: false };
     for at in [2, 3] {
         goes_on(run(&one), Phase::Denoise, at, at);
         assert_eq!(skipped(), json!([first]), "interrupted after {at} steps");
+        assert_eq!(computed(), 1, "the last step, without the skipped one and the saved ones");
     }
     assert!(run(&one).run(None).0.is_ok());
-    assert_eq!(skipped(), json!([first]), "not interrupted");
+    assert_eq!((skipped(), computed()), (json!([first]), 3.into()), "not interrupted");
     if full() {
         let second = "two_stage.cache={kind: fixed, steps: [1]}";
         let two = settings("two_stage", &["request.height=64", cache, second]);

@@ -11,6 +11,7 @@ use ltx2::av::Av;
 use ltx2::hlo::DType;
 use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
+use ltx2::pipeline::Phase;
 use ltx2::runtime::Engine;
 use ltx2::sampling::denoise::{DenoiseShape, denoise};
 use ltx2::sampling::guidance::{Branch, GuidanceScales};
@@ -166,6 +167,13 @@ fn non_finite_latents_error_has_stream_and_step() {
         let said = format!("the video latents after {steps} of 5 contain NaN or infinite values; run with --dtype f32");
         assert_eq!(e.map(|e| e.to_string()), Some(said), "chunks of {chunk:?}");
     }
+    // Skipped steps do not count in the time of a step, from which the server derives the number of steps per call.
+    request.sigmas = vec![1.0, 0.7, 0.4, 0.2, 0.1, 0.0];
+    request.cache = Some(StepCache::Steps(vec![1, 2, 4]));
+    let generated = generate(&mut runner, &request, &dumping(Some(2)));
+    assert_eq!((generated.steps, generated.computed_steps), (5, 2));
+    let denoising = generated.timings.iter().find(|took| took.phase == Phase::Denoise).expect("a time").total;
+    assert_eq!(generated.step_time(), Some(denoising / 2));
 }
 
 #[needs(cpu)]

@@ -34,6 +34,7 @@ pub(in crate::pipeline) struct ChainWriter<'a> {
     /// Time of each phase, summed over all clips so far.
     timings: Vec<PhaseTime>,
     steps: usize,
+    computed_steps: usize,
     /// Steps that the step cache skipped, for all clips so far.
     skipped: Vec<SkippedSteps>,
     /// The clip added last, without its frames and sound.
@@ -93,6 +94,7 @@ impl<'a> ChainWriter<'a> {
             videos,
             timings: Vec::new(),
             steps: 0,
+            computed_steps: 0,
             skipped: Vec::new(),
             last: None,
         })
@@ -121,6 +123,7 @@ impl<'a> ChainWriter<'a> {
         }
         if let Some(clip) = &self.last {
             self.steps += clip.steps;
+            self.computed_steps += clip.computed_steps;
             self.skipped.extend(clip.skipped.iter().cloned());
             for took in &clip.timings {
                 match self.timings.iter_mut().find(|sum| sum.phase == took.phase) {
@@ -142,7 +145,8 @@ impl<'a> ChainWriter<'a> {
         sidecar: impl Fn(&Job) -> Value,
     ) -> Vec<WriteOutcome> {
         let Some(last) = self.last else { return Vec::new() };
-        let summary = Generated { timings: self.timings, steps: self.steps, skipped: self.skipped, ..last };
+        let Self { timings, steps, computed_steps, skipped, .. } = self;
+        let summary = Generated { timings, steps, computed_steps, skipped, ..last };
         let (config, several, replaceable) = (self.config, self.run.has_several(), self.replaceable);
         let each = self.videos.into_iter().map(|mut video| {
             let since = Instant::now();

@@ -157,7 +157,12 @@ fn figures(generated: &Generated, executor: &Executor) -> Value {
     for phase in Phase::ALL {
         report[phase.name()] = json!(took(phase).map(|t| t.total.as_secs_f64()));
     }
-    report["denoise"] = json!({"total": denoise, "per_step": denoise.map(|d| d / generated.steps.max(1) as f64), "steps": generated.steps});
+    report["denoise"] = json!({
+        "total": denoise,
+        "per_step": denoise.map(|d| d / generated.steps.max(1) as f64),
+        "steps": generated.steps,
+        "computed_steps": generated.computed_steps,
+    });
     if !generated.skipped.is_empty() {
         report["skipped_steps"] = json!(generated.skipped);
     }

@@ -87,6 +87,7 @@ impl Runner {
             num_frames: request.num_frames,
             timings: Vec::new(),
             steps: request.passes().0.sigmas.len() - 1,
+            computed_steps: 0,
             skipped: skipped.clone(),
             batch,
             cut_tokens,

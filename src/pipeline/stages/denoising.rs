@@ -85,6 +85,13 @@ pub struct SkippedSteps {
     pub total: usize,
 }
 
+impl SkippedSteps {
+    /// Returns the number of skipped steps in a range.
+    fn count(&self, range: Range<usize>) -> usize {
+        self.steps.iter().filter(|step| range.contains(step)).count()
+    }
+}
+
 /// Normalised tokens of the previous pass, from which a pass starts.
 pub(crate) struct InitialTokens {
     /// Tokens of the video and the audio stream, `[b, n, c]` and `[b, m, c]`. A stream that is not denoised keeps its
@@ -234,7 +241,7 @@ impl Run<'_> {
         let (mut done, mut carried, mut latents) = begin(pass, &self.runner.executor, checkpoint)?;
         // Discard the noise of the steps that the interrupted run has finished.
         (0..done).step_by(size).for_each(|_| drop(noise.draw()));
-        let (mut kept, mut kept_at) = (done, Instant::now());
+        let (loaded, mut kept, mut kept_at) = (done, done, Instant::now());
         let mut hold = None;
         let (batch, dump) = (self.batch.size, &mut self.dump);
         let mut keep = |step: usize, latents: &Av<Tensor>, model: &OpenModel| match self.options.dump_steps {
@@ -303,10 +310,24 @@ impl Run<'_> {
         } else if hold.is_some() {
             self.guard = hold.take();
         }
-        drop(hold);
-        self.skipped.extend(pass.skipped_steps(&carried, total)?);
+        drop((hold, noise));
+        self.count_steps(pass, &carried, loaded..done)?;
         let _ = (self.watch)(pass.names.phase(), behind + steps, behind + steps + ahead);
         Ok(latents.map(Tensor::into_f32))
+    }
+
+    /// Records the steps of a pass that the step cache skipped and, for the first pass, the number of computed steps.
+    /// `run`: the evaluations of this run.
+    fn count_steps(&mut self, pass: &Pass, carried: &[ShardedTensor], run: Range<usize>) -> Result<()> {
+        let steps = pass.request.sigmas.len() - 1;
+        let total = pass.shape.sampler.evaluations(steps);
+        let skipped = pass.skipped_steps(carried, total)?;
+        if pass.names.phase() == Phase::Denoise {
+            let saved = skipped.as_ref().map_or(0, |own| own.count(run.clone()));
+            self.computed_steps = run.len() * steps / total - saved;
+        }
+        self.skipped.extend(skipped);
+        Ok(())
     }
 }
 

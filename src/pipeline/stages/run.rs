@@ -30,6 +30,8 @@ pub(crate) struct Run<'a> {
     pub(crate) previews: Option<Previews>,
     /// Number of steps of the first pass; 0 until this pass is finished.
     pub(crate) done: usize,
+    /// Number of steps of the first pass that this run has computed.
+    pub(crate) computed_steps: usize,
     /// Steps that the step cache skipped in the finished passes.
     pub(crate) skipped: Vec<SkippedSteps>,
     /// Guard that saves the state after the last finished pass if the run is interrupted. In a server, it delays an

@@ -6,6 +6,7 @@ use std::iter::empty;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ndarray::{Array2, Array3, Array5, Axis as Dim};
 
@@ -61,6 +62,9 @@ pub struct Generated {
     pub timings: Vec<PhaseTime>,
     /// Number of steps of the first pass. Some samplers evaluate the transformer more than once per step.
     pub steps: usize,
+    /// Number of steps of the first pass that this run computed: neither skipped by the step cache nor loaded from a
+    /// checkpoint. `timings` has their time.
+    pub computed_steps: usize,
     /// Steps that the step cache skipped, for each pass with a step cache.
     pub skipped: Vec<SkippedSteps>,
     /// Number of videos in the batch.
@@ -80,6 +84,12 @@ pub struct Generated {
 }
 
 impl Generated {
+    /// Returns the time of a computed step of the first pass. `None`: this run has computed no step.
+    pub fn step_time(&self) -> Option<Duration> {
+        let denoising = self.timings.iter().find(|took| took.phase == Phase::Denoise)?;
+        denoising.total.checked_div(u32::try_from(self.computed_steps).ok()?)
+    }
+
     /// Waits until all previews of the batch have been received and the map is stored.
     pub fn finish_previews(&self) {
         if let Some(previews) = &self.previews {
@@ -174,7 +184,7 @@ impl Runner {
             let (noise, runner) = (batch.noise(), &mut *self);
             let (shown, count) = (options.previews.as_ref(), batch.asked.len());
             let previews = Previews::start(runner, batch.shared(), shown, count, options.dump)?;
-            let (done, skipped, guard) = (0, Vec::new(), None);
+            let (done, computed_steps, skipped, guard) = (0, 0, Vec::new(), None);
             let run = Run {
                 noise,
                 sound,
@@ -187,6 +197,7 @@ impl Runner {
                 watch,
                 previews,
                 done,
+                computed_steps,
                 skipped,
                 guard,
             };
@@ -316,6 +327,7 @@ impl Run<'_> {
             num_frames: request.num_frames,
             timings: timings.clone(),
             steps,
+            computed_steps: self.computed_steps,
             skipped: self.skipped.clone(),
             batch: self.batch.asked.len(),
             cut_tokens,

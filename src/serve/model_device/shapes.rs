@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Generated, Phase, PipelineError};
+use super::{Generated, PipelineError};
 use crate::pipeline::plan::memory::{self, FittedPlan};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::runner::Runner;
@@ -24,7 +24,7 @@ struct ShapePlans {
     plans: BTreeMap<String, FittedPlan>,
     /// Hashes of the programs that runs of the shape have used.
     programs: BTreeSet<String>,
-    /// Seconds per denoising step, by batch size.
+    /// Seconds per denoising step that runs the transformer, by batch size.
     step: BTreeMap<usize, f64>,
 }
 
@@ -78,18 +78,17 @@ impl PreparedShapes {
         runner.drop_programs(&dropped);
     }
 
-    /// Returns the number of steps that take about as long as `call`, at least 1.
+    /// Returns the number of steps that take about as long as `call` if none is skipped, at least 1.
     pub(super) fn chunk(&self, shape: &str, rows: usize, call: Duration) -> usize {
         let step = self.0.get(shape).and_then(|known| known.step.get(&rows));
         step.map_or(1, |seconds| ((call.as_secs_f64() / seconds) as usize).max(1))
     }
 
-    /// Records the duration of a denoising step.
+    /// Records the duration of a computed denoising step. Skipped steps, and steps that an interrupted run has finished,
+    /// take no time and would make later calls too long.
     pub(super) fn took(&mut self, shape: &str, rows: usize, made: &[Generated]) {
-        let Some(generated) = made.first() else { return };
-        let denoise = generated.timings.iter().find(|took| took.phase == Phase::Denoise);
-        let Some(denoise) = denoise.filter(|_| generated.steps > 0) else { return };
-        let seconds = (denoise.total.as_secs_f64() / generated.steps as f64).max(1e-6);
+        let Some(time) = made.first().and_then(Generated::step_time) else { return };
+        let seconds = time.as_secs_f64().max(1e-6);
         let known = self.0.entry(shape.into()).or_default().step.entry(rows).or_insert(seconds);
         // Keep the shortest duration, because the first run includes one-time work.
         *known = known.min(seconds);
