@@ -142,7 +142,9 @@ pub fn load(given: &CliOverrides) -> Result<LoadedConfig, ConfigError> {
     let allows_changes = given.allow_changed_inputs;
     let sidecar = sidecar.map(|sidecar| Sidecar { allows_changes, ..sidecar.within(&loaded.tree) });
     let sections = given.flags.iter().filter(|flag| flag.value == json!({})).map(|flag| (flag.path, flag.name));
-    Ok(LoadedConfig { sidecar, sections: sections.collect(), model_config, ..loaded })
+    let mut loaded = LoadedConfig { sidecar, sections: sections.collect(), model_config, ..loaded };
+    loaded.config.runtime.recorded_layers = loaded.sidecar.as_ref().and_then(|sidecar| sidecar.layers.clone());
+    Ok(loaded)
 }
 
 /// Merges `layers` (lowest precedence first) over the preset that they select. `known` is the model generation; `None`:

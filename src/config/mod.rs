@@ -58,6 +58,7 @@ pub use presets::shipped_layouts;
 pub(crate) use references::{encoded_frames, mask_group};
 pub(crate) use request_layer::RequestLayer;
 pub use schema::*;
+pub(crate) use sidecar::SET_LAYERS;
 pub use sidecar::Sidecar;
 pub(crate) use source::training_length_warning;
 pub(crate) use toy_model::open_model;

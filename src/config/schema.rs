@@ -935,6 +935,10 @@ with_defaults! {
         pub tiling: Option<Tiling> = None,
         /// Whether programs loop over the layers of a network or unroll them.
         pub layers: LayerForm = LayerForm::Auto,
+        /// Form of layers of the run that a sidecar records, which `layers: auto` repeats on the same platform. `None`: the
+        /// configuration is not that of a sidecar.
+        #[serde(skip)]
+        pub recorded_layers: Option<RecordedLayers> = None,
         /// Weights that stay on the devices between programs.
         pub residency: Residency = Residency::Auto,
         /// Whether programs read the weights of their blocks from pinned host memory instead of device memory. No effect
@@ -1031,7 +1035,8 @@ pub enum Residency {
 #[serde(rename_all = "snake_case")]
 pub enum LayerForm {
     /// The platform's form: unrolled on CUDA, otherwise a loop. On CUDA, `ltx2 generate` uses a loop if
-    /// this is predicted to shorten the run by at least a third.
+    /// this is predicted to shorten the run by at least a third. A rerun of a sidecar uses the recorded form on the same
+    /// platform.
     #[default]
     Auto,
     /// Each layer has separate operations and weights.
@@ -1049,6 +1054,15 @@ impl LayerForm {
             LayerForm::Loop => "loop",
         }
     }
+}
+
+/// Form of the loops over layers in the programs of a recorded run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedLayers {
+    /// Name of the platform. `None`: every platform that unrolls layers by default.
+    pub platform: Option<String>,
+    /// The form: [`LayerForm::Unrolled`] or [`LayerForm::Loop`].
+    pub form: LayerForm,
 }
 
 /// Streaming of weights from host memory.

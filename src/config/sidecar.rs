@@ -8,7 +8,7 @@ use super::effect::RULES;
 use super::effect_facts::EffectFacts;
 use super::error::{ConfigError, ValueOrigin};
 use super::paths::model_paths;
-use super::schema::Config;
+use super::schema::{Config, LayerForm, RecordedLayers};
 use super::tree::Tree;
 use super::yaml::{YamlData, YamlNode};
 use crate::weights::Version;
@@ -24,6 +24,9 @@ pub struct Sidecar {
     pub model: Value,
     /// Versions of this program, the plugin and the platform.
     pub versions: Value,
+    /// Form of the loops over layers if `runtime.layers` was `auto`. `None`: the configuration of the recorded run, a flag
+    /// or another file sets it.
+    pub layers: Option<RecordedLayers>,
     /// Prompts as the user wrote them and how they were enhanced; null if they were not enhanced.
     pub enhancement: Value,
     /// Whether a flag, `--set` or another file selects a model other than that of the sidecar.
@@ -38,6 +41,20 @@ fn model_keys() -> impl Iterator<Item = String> {
     model_paths().chain(["variant", "weights", "weights_seed"]).map(|key| format!("model.{key}"))
 }
 
+/// Reason that a sidecar records for the form of layers if the configuration sets it.
+pub(crate) const SET_LAYERS: &str = "set in the configuration";
+
+/// Returns the form of layers that `runtime.layers: auto` selected in a recorded run, from the key `layers` of its
+/// sidecar. `None`: the configuration set it.
+fn recorded_layers(layers: &Value) -> Option<RecordedLayers> {
+    if layers["reason"] == SET_LAYERS {
+        return None;
+    }
+    let form = if layers["form"] == LayerForm::Loop.name() { LayerForm::Loop } else { LayerForm::Unrolled };
+    // Runs whose sidecars have no key `layers` unrolled layers where this is the platform's default.
+    Some(RecordedLayers { platform: layers["platform"].as_str().map(String::from), form })
+}
+
 impl Sidecar {
     /// Returns the sidecar in the parsed file `root`; `None` if the file is a plain configuration.
     pub(super) fn from_node(root: &YamlNode, file: &str) -> Option<Self> {
@@ -49,14 +66,18 @@ impl Sidecar {
             inputs: part("inputs"),
             model: part("model"),
             versions: part("versions"),
+            layers: recorded_layers(&part("layers")),
             enhancement: part("enhancement"),
             uses_other_model: false,
             allows_changes: false,
         })
     }
 
-    /// Sets [`Sidecar::uses_other_model`] according to the merged configuration.
+    /// Sets [`Sidecar::uses_other_model`] and clears [`Sidecar::layers`] according to the merged configuration.
     pub(super) fn within(mut self, merged: &Tree) -> Self {
+        if !matches!(merged.origin("runtime.layers"), ValueOrigin::Default | ValueOrigin::Sidecar { .. }) {
+            self.layers = None;
+        }
         self.uses_other_model = model_keys().any(|key| match merged.origin(&key) {
             ValueOrigin::Default | ValueOrigin::Preset(_) => false,
             ValueOrigin::File { file, .. } | ValueOrigin::Sidecar { file, .. } => file != self.file,
@@ -71,17 +92,25 @@ const OUTPUTS: [&str; 5] = ["path", "save_frames", "save_audio", "preview_every"
 
 /// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. The keys that request
 /// files are removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and
-/// frames, audio and previews are saved only on request.
+/// frames, audio and previews are saved only on request. A form of layers that the program selected is also removed,
+/// because it applies only to the platform of the recorded run ([`Sidecar::layers`]).
 pub(super) fn unwrap(root: YamlNode) -> (YamlNode, bool) {
     let YamlData::Map(entries) = root.data else { return (root, false) };
     let Some(at) = entries.iter().position(|(k, n)| k == "config" && matches!(n.data, YamlData::Map(_))) else {
         return (YamlNode { line: root.line, data: YamlData::Map(entries) }, false);
     };
+    let layers = entries.iter().find(|(k, _)| k == "layers").map_or(Value::Null, |(_, layers)| layers.to_value());
+    let selected = recorded_layers(&layers).filter(|_| !layers.is_null()).is_some();
     let mut config = entries.into_iter().nth(at).map_or(YamlNode::from_value(Value::Null), |(_, n)| n);
     if let YamlData::Map(sections) = &mut config.data {
-        for (_, section) in sections.iter_mut().filter(|(k, _)| k == "output") {
+        for (name, section) in sections {
+            let is_removed = |key: &str| match name.as_str() {
+                "output" => OUTPUTS.contains(&key),
+                "runtime" => selected && key == "layers",
+                _ => false,
+            };
             if let YamlData::Map(keys) = &mut section.data {
-                keys.retain(|(k, _)| !OUTPUTS.contains(&k.as_str()));
+                keys.retain(|(key, _)| !is_removed(key));
             }
         }
     }

@@ -119,7 +119,7 @@ fn second_run_compiles_nothing_and_is_bit_identical() {
         serde_json::from_str(&fs::read_to_string(folder.path(name)).expect("a sidecar")).expect("JSON")
     };
     let form = |name: &str| (sidecar(name)["config"]["runtime"]["layers"].clone(), sidecar(name)["layers"].clone());
-    let loop_by = |reason: &str| serde_json::json!({"form": "loop", "reason": reason});
+    let loop_by = |reason: &str| serde_json::json!({"platform": "cpu", "form": "loop", "reason": reason});
     assert_eq!(form("c.json"), ("auto".into(), loop_by("default of the platform")));
     assert_eq!(form("d.json"), ("loop".into(), loop_by("set in the configuration")));
 

@@ -16,7 +16,42 @@ fn sidecar_reproduces_the_configuration_of_its_run() {
     expected.request.num_videos = 1;
     // The output paths of the first run are not reused.
     (expected.output.path, expected.output.save_frames, expected.output.save_audio) = (None, None, None);
+    // The sidecar records no form of layers.
+    expected.runtime.recorded_layers = Some(RecordedLayers { platform: None, form: LayerForm::Unrolled });
     assert_eq!(again, expected);
+}
+
+#[test]
+fn form_that_auto_selected_is_recorded_and_not_configured() {
+    let loaded = |configured: &str, layers: serde_json::Value, pairs: &[&str]| {
+        let first = load(&set(&[&format!("runtime.layers={configured}")])).unwrap().config;
+        let mut sidecar = json!({"config": first.effective("a", 1)});
+        if !layers.is_null() {
+            sidecar["layers"] = layers;
+        }
+        let files = TestFolder::new(&[("out.json", &sidecar.to_string()), ("other.yml", "extends: out.json\n")]);
+        let own = |file: &str| {
+            let given = CliOverrides { set: set(pairs).set, ..files.overrides(file) };
+            let runtime = load(&given).unwrap().config.runtime;
+            (runtime.layers, runtime.recorded_layers)
+        };
+        assert_eq!(own("out.json"), own("other.yml"));
+        own("out.json")
+    };
+    let of = |platform: Option<&str>, form| Some(RecordedLayers { platform: platform.map(String::from), form });
+    let looped = of(Some("cuda"), LayerForm::Loop);
+    let selected = json!({"platform": "cuda", "form": "loop", "reason": "predicted: 1 s"});
+    assert_eq!(loaded("auto", selected.clone(), &[]), (LayerForm::Auto, looped));
+    // A form that the configuration sets applies to every platform, and a flag overrides both.
+    let configured = json!({"platform": "cuda", "form": "loop", "reason": "set in the configuration"});
+    assert_eq!(loaded("loop", configured, &[]), (LayerForm::Loop, None));
+    assert_eq!(loaded("auto", selected.clone(), &["runtime.layers=unrolled"]), (LayerForm::Unrolled, None));
+    assert_eq!(loaded("auto", selected, &["runtime.layers=auto"]), (LayerForm::Auto, None));
+    // Sidecars without the platform have the selected form in their configuration, too.
+    let unnamed = json!({"form": "unrolled", "reason": "default of the platform"});
+    let unrolled = of(None, LayerForm::Unrolled);
+    assert_eq!(loaded("unrolled", unnamed, &[]), (LayerForm::Auto, unrolled.clone()));
+    assert_eq!(loaded("auto", serde_json::Value::Null, &[]), (LayerForm::Auto, unrolled));
 }
 
 /// Flags override values of a sidecar and the values derived from them.

@@ -194,10 +194,21 @@ pub(in crate::pipeline) enum ExistingVideo {
     NoSidecar,
 }
 
-/// Reads the sidecar of a video. `None`: the sidecar is missing or cannot be read.
+/// Reads the sidecar of a video, with the form of layers that replaced `runtime.layers: auto`. `None`: the sidecar is
+/// missing or cannot be read.
 fn read(video: &Path) -> Option<Value> {
     let sidecar: Value = serde_json::from_slice(&std::fs::read(sidecar_path(video)).ok()?).ok()?;
-    sidecar["config"].is_object().then_some(sidecar)
+    sidecar["config"].is_object().then(|| with_form(sidecar))
+}
+
+/// Replaces `runtime.layers: auto` in a sidecar's configuration by the form that the sidecar records.
+fn with_form(mut sidecar: Value) -> Value {
+    let form = sidecar["layers"]["form"].take();
+    match sidecar["config"].pointer_mut("/runtime/layers") {
+        Some(layers) if *layers == AUTO && form.is_string() => *layers = form,
+        _ => {}
+    }
+    sidecar
 }
 
 /// Returns whether the sidecar of a video records the same request as a job. Does not compare the inputs and the model.
@@ -262,8 +273,7 @@ mod tests {
         (chosen["layout"], chosen["mesh"]) = (json!("replicated"), json!({"context": 2}));
         assert_eq!(request_difference(&chosen, &open, &job(10)), None);
         // The same holds for `runtime.layers: auto`, but not for another form by name.
-        let mut looped = recorded.clone();
-        looped["runtime"]["layers"] = json!("loop");
+        let looped = with_form(json!({"config": recorded, "layers": {"form": "loop"}}))["config"].take();
         assert_eq!(request_difference(&looped, &config, &job(10)), None);
         let mut unrolled = config.clone();
         unrolled.runtime.layers = crate::config::LayerForm::Unrolled;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::writer::{FinishedVideo, write_json};
-use crate::config::{Config, LayerForm};
+use crate::config::{Config, LayerForm, SET_LAYERS};
 use crate::pipeline::enhancement::Enhancement;
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::plan::layers::PLATFORM_DEFAULT;
@@ -27,20 +27,25 @@ pub(crate) fn sidecar(plan: &RunPlan, job: &Job, model: &Value, runner: &Runner,
         "layers": layers(plan, runner),
         "versions": versions,
     });
+    if plan.layer_reason.is_some() {
+        // `layers` records the form that replaced `auto`. It applies only to reruns on the same platform.
+        own["config"]["runtime"]["layers"] = LayerForm::Auto.name().into();
+    }
     if let Some(record) = plan.enhancement.as_ref().map(|own: &Enhancement| own.of_video(config, &job.prompt)) {
         own["enhancement"] = record;
     }
     own
 }
 
-/// Returns the form of the loop over layers in the programs of a run, and the reason for it.
+/// Returns the platform, the form of the loop over layers in the programs of a run, and the reason for the form.
 fn layers(plan: &RunPlan, runner: &Runner) -> Value {
     let form = if runner.build.lowering.unroll_layers { LayerForm::Unrolled } else { LayerForm::Loop };
     let default = match plan.config.runtime.layers {
         LayerForm::Auto => PLATFORM_DEFAULT,
-        _ => "set in the configuration",
+        _ => SET_LAYERS,
     };
-    json!({"form": form.name(), "reason": plan.layer_reason.as_deref().unwrap_or(default)})
+    let reason = plan.layer_reason.as_deref().unwrap_or(default);
+    json!({"platform": runner.executor.engine().platform(), "form": form.name(), "reason": reason})
 }
 
 /// Returns the identity of the model for sidecars. If the model's files can no longer be read, logs a warning and

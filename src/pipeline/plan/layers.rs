@@ -1,7 +1,9 @@
 //! Chooses for `runtime.layers: auto` whether the programs of a run unroll their loops over layers.
 //!
 //! Only `ltx2 generate` on a platform that unrolls layers has a choice. It depends on the request and the devices, but
-//! not on the compile cache, so that a request has the same result whether or not its programs are cached.
+//! not on the compile cache, so that a request has the same result whether or not its programs are cached. A rerun of a
+//! sidecar does not choose: it has the recorded form on the platform of the recorded run. On another platform, it chooses
+//! as any run.
 
 use super::layouts::{RankingDevices, step_ms};
 use super::memory::Limits;
@@ -9,13 +11,13 @@ use super::run_plan::RunPlan;
 use super::setup;
 use super::stream;
 use crate::analysis::{Chip, Work};
-use crate::config::{Config, LayerForm, WeightType};
+use crate::config::{Config, LayerForm, WeightStreaming, WeightType};
 use crate::models::Network;
 use crate::nn::{Build, Lowering};
 use crate::pipeline::error::Result;
 use crate::pipeline::stages::batch::videos_per_batch;
 use crate::request::ClipChain;
-use crate::runtime::device_bytes;
+use crate::runtime::{Toolchain, device_bytes};
 
 /// Seconds per transformer block by which a denoising loop with unrolled layers takes longer to read from the compile
 /// cache than one with a loop over layers. On an H200, the program of LTX-2.3 with 48 blocks is read in 8.8 s if it is
@@ -34,6 +36,9 @@ const MOVES: f64 = 2.0;
 
 /// Reason for the form of layers where there is no choice.
 pub(in crate::pipeline) const PLATFORM_DEFAULT: &str = "default of the platform";
+
+/// Reason for the form of layers in a rerun of a sidecar.
+const RECORDED: &str = "form of the run that the sidecar records";
 
 /// Predicted times of all denoising loops of a command, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,7 +100,30 @@ struct LayerChoice {
     reason: String,
 }
 
+/// Returns the form of layers with which a rerun of a sidecar has the bits of the recorded run. `None`: the run is not a
+/// rerun, the recorded run had another platform, the configuration sets the form, or this run's weights need unrolled
+/// layers.
+fn recorded_form(config: &Config, toolchain: &Toolchain) -> Option<LayerForm> {
+    let runtime = &config.runtime;
+    let recorded = runtime.recorded_layers.as_ref().filter(|_| runtime.layers == LayerForm::Auto)?;
+    let is_same = recorded.platform.as_ref().is_none_or(|platform| *platform == toolchain.platform);
+    let needs_unrolled = runtime.weights == WeightType::Fp8 || runtime.stream == WeightStreaming::On;
+    let can_repeat = recorded.form == LayerForm::Unrolled || !needs_unrolled;
+    // Other platforms have only one default, which needs no record.
+    let has_choice = (toolchain.spec().lowering)(toolchain).unroll_layers;
+    (is_same && can_repeat && has_choice).then_some(recorded.form)
+}
+
 impl RunPlan {
+    /// Replaces `runtime.layers: auto` by the form that the sidecar of a rerun records for this platform.
+    pub(super) fn repeat_recorded_layers(&mut self, toolchain: &Toolchain) {
+        let Some(form) = recorded_form(&self.config, toolchain) else { return };
+        let choice = LayerChoice { form, reason: RECORDED.into() };
+        tracing::info!("{}", choice.line());
+        self.config.set_layers(form);
+        self.layer_reason = Some(choice.reason);
+    }
+
     /// Replaces `runtime.layers: auto` by a form if the platform unrolls layers, and logs the choice of `ltx2 generate`.
     /// Returns the resulting value of `runtime.layers`. `build`: options with the platform's form, and with the
     /// streaming that was chosen without compiling. `limits`: usable memory.
@@ -172,6 +200,9 @@ pub(crate) fn describe_layers(config: &Config, devices: RankingDevices) -> Resul
     }
     let mut plan = RunPlan::of_programs(config, None)?;
     plan.place(devices)?;
+    if let Some(reason) = plan.layer_reason {
+        return Ok(Some(LayerChoice { form: plan.config.runtime.layers, reason }.line()));
+    }
     let build = setup::build_for(&plan.config, devices.count, devices.toolchain)?;
     if !build.lowering.unroll_layers {
         return Ok(None);
@@ -183,6 +214,7 @@ pub(crate) fn describe_layers(config: &Config, devices: RankingDevices) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RecordedLayers;
     use crate::runtime::Target;
 
     /// Returns what `auto` chooses on one H200 for a preset, and the predicted times.
@@ -272,6 +304,39 @@ mod tests {
         let h200: Target = "cuda:h200:1x1x1".parse().expect("a target");
         assert_eq!(chosen_form(&h200, &["runtime.layers=loop", "sampler.steps=40"]), LayerForm::Loop);
         assert_eq!(chosen_form(&h200, &["runtime.layers=unrolled"]), LayerForm::Unrolled);
+    }
+
+    #[test]
+    fn rerun_repeats_the_recorded_form_on_the_same_platform() {
+        let [h200, tpu, cpu] = ["cuda:h200:1x1x1", "tpu:v6e:1x1", "cpu:1"].map(|name| name.parse().expect("a target"));
+        let rerun = |target: &Target, platform: Option<&str>, form, set: &[&str]| {
+            let (toolchain, count, capacity) = target.described();
+            let set = [&SMALL[..], &["layout=replicated"], set].concat();
+            let mut config = Config::load("ltx2_3", set.iter().copied()).expect("a configuration");
+            config.runtime.recorded_layers = Some(RecordedLayers { platform: platform.map(String::from), form });
+            let mut plan = RunPlan::of_programs(&config, None).expect("a plan");
+            let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: None };
+            plan.place(devices).expect("placed");
+            assert_eq!(plan.layer_reason.is_some(), plan.config.runtime.layers != config.runtime.layers);
+            let build = setup::build_for(&plan.config, count, &toolchain).expect("a build");
+            (plan.config.runtime.layers, build.lowering.unroll_layers)
+        };
+        use LayerForm::{Auto, Loop, Unrolled};
+        // `auto` would select a loop for this request, and unrolled layers for a longer one.
+        for form in [Loop, Unrolled] {
+            assert_eq!(rerun(&h200, Some("cuda"), form, &[]), (form, form == Unrolled));
+            assert_eq!(rerun(&h200, None, form, &["sampler.steps=40"]), (form, form == Unrolled));
+            // On another platform, its default applies.
+            for other in [&tpu, &cpu] {
+                assert_eq!(rerun(other, Some("cuda"), form, &[]), (Auto, false));
+                assert_eq!(rerun(other, None, form, &[]), (Auto, false));
+            }
+            assert_eq!(rerun(&h200, Some("cpu"), form, &[]), (Auto, true));
+            assert_eq!(rerun(&h200, Some("cuda"), form, &["runtime.layers=loop"]), (Loop, false));
+        }
+        // These weights need unrolled layers.
+        assert_eq!(rerun(&h200, Some("cuda"), Loop, &["runtime.stream=on"]), (Auto, true));
+        assert_eq!(rerun(&h200, Some("cuda"), Loop, &["runtime.weights=fp8"]), (Auto, true));
     }
 
     fn chosen_form(target: &Target, set: &[&str]) -> LayerForm {

@@ -174,12 +174,13 @@ impl Ranking {
 }
 
 impl RunPlan {
-    /// Replaces `layout: auto` with the fastest layout for the devices, and a missing mesh with that of the layout. For
-    /// any other layout, logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing.
+    /// Replaces `layout: auto` with the fastest layout for the devices, a missing mesh with that of the layout, and
+    /// `runtime.layers: auto` in a rerun with the recorded form. For any other layout, logs at debug level (`-v`) whether a shipped layout is faster and which rules are missing.
     ///
     /// # Errors
     /// Returns an error for `auto` if no shipped layout uses the configuration's mesh.
     pub(crate) fn place(&mut self, devices: RankingDevices) -> Result<()> {
+        self.repeat_recorded_layers(devices.toolchain);
         let (config, mesh) = (&self.config, self.config.mesh);
         if config.layout == AUTO && devices.count == 1 {
             self.config.set_layout("replicated".into(), mesh);
