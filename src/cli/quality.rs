@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use super::args::RunArgs;
 use super::generate::prepare_run;
-use super::{UsageError, check_json, print_and_write_json, tell};
+use super::{UsageError, check_json, json_file, print_and_write_json, tell};
+use crate::atomic_file::write_file;
 use crate::config::{CliOverrides, LoadedConfig, load};
-use crate::perf::cache_quality::{CacheQuality, CacheVariant, VariantQuality, cache_quality};
+use crate::destination::Destination;
+use crate::perf::cache_quality::{CacheQuality, CacheVariant, Measurement, VariantQuality};
 use crate::pipeline::plan::videos::Job;
 use crate::quality::toy::{PromptScores, ToyPrompt};
 use crate::text_file;
@@ -17,7 +19,8 @@ use crate::text_file;
 #[derive(clap::Args, Clone, Debug)]
 #[command(
     after_help = "PSNR is the median and the minimum over the prompts, the other distances are means. Time is the median time of the
-first pass relative to the run without a step cache.
+first pass relative to the run without a step cache. Only the step cache of the first pass is measured: two_stage.cache must
+be off.
 
 Examples:
   ltx2 quality -c ltx2 --prompts prompts.txt --cache 0.02,0.05,0.1 --json quality.json
@@ -32,12 +35,17 @@ pub(crate) struct QualityArgs {
     /// many clips follow their prompt. The seed increases by 1 with each prompt
     #[arg(long, value_name = "FILE")]
     toy_prompts: Option<PathBuf>,
-    /// File to write the results of every prompt to, as JSON; `-` writes it to stdout instead of the table
+    /// File to write the results of every prompt to, as JSON; `-` writes it to stdout instead of the table. A file is
+    /// replaced after each prompt
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Overwrites the file of --json
     #[arg(long)]
     force: bool,
+    /// Resumes an interrupted measurement: skips the prompts whose results the file of --json has. If there is no file,
+    /// starts at the first prompt
+    #[arg(long, requires = "json", conflicts_with = "force")]
+    resume: bool,
     #[command(flatten)]
     run: RunArgs,
 }
@@ -56,7 +64,8 @@ pub(crate) fn run(args: &QualityArgs) -> anyhow::Result<()> {
     let is_of_files = |path: &str| path.starts_with("output.") || path == "sampler.progress_every";
     loaded.check_read("this command writes no video and shows no progress", |path| !is_of_files(path))?;
     loaded.check_read("this command does not enhance prompts", |path| !path.starts_with("enhance."))?;
-    check_json(args.json.as_deref(), args.force)?;
+    let earlier = args.earlier()?;
+    check_json(args.json.as_deref(), args.force || earlier.is_some())?;
     let config = &loaded.config;
     if config.runtime.distributed.num_processes.is_some_and(|processes| processes > 1) {
         return Err(UsageError("quality runs in one process; remove --num-processes".into()).into());
@@ -75,16 +84,45 @@ pub(crate) fn run(args: &QualityArgs) -> anyhow::Result<()> {
         None => config.jobs()?,
     };
     prepare_run(config);
-    let count = jobs.len();
-    let quality = cache_quality(config, &jobs, toys.as_deref(), &variants, |done| {
-        tracing::info!("{done} of {count} prompts");
+    // A pipe or a device receives only the results of all prompts.
+    let file = json_file(args.json.as_deref()).filter(|path| !Destination::is_stream(path));
+    let mut replaces = args.force || earlier.is_some();
+    let measurement = Measurement { config, jobs: &jobs, toys: toys.as_deref(), caches: &variants };
+    let quality = measurement.run(earlier, |quality| {
+        tracing::info!("{} of {} prompts", quality.prompts, quality.of_prompts);
+        let Some(file) = file else { return };
+        match write_file(file, json(quality).as_bytes(), replaces) {
+            Ok(()) => replaces = true,
+            // The results are written again after the next prompt, and printed if the last attempt fails.
+            Err(error) => tracing::warn!("--json: cannot save the results: {error}"),
+        }
     })?;
-    let figures = format!("{}\n", serde_json::to_string_pretty(&quality)?);
-    print_and_write_json(args.json.as_deref(), args.force, &figures, &table(&quality))?;
+    print_and_write_json(args.json.as_deref(), replaces, &json(&quality), &table(&quality))?;
     if toys.is_none() && quality.prompts < 2 {
         tell("one prompt says little about others; pass --prompts FILE");
     }
     Ok(())
+}
+
+fn json(quality: &CacheQuality) -> String {
+    format!("{}\n", serde_json::to_string_pretty(quality).expect("structs of strings and numbers serialize to JSON"))
+}
+
+impl QualityArgs {
+    /// Returns the results in the file of `--json`. `None`: there is no such file, or `--resume` is not set.
+    fn earlier(&self) -> anyhow::Result<Option<CacheQuality>> {
+        let Some(file) = json_file(self.json.as_deref()).filter(|file| self.resume && file.exists()) else {
+            return match self.resume && json_file(self.json.as_deref()).is_none() {
+                true => Err(UsageError("--resume: needs a file; pass --json FILE".into()).into()),
+                false => Ok(None),
+            };
+        };
+        let fail = |why: &dyn std::fmt::Display| {
+            UsageError(format!("--resume: {} has no results of quality: {why}; choose another file", file.display()))
+        };
+        let text = text_file::read(file).map_err(|e| fail(&e))?;
+        Ok(Some(serde_json::from_str(&text).map_err(|e| fail(&e))?))
+    }
 }
 
 /// Loads the configuration with the step cache that an item of --cache selects.

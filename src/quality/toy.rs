@@ -31,12 +31,12 @@ pub struct ToyPrompt {
 }
 
 /// Number of correct results and of all results per property; the property `all` counts clips without any error.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct PromptScores(pub BTreeMap<&'static str, (usize, usize)>);
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PromptScores(pub BTreeMap<String, (usize, usize)>);
 
 impl PromptScores {
     fn count(&mut self, property: &'static str, is_right: bool) {
-        let (good, all) = self.0.entry(property).or_default();
+        let (good, all) = self.0.entry(property.into()).or_default();
         *good += usize::from(is_right);
         *all += 1;
     }

@@ -28,13 +28,14 @@ const FOREIGN: [&str; 10] = [
 ];
 
 /// Source files whose text is only shown by these commands, so that they may mention flags that `generate` lacks.
-const OF_OTHER_COMMANDS: [(&str, &[&str]); 10] = [
+const OF_OTHER_COMMANDS: [(&str, &[&str]); 11] = [
     // `generate` runs this on a model.
     ("src/cli/check.rs", &["check", "generate"]),
     // Prints the command that uses the download.
     ("src/cli/pull", &["pull", "generate"]),
     ("src/serve", &["serve"]),
     ("src/tune", &["experiment", "why", "compile", "bench"]),
+    ("src/perf/cache_quality.rs", &["quality"]),
     ("src/perf", &["bench", "compile", "profile"]),
     ("src/pipeline/programs/component.rs", &["run"]),
     ("src/pipeline/programs/transformer.rs", &["run"]),

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// Returns the first key in which two trees differ, and the values of both trees. Arrays of equal length are compared
 /// item by item.
-pub(in crate::pipeline) fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
+pub(crate) fn difference(a: &Value, b: &Value, path: &str) -> Option<(String, String, String)> {
     let below = |key: &str| if path.is_empty() { key.to_string() } else { format!("{path}.{key}") };
     match (a, b) {
         _ if a == b => None,
@@ -24,7 +24,7 @@ pub(in crate::pipeline) fn difference(a: &Value, b: &Value, path: &str) -> Optio
 }
 
 /// Truncates a value to the length that fits in a message.
-pub(in crate::pipeline) fn short(value: &str) -> String {
+pub(crate) fn short(value: &str) -> String {
     const MOST: usize = 100;
     match value.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}…", &value[..end]),

@@ -3,7 +3,7 @@
 pub(in crate::pipeline) mod assembly;
 pub(in crate::pipeline) mod chain_writer;
 pub mod denoise_checkpoint;
-pub(in crate::pipeline) mod differences;
+pub(crate) mod differences;
 pub(in crate::pipeline) mod frame_collector;
 pub(in crate::pipeline) mod hashes;
 pub(in crate::pipeline) mod partial_results;
