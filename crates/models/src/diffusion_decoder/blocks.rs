@@ -1,6 +1,6 @@
 //! Layers of the diffusion decoder. Activations are `[b, frames, rows, columns, channels]`.
 
-use super::neighborhood;
+use super::neighborhood::{self, Windowed};
 use ltx2_nn::rope::{Pairing, rotate};
 use ltx2_nn::{Axis, Init, Params, SpatialShards, linear, rms, silu};
 use ltx2_stablehlo::{DType, Type, Value};
@@ -13,10 +13,13 @@ pub(super) fn affine(p: &Params, name: &str, x: &Value, out: usize) -> Value {
     linear(&p.pp(name), x, out, true, [Axis::Replicated; 2])
 }
 
+fn norm_weight(p: &Params, channels: usize) -> Value {
+    p.get("weight", &[channels], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 })
+}
+
 /// Applies an RMS norm with a learned weight; returns f32.
 fn norm(p: &Params, name: &str, x: &Value) -> Value {
-    let weight = p.pp(name).get("weight", &[x.dim(-1)], &[Axis::Replicated], Init { mean: 1.0, std: 0.02 });
-    rms(x, EPS) * weight.to(DType::F32)
+    rms(x, EPS) * norm_weight(&p.pp(name), x.dim(-1)).to(DType::F32)
 }
 
 pub(super) fn normed(p: &Params, name: &str, x: &Value) -> Value {
@@ -118,8 +121,20 @@ impl StageLayers {
         let q = self.rope.rotated(p, &normed(p, "norm_q", &q));
         let k = self.rope.rotated(p, &normed(p, "norm_k", &k));
         let scale = (self.head_dim as f64).sqrt().recip();
-        let o = neighborhood::attention(p, &q, &k, &v, self.kernel, scale, &self.shards);
+        let bound = || self.score_bound(p);
+        let windowed = Windowed { q: &q, k: &k, v: &v, kernel: self.kernel, scale, bound: &bound };
+        let o = neighborhood::attention(p, &windowed, &self.shards);
         affine(p, "to_out.0", &o.reshape(x.dims().to_vec()), channels)
+    }
+
+    /// Returns an upper bound of `|q · k|`, f32 `[1]`. After an RMS norm, the features of a head have a norm of at most
+    /// `sqrt(head_dim)` times the largest weight, and RoPE preserves norms. 5 % covers rounding.
+    fn score_bound(&self, p: &Params) -> Value {
+        let largest = |name: &str| {
+            let weight = norm_weight(&p.pp(name), self.head_dim).to(DType::F32);
+            weight.maximum(&(&weight * -1.0)).max_keep(&[0])
+        };
+        largest("norm_q") * largest("norm_k") * (1.05 * self.head_dim as f64)
     }
 }
 

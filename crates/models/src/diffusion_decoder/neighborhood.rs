@@ -137,17 +137,21 @@ impl Blocks {
     }
 }
 
-/// Computes attention of `q` over `k` and `v`, all `[b, frames, rows, columns, heads, dim]`, within windows of `kernel`
-/// cells.
-pub(super) fn attention(
-    p: &Params,
-    q: &Value,
-    k: &Value,
-    v: &Value,
-    kernel: [usize; 3],
-    scale: f64,
-    shards: &SpatialShards,
-) -> Value {
+/// Queries, keys and values of windowed attention, all `[b, frames, rows, columns, heads, dim]`.
+pub(super) struct Windowed<'a> {
+    pub(super) q: &'a Value,
+    pub(super) k: &'a Value,
+    pub(super) v: &'a Value,
+    /// Window in frames, rows and columns.
+    pub(super) kernel: [usize; 3],
+    pub(super) scale: f64,
+    /// Returns an upper bound of the absolute values of `q · k`, f32 `[1]`.
+    pub(super) bound: &'a dyn Fn() -> Value,
+}
+
+/// Computes attention within windows.
+pub(super) fn attention(p: &Params, windowed: &Windowed<'_>, shards: &SpatialShards) -> Value {
+    let Windowed { q, k, v, kernel, scale, .. } = *windowed;
     let b = p.builder();
     let _scope = b.scope("neighborhood");
     let grid = [1, 2, 3].map(|axis| shards.global_size(q, axis));
@@ -157,7 +161,7 @@ pub(super) fn attention(
     }
     let axes = [0, 1, 2].map(|axis| grid_axis(grid[axis], q.dim(1 + axis as isize), kernel[axis]));
     if kernels::has_windows(p.lowering().attention, q, axes) {
-        return fused(q, [k, v], axes, scale, shards);
+        return fused(windowed, axes, shards);
     }
     let block = block(p.lowering());
     let [time, rows, columns] = [0, 1, 2].map(|axis| match shards.along(1 + axis) {
@@ -202,10 +206,11 @@ fn grid_axis(length: usize, own: usize, window: usize) -> GridAxis {
 }
 
 /// Computes neighborhood attention with a fused kernel.
-fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: &SpatialShards) -> Value {
+fn fused(windowed: &Windowed<'_>, axes: [GridAxis; 3], shards: &SpatialShards) -> Value {
+    let Windowed { q, scale, .. } = *windowed;
     let dims = [2, 3].map(|dim| shards.along(dim));
     // Extending the columns of the already extended rows also fetches the corner cells.
-    let [k, v] = keys.map(|x| {
+    let [k, v] = [windowed.k, windowed.v].map(|x| {
         let along = dims.iter().zip(&axes[1..]).filter_map(|(dim, axis)| dim.zip(Some(axis)));
         along
             .filter(|(_, axis)| axis.reach > 0)
@@ -220,7 +225,8 @@ fn fused(q: &Value, keys: [&Value; 2], axes: [GridAxis; 3], scale: f64, shards: 
         let firsts: Vec<Value> = dims.iter().zip(&axes[1..]).map(first).collect();
         b.concat(&firsts.iter().collect::<Vec<_>>(), 0)
     });
-    WindowAttention { q, k: &k, v: &v, axes, firsts: firsts.as_ref(), scale }.fused()
+    let bound = (windowed.bound)();
+    WindowAttention { q, k: &k, v: &v, axes, firsts: firsts.as_ref(), scale, bound: &bound }.fused()
 }
 
 /// Moves the `n` blocks of rows and `m` blocks of columns into the batch: `[b, t, n·h, m·w, heads, dim]` becomes

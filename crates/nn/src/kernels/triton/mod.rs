@@ -18,6 +18,8 @@ pub use row_norm::{RowNorm, RowScale};
 pub use row_norm_product::{RowNormProduct, RowNormProducts, RowWeight};
 pub(crate) use row_product::RowProduct;
 
+use std::f64::consts::LOG2_E;
+
 use ltx2_stablehlo::{Attribute, CustomCall, DType, ResultAlias, Type, Value};
 
 /// Name of the window attention kernel in profiles.
@@ -177,16 +179,19 @@ pub struct WindowAttention<'a> {
     pub firsts: Option<&'a Value>,
     /// Factor by which the scores are multiplied before the softmax.
     pub scale: f64,
+    /// Upper bound of the absolute values of `q · k`, f32 `[1]`. Small scores need no maximum in the softmax.
+    pub bound: &'a Value,
 }
 
 impl WindowAttention<'_> {
     /// Calls the fused kernel; the result has the shape of the queries.
     pub fn fused(&self) -> Value {
-        let WindowAttention { q, k, v, axes, firsts, scale } = *self;
+        let WindowAttention { q, k, v, axes, firsts, scale, bound } = *self;
         let grid = KernelGrid::new(q, axes);
         // Without the operations for masked keys: each query attends only to its own window.
         let window: usize = axes.iter().map(|axis| axis.window).product();
-        let operands: Vec<&Value> = [q, k, v].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
+        let bound = bound * (scale * LOG2_E);
+        let operands: Vec<&Value> = [q, k, v, &bound].into_iter().chain(firsts.filter(|_| grid.is_sharded())).collect();
         let kernel = TritonKernel {
             name: NAME,
             text: grid.text(scale),

@@ -3,8 +3,11 @@
 //!
 //! Each frame of the slab is a plane of rows and columns. The kernel processes `KEYS` keys of the plane at a time and,
 //! for each such part, loops over all frames. The bias that masks keys outside the rows and columns of a query's window
-//! is therefore computed once per part and used as the initial accumulator of the scores. For frames outside a query's
-//! window, the entire row of the query's scores is masked.
+//! is therefore computed once per part. For frames outside a query's window, the entire row of the query's scores is
+//! masked.
+//!
+//! If the scores are known to be small, the softmax needs no maximum: the weights are the exponentials themselves. This
+//! saves the reduction and the rescaling of the sum in each iteration.
 
 use std::f64::consts::LOG2_E;
 
@@ -15,7 +18,7 @@ use ltx2_stablehlo::DType;
 /// Number of keys per matmul.
 const KEYS: usize = 64;
 
-/// Numbers of warps per program and of pipeline stages: the fastest of the tested values on an H100.
+/// Numbers of warps per program and of pipeline stages: the fastest of the tested values on an H200.
 pub(super) const WARPS: usize = 4;
 pub(super) const STAGES: usize = 3;
 
@@ -23,15 +26,24 @@ pub(super) const STAGES: usize = 3;
 pub(super) const LONGEST: usize = 8;
 
 /// Score of a masked key. The initial maximum `LEAST` is larger than all masked scores and smaller than all others.
-/// Both values are finite, and so is their difference.
+/// Both values are finite, and so is their difference. `LEAST` is a power of two: if a compiler fuses its multiplication
+/// by the scale with the subtraction of the rounded product, the result is still 0.
 const MASK_VALUE: f64 = -1e30;
-const LEAST: f64 = -1e20;
+const LEAST: f64 = -73_786_976_294_838_206_464.0;
+
+/// Largest bound of the scores, as exponents of two, without a maximum: sums over a window of `2^100` times values below
+/// `2^16` are finite, and no weight of an unmasked key is subnormal.
+const LARGEST_EXPONENT: f64 = 100.0;
+
+/// Rows and columns of blocks in a group. The programs of a group process all frames before the next group starts, so
+/// that the keys of neighboring blocks stay in the L2 cache.
+const GROUP: [usize; 2] = [4, 16];
 
 impl KernelGrid {
-    /// Returns the numbers of frames, rows and columns of a block of queries. Larger blocks are faster for wide
-    /// windows, because their queries share more keys.
+    /// Returns the numbers of frames, rows and columns of a block of queries. The plane of keys should fill whole
+    /// parts: with a window of 11, the 18 x 14 keys of `[2, 8, 4]` queries fill four parts but for four keys.
     fn block(&self) -> [usize; 3] {
-        if self.axes[1].window > 8 { [4, LONGEST, 4] } else { [4, 4, 4] }
+        if self.axes[1].window > 8 { [2, LONGEST, 4] } else { [4, 4, 4] }
     }
 
     /// Returns the number of blocks along each axis. The last block is shifted inward if it would extend beyond the
@@ -45,17 +57,18 @@ impl KernelGrid {
         [self.blocks().iter().product(), self.heads, self.videos]
     }
 
-    /// Returns the kernel as MLIR text. Its arguments are queries, keys, values, the global indices of the first local
-    /// row and column (only if the grid is sharded), and the result.
+    /// Returns the kernel as MLIR text. Its arguments are queries, keys, values, the bound of the scores (f32), the
+    /// global indices of the first local row and column (only if the grid is sharded), and the result.
     pub(super) fn text(&self, scale: f64) -> String {
         let mut arrays = vec![self.dtype; 3];
+        arrays.push(DType::F32);
         arrays.extend(self.is_sharded().then_some(DType::I32));
         arrays.push(self.dtype);
         TritonCode::module(NAME, &arrays, |code, arrays| self.write(code, arrays, scale))
     }
 
     fn write(&self, code: &TritonCode, arrays: &[TritonTile], scale: f64) {
-        let cells = self.cells(code, &arrays[3..arrays.len() - 1]);
+        let cells = self.cells(code, &arrays[4..arrays.len() - 1]);
         let features = code.range(self.dim);
         let of_head = code.place(1).times(self.dim);
         let origin = |array: &TritonTile, starts: &[TritonTile; 3], sizes: [usize; 3]| {
@@ -77,9 +90,12 @@ impl KernelGrid {
         let (block, scale) = (self.block(), scale * LOG2_E);
         let queries = block.iter().product();
         let slab = [0, 1, 2].map(|axis| self.axes[axis].slab(block[axis]));
-        let plane = slab[1] * slab[2];
-        let start = [code.full(0.0, &[queries, self.dim]), code.full(LEAST, &[queries]), code.full(0.0, &[queries])];
-        let [sum, _, denominator] = code.repeat(plane.div_ceil(KEYS), start, |part, kept| {
+        let parts = code.int((slab[1] * slab[2]).div_ceil(KEYS));
+        // f16 cannot hold weights above 1.
+        let is_small = arrays[3].load().is_at_most(if self.dtype == DType::F16 { -1.0 } else { LARGEST_EXPONENT });
+        let small_parts = is_small.select(&parts, &code.int(0));
+        // Returns the bias of a part's keys and the offsets of the keys in a frame.
+        let part_of = |part: &TritonTile| {
             let key = code.range(KEYS).plus(&part.times(KEYS));
             let (row, column) = (key.over(slab[2]), key.modulo(slab[2]));
             let inside = |at: &TritonTile, axis: usize| {
@@ -88,13 +104,32 @@ impl KernelGrid {
             // In the last part, some rows are beyond the plane and outside every window: clamp them to the last row.
             let shown = inside(&row, 1).and(&inside(&column, 2));
             let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
-            let row = row.at_most(slab[1] - 1);
-            let offsets = offsets(&row.times(extended[2]).plus(&column));
+            (bias, offsets(&row.at_most(slab[1] - 1).times(extended[2]).plus(&column)))
+        };
+        // Returns the keys and values of a part in a frame, and whether each query's window contains the frame.
+        let load = |frame: &TritonTile, offsets: &TritonTile| {
+            let ahead = frame.times(extended[1] * extended[2] * self.channels());
+            let [k, v] = [&keys, &values].map(|array| array.ahead(&ahead).ahead(offsets).load());
+            (k, v, frame.minus(&cells.begins[0]).is_within(self.axes[0].window))
+        };
+        let start = [code.full(0.0, &[queries, self.dim]), code.full(0.0, &[queries])];
+        let [sum, denominator] = code.repeat(&small_parts, start, |part, kept| {
+            let (bias, offsets) = part_of(part);
+            code.repeat(slab[0], kept.clone(), |frame, [sum, denominator]| {
+                let (k, v, sees) = load(frame, &offsets);
+                let scores = q.product(&k.transposed(), &code.full(0.0, &[queries, KEYS]));
+                let weights = scores.times_plus(scale, &bias).exp2();
+                let sees = sees.column().broadcast(&[queries, KEYS]);
+                let weights = sees.select(&weights, &code.full(0.0, &[queries, KEYS]));
+                [weights.narrowed(self.dtype).product(&v, sum), denominator.plus(&weights.row_sum())]
+            })
+        });
+        let start = [sum, code.full(LEAST, &[queries]), denominator];
+        let [sum, _, denominator] = code.repeat(&parts.minus(&small_parts), start, |part, kept| {
+            let (bias, offsets) = part_of(part);
             code.repeat(slab[0], kept.clone(), |frame, [sum, largest, denominator]| {
-                let ahead = frame.times(extended[1] * extended[2] * self.channels());
-                let [k, v] = [&keys, &values].map(|array| array.ahead(&ahead).ahead(&offsets).load());
+                let (k, v, sees) = load(frame, &offsets);
                 let scores = q.product(&k.transposed(), &bias);
-                let sees = frame.minus(&cells.begins[0]).is_within(self.axes[0].window);
                 let now = largest
                     .max_ignoring_nan(&sees.select(&scores.row_max_ignoring_nan(), &code.full(LEAST, &[queries])));
                 let powers = now.times(scale);
@@ -114,13 +149,32 @@ impl KernelGrid {
         origin(&arrays[arrays.len() - 1], &cells.starts, own).ahead(&own_offsets).store(&attended);
     }
 
+    /// Returns the frame, row and column of the block of this program, in blocks. Programs are ordered by [`GROUP`],
+    /// within a group by frame, row and column. The last groups may be smaller.
+    fn place(&self, code: &TritonCode) -> [TritonTile; 3] {
+        let [frames, rows, columns] = self.blocks();
+        let at = code.place(0);
+        let per_band = frames * GROUP[0] * columns;
+        let (band, at) = (at.over(per_band), at.modulo(per_band));
+        // Returns the number of blocks in group `n` of `size` blocks along an axis of `length` blocks.
+        let within = |n: &TritonTile, size: usize, length: usize| code.int(length).minus(&n.times(size)).at_most(size);
+        let band_rows = within(&band, GROUP[0], rows);
+        let per_group = band_rows.times(frames * GROUP[1]);
+        let group = at.over(&per_group);
+        let at = at.minus(&group.times(&per_group));
+        let group_columns = within(&group, GROUP[1], columns);
+        let plane = band_rows.times(&group_columns);
+        let frame = at.over(&plane);
+        let at = at.minus(&frame.times(&plane));
+        let row = at.over(&group_columns);
+        let column = at.minus(&row.times(&group_columns));
+        [frame, row.plus(&band.times(GROUP[0])), column.plus(&group.times(GROUP[1]))]
+    }
+
     /// Returns the indices of the query and key cells of this program. If the grid is sharded, `firsts` points to the
     /// global indices of the first local row and column.
     fn cells(&self, code: &TritonCode, firsts: &[TritonTile]) -> Cells {
-        let (block, blocks) = (self.block(), self.blocks());
-        let place = code.place(0);
-        let above = place.over(blocks[2]);
-        let places = [above.over(blocks[1]), above.modulo(blocks[1]), place.modulo(blocks[2])];
+        let (block, places) = (self.block(), self.place(code));
         let lane = code.range(block.iter().product());
         let lanes = [lane.over(block[1] * block[2]), lane.over(block[2]).modulo(block[1]), lane.modulo(block[2])];
         let axes = [0, 1, 2].map(|n| {

@@ -151,14 +151,15 @@ impl TritonCode {
     /// Returns an f32 tile filled with `value`.
     pub(crate) fn full(&self, value: f64, dims: &[usize]) -> TritonTile {
         let ty = ty(TileElement::F32, dims);
-        self.define(&format!("arith.constant dense<{value:.9e}> : {ty}"), TileElement::F32, dims)
+        let value = if dims.is_empty() { format!("{value:.9e}") } else { format!("dense<{value:.9e}>") };
+        self.define(&format!("arith.constant {value} : {ty}"), TileElement::F32, dims)
     }
 
     /// Writes a loop over `0..n` with the loop-carried values `carried`: each iteration passes the results of `body` to
-    /// the next. Returns the results of the last iteration.
+    /// the next. Returns the results of the last iteration. `n` is a constant or an i32 scalar.
     pub(crate) fn repeat<const N: usize>(
         &self,
-        n: usize,
+        n: impl Into<Operand>,
         carried: [TritonTile; N],
         body: impl FnOnce(&TritonTile, &[TritonTile; N]) -> [TritonTile; N],
     ) -> [TritonTile; N] {
@@ -174,11 +175,12 @@ impl TritonCode {
     /// Writes a loop like [`Self::repeat`], with any number of loop-carried values.
     pub(crate) fn repeat_all(
         &self,
-        n: usize,
+        n: impl Into<Operand>,
         carried: &[TritonTile],
         body: impl FnOnce(&TritonTile, &[TritonTile]) -> Vec<TritonTile>,
     ) -> Vec<TritonTile> {
-        let [from, to, step] = [0, n, 1].map(|value| self.int(value));
+        let from = self.int(0);
+        let (to, step) = (from.operand(n), self.int(1));
         let (index, result) = (self.fresh(), self.fresh());
         let inside: Vec<TritonTile> =
             carried.iter().map(|tile| TritonTile { name: self.fresh(), ..tile.clone() }).collect();
@@ -315,6 +317,19 @@ impl TritonTile {
     pub(crate) fn is_within(&self, n: usize) -> TritonTile {
         let [a, b] = self.joined(&self.operand(n));
         self.code.define(&format!("arith.cmpi ult, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
+    }
+
+    /// Returns flags for the f32 values that are at most `limit`; NaN is not.
+    pub(crate) fn is_at_most(&self, limit: f64) -> TritonTile {
+        let [a, b] = self.joined(&self.operand(limit));
+        self.code.define(&format!("arith.cmpf ole, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
+    }
+
+    /// Returns `self · factor + summand`, rounded once.
+    pub(crate) fn times_plus(&self, factor: f64, summand: &TritonTile) -> TritonTile {
+        let [a, summand] = self.joined(summand);
+        let factor = self.code.full(factor, &a.dims);
+        a.same(&format!("math.fma {}, {}, {} : {}", a.name, factor.name, summand.name, a.ty()))
     }
 
     pub(crate) fn select(&self, yes: &TritonTile, no: &TritonTile) -> TritonTile {
