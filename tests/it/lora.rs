@@ -313,17 +313,20 @@ fn each_stage_uses_its_own_loras() {
     let set = ["pipeline=two_stage", "request.height=64", "sampler.steps=2"];
     let config = Config::load("tests/fixtures/tiny.yml", set).expect("a configuration");
     let request = plain.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request");
-    // Latents of both stages, of a first and a second video.
-    let made = |runner: &mut Runner, stages: &[u8], strength: f64| {
+    // Latents of both stages.
+    let video = |runner: &mut Runner| {
+        let made = support::generate(runner, &request, &support::dumping(None));
+        ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
+    };
+    let keep = |runner: &mut Runner, path: &Path, stages: &[u8], strength: f64| {
         let entry = config::Lora { path: path.display().to_string(), strength, stages: stages.to_vec() };
         let loras = [entry].into_iter().filter(|_| !stages.is_empty()).collect();
         let config = config::Model { loras, lora_merge: MergeOrder::Exact, ..config::Model::default() };
-        runner.executor.keep_loras(Loras::open(&config).expect("updates")).expect("fits");
-        let mut video = || {
-            let made = support::generate(runner, &request, &support::dumping(None));
-            ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
-        };
-        let (first, second) = (video(), video());
+        runner.executor.keep_loras(Loras::open(&config).expect("updates"))
+    };
+    let made = |runner: &mut Runner, stages: &[u8], strength: f64| {
+        keep(runner, &path, stages, strength).expect("fits");
+        let (first, second) = (video(runner), video(runner));
         assert!(first == second, "{stages:?}: the second video has other bits");
         first
     };
@@ -339,6 +342,21 @@ fn each_stage_uses_its_own_loras() {
             let updated = i == 1 || stages.contains(&1);
             assert!(if updated { moved > 1e-3 } else { moved == 0.0 }, "{stages:?}, {stage}: {moved:e} from none");
         }
+    }
+
+    // LoRAs that do not fit leave those of both stages as they are.
+    let mut tensors = read(&path);
+    for end in ["A", "B"] {
+        let tensor = tensors[&format!("diffusion_model.transformer_blocks.0.attn1.to_q.lora_{end}.weight")].clone();
+        tensors.insert(format!("diffusion_model.transformer_blocks.9.attn1.to_q.lora_{end}.weight"), tensor);
+    }
+    let unfit = dir.path().join("unfit.safetensors");
+    write(&unfit, &tensors, None);
+    let before = video(&mut plain);
+    for stages in [&[1u8][..], &[2]] {
+        let error = keep(&mut plain, &unfit, stages, 1.0).expect_err("block 9 is missing").to_string();
+        assert!(error.contains("transformer_blocks.9.attn1.to_q"), "{error}");
+        assert!(video(&mut plain) == before, "{stages:?}: the failed change has an effect");
     }
 }
 

@@ -220,19 +220,23 @@ impl Executor {
     /// switches to another.
     ///
     /// # Errors
-    /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass.
+    /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass. LoRAs that do not fit change nothing.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
+        for pass in [1, 2] {
+            loras::check(&loras.of_pass(pass), &self.weights)?;
+        }
         if self.merge_order != loras.order {
             // Weights that were merged in another order must be reloaded.
             self.swap_loras(Vec::new())?;
             self.merge_order = loras.order;
         }
+        self.set_loras(&loras.of_pass(1))?;
         self.by_pass = loras;
         if let Weights::Files(source) = &self.weights {
             self.by_pass.warn_of_unverified(source);
         }
         self.pass = 1;
-        [2, 1].into_iter().try_for_each(|pass| self.set_loras(&self.by_pass.of_pass(pass)))
+        Ok(())
     }
 
     /// Switches to the weights of a pass (1 or 2). If the residency policy allows it, the weights of the previous pass

@@ -91,8 +91,8 @@ struct ModelDevice {
     /// Maximum number of frames of a video. Predicted numbers of frames are checked against it.
     max_frames: usize,
     shapes: PreparedShapes,
-    /// LoRAs that are currently merged into the weights, and the order in which they were merged.
-    loras: (Vec<Lora>, MergeOrder),
+    /// LoRAs that are currently merged into the weights, and the order in which they were merged. `None`: a change failed.
+    loras: Option<(Vec<Lora>, MergeOrder)>,
     reading: ModelReadSettings,
     /// Models that were read with other settings, kept for later jobs.
     others: Vec<(ModelReadSettings, OpenModel)>,
@@ -143,7 +143,7 @@ impl ModelDevice {
             rows: config.serve.max_batch.unwrap_or(1),
             max_frames: config.serve.max_frames,
             shapes: PreparedShapes::default(),
-            loras: (plain.model.loras.clone(), plain.model.lora_merge),
+            loras: Some((plain.model.loras.clone(), plain.model.lora_merge)),
             reading: reading(&plain),
             others: Vec::new(),
             counts: Counts::default(),
@@ -195,12 +195,16 @@ impl ModelDevice {
         files::check(&config)?;
         self.read_as(&config)?;
         self.session.runner.model.verify(&config)?;
-        if config.model.loras != self.loras.0 || config.model.lora_merge != self.loras.1 {
+        let loras = (config.model.loras.clone(), config.model.lora_merge);
+        if self.loras.as_ref() != Some(&loras) {
             watch.check(JobPhase::Loading)?;
             let since = Instant::now();
-            self.session.runner.executor.keep_loras(Loras::open(&config.model)?)?;
+            let opened = Loras::open(&config.model)?;
+            // A change that fails may leave some weights changed.
+            self.loras = None;
+            self.session.runner.executor.keep_loras(opened)?;
             self.counts.lora_switches.push(since.elapsed());
-            self.loras = (config.model.loras.clone(), config.model.lora_merge);
+            self.loras = Some(loras);
         }
         let group = self.process_group.group().cloned();
         let enhancement = self.enhance(order, &config, &mut jobs, is_warm_up, watch)?;
