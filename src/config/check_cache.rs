@@ -269,6 +269,7 @@ mod tests {
                 "{pipeline}"
             );
         }
-        assert!(load(&set(&["pipeline=hq", "sampler.cache.kind=adaptive"])).is_err());
+        let refused = load(&set(&["pipeline=hq", "sampler.cache.kind=adaptive"])).expect_err("refused").to_string();
+        assert!(refused.contains("two evaluations per step") && refused.contains("sampler.kind"), "{refused}");
     }
 }

@@ -597,6 +597,24 @@ fn lora_job_leaves_the_model_unchanged() {
 }
 
 #[needs(cpu)]
+fn served_loras_are_checked_before_the_server_is_ready() {
+    let state = tempfile::tempdir().expect("a folder");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora");
+    // A LoRA of a block that the model does not have.
+    let unfit = state.path().join("unfit.safetensors");
+    let mut bytes = std::fs::read(fixtures.join("ic_tiny_a_plain.safetensors")).expect("a file");
+    let places: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"transformer_blocks.0.")).collect();
+    places.iter().for_each(|at| bytes[at + "transformer_blocks.".len()] = b'9');
+    std::fs::write(&unfit, bytes).expect("written");
+    for (path, said) in [(fixtures.join("merged.safetensors"), "merged.safetensors"), (unfit, "transformer_blocks.9.")]
+    {
+        let set = format!("serve.loras={{style: {{path: {}}}}}", path.display());
+        let refused = factory_together(config(state.path(), &[&set]), None, None)().err().map(|e| e.to_string());
+        assert!(refused.as_ref().is_some_and(|error| error.contains(said)), "{said}: {refused:?}");
+    }
+}
+
+#[needs(cpu)]
 fn image_and_audio_jobs_match_generate() {
     let mut server = Server::start(&[]);
     let image = server.gives(Path::new("tests/fixtures/images/shapes.png"));

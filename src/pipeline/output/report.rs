@@ -159,7 +159,7 @@ fn figures(generated: &Generated, executor: &Executor) -> Value {
     }
     report["denoise"] = json!({
         "total": denoise,
-        "per_step": denoise.map(|d| d / generated.steps.max(1) as f64),
+        "per_step": generated.step_time().map(|step| step.as_secs_f64()),
         "steps": generated.steps,
         "computed_steps": generated.computed_steps,
     });

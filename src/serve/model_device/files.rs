@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::job::AcceptedJob;
 use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
-use crate::config::{Model, Output, Pipeline, Runtime, Support};
+use crate::config::{Lora, Model, Output, Pipeline, Runtime, Support};
 
 /// The folder `inputs` in the state folder, which contains the input files of jobs.
 pub(super) struct InputFolder(PathBuf);
@@ -71,6 +71,16 @@ pub(super) fn local(config: &mut Config, own: &Config) {
     config.model =
         Model { decoder: given.decoder, loras: given.loras.clone(), lora_merge: given.lora_merge, ..own.model.clone() };
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
+}
+
+/// Returns the model with the LoRAs that requests may name, at full strength.
+pub(super) fn with_served_loras(config: &Config) -> Model {
+    let loras = config.serve.loras.values().map(|served| Lora {
+        path: served.path.clone(),
+        stages: served.stages.clone(),
+        strength: 1.0,
+    });
+    Model { loras: loras.collect(), ..config.model.clone() }
 }
 
 /// Returns the configuration with which a device is started. A predicted number of frames is replaced by a fixed one.
