@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::layout::Layout;
+use super::lora::AddedLoras;
 use crate::kernels::Kernel;
 use ltx2_base::with_defaults;
 use ltx2_stablehlo::DType;
@@ -26,6 +27,8 @@ pub struct Build {
     pub unquantized: Arc<BTreeSet<String>>,
     /// Selection of the weights that are in host memory. `None`: all weights are in device memory.
     pub streaming: Option<Streaming>,
+    /// LoRAs that programs add beside the weights. `None`: linear layers have no LoRA matrices.
+    pub added_loras: Option<AddedLoras>,
 }
 
 /// Streaming of weights: the large weights of layer loops are in host memory, and programs copy them to the device
@@ -102,6 +105,7 @@ impl Build {
             quantization: Quantization::None,
             unquantized: Arc::default(),
             streaming: None,
+            added_loras: None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::build::{Build, Lowering, Quantization, RoundingPoints, Streaming};
 use super::layout::{Axis, Layout, LayoutError, ResolvedPlacement};
+use super::lora::AddedLoras;
 use super::param::{Param, Role, ValuePlacement};
 use ltx2_stablehlo::{Argument, Builder, DType, MemorySpace, Precision, Sharding, Type, Value};
 
@@ -19,6 +20,7 @@ pub struct Context {
     pub(super) quantization: Quantization,
     pub(super) unquantized: Arc<BTreeSet<String>>,
     pub(super) streaming: Option<Streaming>,
+    pub(super) added_loras: Option<AddedLoras>,
     declared: RefCell<Vec<Param>>,
     values: RefCell<HashMap<String, Value>>,
     placements: RefCell<Vec<ValuePlacement>>,
@@ -41,6 +43,7 @@ impl Context {
             quantization: build.quantization,
             unquantized: build.unquantized.clone(),
             streaming: build.streaming,
+            added_loras: build.added_loras,
             declared: RefCell::default(),
             values: RefCell::default(),
             placements: RefCell::default(),

@@ -3,6 +3,7 @@
 use super::build::{Quantization, RowProductForm};
 use super::kernels::RowProduct;
 use super::layout::Axis;
+use super::lora::LoraInput;
 use super::param::Init;
 use super::params::Params;
 use super::quantized::{self, Weight};
@@ -68,7 +69,8 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
     let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::normal(0.02)));
-    affine(p, x, &weight, bias.as_ref(), out_axes)
+    let y = affine(p, x, &weight, bias.as_ref(), out_axes);
+    LoraInput::of_layer(p, x, out, out_axes, in_axis).map_or_else(|| y.clone(), |lora| lora.add_to(p, &y))
 }
 
 /// Multiplies `x [rows…, in]` by a weight `[out…, in]` and adds a bias `[out…]`. Returns `[rows…, out…]` in the element
@@ -125,9 +127,14 @@ pub fn gelu_tanh(x: &Value) -> Value {
 /// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the matmul.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // XLA fuses exactly this form into the epilogue of the dot, applied to the f32 accumulators of the dot. XLA does
-    // not fuse it if the number of rows must be padded to a multiple of 8 or the accumulators must be scaled first.
+    // not fuse it if the number of rows must be padded to a multiple of 8, if the accumulators must be scaled first, or if LoRAs are added.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
-    if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
+    if !p.lowering().fuse_epilogues
+        || p.is_quantized()
+        || p.lora_rank().is_some()
+        || x.dtype() != DType::BF16
+        || !rows.is_multiple_of(8)
+    {
         return gelu_tanh(x);
     }
     x * ((((x + x * (x * x) * 0.044715) * SQRT_2_OVER_PI).tanh() + 1.0) * 0.5)
