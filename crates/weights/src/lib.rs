@@ -16,6 +16,7 @@ mod gguf_model;
 mod hub;
 pub mod keys;
 pub mod lora;
+pub mod lora_add;
 pub mod lora_merge;
 mod merge_order;
 mod official;

@@ -127,6 +127,11 @@ impl LoraFile {
         self.updates.get(&key).or_else(|| self.resolved.get()?.get(&key))
     }
 
+    /// Returns the largest rank of the file's LoRAs; 0 if it has none.
+    pub(crate) fn largest_rank(&self) -> usize {
+        self.updates.values().chain(self.flat.values()).filter_map(Update::rank).max().unwrap_or(0)
+    }
+
     /// Returns a warning if the model is LTX-2.5 and the file does not state the model version that the LoRA was trained on.
     pub fn unverified(&self, model: &ModelSource) -> Option<String> {
         let transformer = model.transformer().filter(|_| self.version.is_none())?;

@@ -137,6 +137,11 @@ impl Update {
         format!("has shape {:?}{}", views[0].shape(), others.collect::<String>())
     }
 
+    /// Returns the rank of a LoRA; `None` for other kinds.
+    pub(crate) fn rank(&self) -> Option<usize> {
+        self.delta.rank().filter(|_| self.is_lora())
+    }
+
     /// Returns whether the update is a LoRA, the only kind to which [`MergeOrder`] applies.
     pub(crate) fn is_lora(&self) -> bool {
         matches!(self.delta, Delta::LowRank { .. }) && self.magnitude.is_none()
