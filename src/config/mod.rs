@@ -46,7 +46,7 @@ pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};
 pub(crate) use load::BY_REFERENCE;
 pub use load::{LoadedConfig, load};
-pub use ltx2_server::settings::{Bytes, Drain, LogFormat, NamedLora, Seconds, Serve, ServeSeed};
+pub use ltx2_server::settings::{Bytes, Drain, LogFormat, LoraApply, NamedLora, Seconds, Serve, ServeSeed};
 pub use message::{Message, Setting};
 pub use overrides::{CliOverrides, Flag};
 pub(crate) use paths::model_paths;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Serve;
 use super::pipeline::Pipeline;
+use super::{LoraApply, Serve};
 use crate::kernels::AttentionKernel;
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
@@ -119,7 +119,7 @@ with_defaults! {
         #[schemars(range(min = 1))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub blocks: Option<usize> = None,
-        /// LoRAs of the transformer, merged in this order.
+        /// LoRAs of the transformer, applied in this order.
         pub loras: Vec<Lora> = Vec::new(),
         /// Order of rounding when LoRAs are merged into the weights. `official` and `official_1_0`: as in the
         /// loaders of Lightricks 1.2.0 and 1.0.0; `diffusers`: as in `fuse_lora` of diffusers; `exact`: computes in f32
@@ -175,6 +175,9 @@ pub struct Lora {
     /// `dfr` use the LoRAs of stage 1.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
+    /// Whether the LoRA is merged into the weights or added beside them.
+    #[serde(default)]
+    pub apply: LoraApply,
 }
 
 fn one() -> f64 {

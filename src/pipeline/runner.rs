@@ -20,7 +20,7 @@ use crate::media::{ImageH264, RoundTrip};
 use crate::models::Network;
 use crate::models::diffusion_decoder::FeatureTile;
 use crate::models::pixels::Pixels;
-use crate::nn::Build;
+use crate::nn::{AddedLoras, Build};
 use crate::request::{Request, UpsamplingStep};
 use crate::runtime::ShardedTensor;
 use crate::sampling::denoise::DenoiseShape;
@@ -88,6 +88,8 @@ pub(super) type UploadedTables = Vec<(String, Rc<ShardedTensor>)>;
 pub(super) struct SharedLoop {
     pub request: Request,
     pub shape: DenoiseShape,
+    /// LoRA matrices in the loop's program.
+    pub added_loras: Option<AddedLoras>,
     pub steps_loop: Rc<DenoiseLoop>,
 }
 
@@ -125,13 +127,14 @@ impl Runner {
         sizes: impl Into<NetworkSizes>,
         write: impl Fn(&OpenModel, &Build) -> Result<Network>,
     ) -> Result<Rc<Network>> {
-        let (build, vocoder_clamp) = (self.build.clone(), self.model.configs.vocoder_clamp);
-        let key = NetworkKey { program, build, vocoder_clamp, sizes: sizes.into() };
+        let build = Build { added_loras: self.executor.added_loras(program), ..self.build.clone() };
+        let vocoder_clamp = self.model.configs.vocoder_clamp;
+        let key = NetworkKey { program, build: build.clone(), vocoder_clamp, sizes: sizes.into() };
         if let Some(known) = self.written.get(&key) {
             return Ok(known.clone());
         }
         let since = Instant::now();
-        let network = self.executor.accepted(program.name(), &self.build, |build| write(&self.model, build))?;
+        let network = self.executor.accepted(program.name(), &build, |build| write(&self.model, build))?;
         tracing::debug!(program = program.name(), seconds = since.elapsed().as_secs_f64(), "built the program");
         Ok(self.written.entry(key).or_insert(Rc::new(network)).clone())
     }

@@ -319,7 +319,12 @@ fn each_stage_uses_its_own_loras() {
         ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
     };
     let keep = |runner: &mut Runner, path: &Path, stages: &[u8], strength: f64| {
-        let entry = config::Lora { path: path.display().to_string(), strength, stages: stages.to_vec() };
+        let entry = config::Lora {
+            path: path.display().to_string(),
+            strength,
+            stages: stages.to_vec(),
+            apply: config::LoraApply::Merge,
+        };
         let loras = [entry].into_iter().filter(|_| !stages.is_empty()).collect();
         let config = config::Model { loras, lora_merge: MergeOrder::Exact, ..config::Model::default() };
         runner.executor.keep_loras(Loras::open(&config).expect("updates"))
@@ -361,7 +366,7 @@ fn each_stage_uses_its_own_loras() {
 }
 
 /// Returns all tensors of a model's transformer.
-fn transformer_weights(folder: &Path) -> BTreeMap<String, TensorData> {
+pub(crate) fn transformer_weights(folder: &Path) -> BTreeMap<String, TensorData> {
     let files = std::fs::read_dir(folder.join("transformer")).expect("a folder").map(|e| e.expect("a file").path());
     files.filter(|f| f.extension().is_some_and(|e| e == "safetensors")).flat_map(|f| read(&f)).collect()
 }
@@ -376,7 +381,7 @@ fn delta(update: &BTreeMap<String, TensorData>, module: &str) -> Array2<f64> {
 }
 
 /// Copies a model with symlinks and another transformer.
-fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, TensorData>) -> PathBuf {
+pub(crate) fn with_transformer(folder: &Path, model: &Path, weights: &BTreeMap<String, TensorData>) -> PathBuf {
     std::fs::create_dir_all(folder.join("transformer")).expect("a folder");
     let model = std::fs::canonicalize(model).expect("a folder");
     for entry in std::fs::read_dir(&model).expect("a folder").map(|e| e.expect("an entry")) {

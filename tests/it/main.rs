@@ -36,6 +36,7 @@ mod layout_bytes;
 mod layouts;
 mod loading;
 mod lora;
+mod lora_add;
 mod lora_merge;
 mod lowerings;
 mod media;

@@ -39,6 +39,11 @@ impl LoadedParameters {
         self.tensors.get(name).map(|loaded| &loaded.tensor)
     }
 
+    /// Returns the argument names of all parameters.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Uploads those of `params` that are not loaded yet. All of `params` are arguments of `program`. Calls
     /// `on_progress` with the byte count of each uploaded piece and stops when it returns `false`.
     ///

@@ -148,6 +148,21 @@ pub struct NamedLora {
     /// Stages that use the LoRA: 1, 2 or both.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
+    /// Whether the LoRA is merged or added, unless a request chooses.
+    #[serde(default)]
+    pub apply: LoraApply,
+}
+
+/// How a LoRA takes effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraApply {
+    /// The host merges it into the weights when they are loaded; steps take the same time as without LoRAs.
+    #[default]
+    Merge,
+    /// Programs multiply by its matrices beside the weights. Other LoRAs of similar rank replace it without reloading
+    /// weights or compiling programs, and quantized weights stay unchanged. Only for LoRAs of transformer blocks.
+    Add,
 }
 
 fn both_stages() -> Vec<u8> {

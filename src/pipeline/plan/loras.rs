@@ -3,48 +3,88 @@
 use std::sync::Arc;
 
 use super::origin::Weights;
-use crate::config;
+use crate::config::{self, LoraApply};
+use crate::nn::AddedLoras;
 use crate::pipeline::error::{PipelineError, Result};
-use crate::weights::{LoraFile, MergeOrder, ModelSource, ScaledLora};
+use crate::weights::{Component, LoraFile, MergeOrder, ModelSource, ScaledLora, lora_add};
 
 /// Opened LoRA files, with the strength of each and the passes (1 or 2) to which it applies.
 #[derive(Clone, Debug, Default)]
 pub struct Loras {
-    files: Vec<(ScaledLora, Vec<u8>)>,
+    files: Vec<PassLora>,
     pub(in crate::pipeline) order: MergeOrder,
 }
 
-/// Returns whether the two passes use different LoRAs or strengths. Compares only paths and strengths and does not open
-/// the files.
-pub(in crate::pipeline) fn differ_by_pass(model: &config::Model) -> bool {
+#[derive(Clone, Debug)]
+struct PassLora {
+    lora: ScaledLora,
+    passes: Vec<u8>,
+    apply: LoraApply,
+}
+
+/// LoRAs that apply at the same time.
+#[derive(Clone, Debug, Default)]
+pub(in crate::pipeline) struct ActiveLoras {
+    /// LoRAs that are merged into the weights.
+    pub(in crate::pipeline) merged: Vec<ScaledLora>,
+    /// LoRAs that programs add beside the weights.
+    pub(in crate::pipeline) added: Vec<ScaledLora>,
+}
+
+impl ActiveLoras {
+    /// Returns the LoRA matrices that the transformer's programs have; `None` if no LoRAs are added.
+    pub(in crate::pipeline) fn in_programs(&self) -> Option<AddedLoras> {
+        let rank = lora_add::program_rank(&self.added)?;
+        Some(AddedLoras { component: Component::Transformer.folder(), rank })
+    }
+}
+
+/// Returns whether the two passes apply different LoRAs or strengths in the given way. Compares only paths and strengths
+/// and does not open the files.
+pub(in crate::pipeline) fn differ_by_pass(model: &config::Model, apply: LoraApply) -> bool {
     let [first, second] = [1, 2].map(|pass| {
-        let active = model.loras.iter().filter(|l| l.strength != 0.0 && l.stages.contains(&pass));
+        let own = model.loras.iter().filter(|l| l.apply == apply);
+        let active = own.filter(|l| l.strength != 0.0 && l.stages.contains(&pass));
         active.map(|l| (&l.path, l.strength.to_bits())).collect::<Vec<_>>()
     });
     first != second
 }
 
 impl Loras {
-    /// Opens the LoRA files of a configuration.
+    /// Opens the LoRA files of a configuration, and warns if alphas are ignored.
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened or is not a LoRA.
     pub fn open(model: &config::Model) -> Result<Self> {
-        let order = model.lora_merge;
-        let each = model.loras.iter().map(|entry| {
-            let file = Arc::new(LoraFile::open(&entry.path)?);
-            if let Some(warning) = file.unused_alpha(order) {
-                tracing::warn!("{warning}");
-            }
-            Ok((ScaledLora { file, strength: entry.strength }, entry.stages.clone()))
-        });
-        Ok(Loras { files: each.collect::<Result<_>>()?, order })
+        let loras = Loras::read(&model.loras, model.lora_merge)?;
+        let warnings = loras.files.iter().filter_map(|own| own.lora.file.unused_alpha(loras.order));
+        warnings.for_each(|warning| tracing::warn!("{warning}"));
+        Ok(loras)
     }
 
-    /// Checks that the model has every tensor that the LoRAs of any pass update; see [`check`].
+    fn read<'a>(entries: impl IntoIterator<Item = &'a config::Lora>, order: MergeOrder) -> Result<Self> {
+        let read = |entry: &config::Lora| {
+            let file = Arc::new(LoraFile::open(&entry.path)?);
+            let lora = ScaledLora { file, strength: entry.strength };
+            Ok(PassLora { lora, passes: entry.stages.clone(), apply: entry.apply })
+        };
+        Ok(Loras { files: entries.into_iter().map(read).collect::<Result<_>>()?, order })
+    }
+
+    /// Returns the LoRA matrices that the transformer's programs of the first and of the second pass have. Opens only the
+    /// LoRAs that are added.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be opened or is not a LoRA.
+    pub(crate) fn in_programs(model: &config::Model) -> Result<[Option<AddedLoras>; 2]> {
+        let added = model.loras.iter().filter(|entry| entry.apply == LoraApply::Add);
+        let loras = Loras::read(added, model.lora_merge)?;
+        Ok([1, 2].map(|pass| loras.of_pass(pass).in_programs()))
+    }
+
+    /// Checks the LoRAs of both passes; see [`check`].
     pub(crate) fn check(&self, weights: &Weights) -> Result<()> {
-        let all: Vec<ScaledLora> = self.files.iter().map(|(lora, _)| lora.clone()).collect();
-        check(&all, weights)
+        [1, 2].into_iter().try_for_each(|pass| check(&self.of_pass(pass), weights))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -53,25 +93,34 @@ impl Loras {
 
     /// Logs a warning for each LoRA file whose metadata does not confirm that it was trained for the model's version.
     pub(in crate::pipeline) fn warn_of_unverified(&self, model: &ModelSource) {
-        let lines = self.files.iter().filter_map(|(lora, _)| lora.file.unverified(model));
+        let lines = self.files.iter().filter_map(|own| own.lora.file.unverified(model));
         lines.for_each(|line| tracing::warn!("{line}"));
     }
 
     /// Returns the LoRAs that apply to a pass (1 or 2).
-    pub(crate) fn of_pass(&self, pass: u8) -> Vec<ScaledLora> {
-        self.files.iter().filter(|(_, passes)| passes.contains(&pass)).map(|(lora, _)| lora.clone()).collect()
+    pub(in crate::pipeline) fn of_pass(&self, pass: u8) -> ActiveLoras {
+        let of = |apply| {
+            let own = self.files.iter().filter(|own| own.apply == apply && own.passes.contains(&pass));
+            own.map(|own| own.lora.clone()).collect()
+        };
+        ActiveLoras { merged: of(LoraApply::Merge), added: of(LoraApply::Add) }
     }
 }
 
-/// Checks that the model has every tensor that the LoRAs update.
+/// Checks that the model has every tensor that the LoRAs update, and that programs can add the LoRAs that are not merged.
 ///
 /// # Errors
-/// Returns an error if the weights are random, or if the model does not have a tensor or has it with another shape. The
-/// error quotes file, key and shapes.
-pub(in crate::pipeline) fn check(loras: &[ScaledLora], weights: &Weights) -> Result<()> {
-    let Some(first) = loras.first() else { return Ok(()) };
+/// Returns an error if the weights are random, if the model does not have a tensor or has it with another shape, or if
+/// a LoRA that is to be added updates more than linear layers of transformer blocks. The error quotes file, key and
+/// shapes.
+pub(in crate::pipeline) fn check(loras: &ActiveLoras, weights: &Weights) -> Result<()> {
+    let ActiveLoras { merged, added } = loras;
+    let Some(first) = merged.iter().chain(added).next() else { return Ok(()) };
     match weights {
-        Weights::Files(source) => Ok(loras.iter().try_for_each(|lora| lora.file.check(source))?),
+        Weights::Files(source) => {
+            merged.iter().chain(added).try_for_each(|lora| lora.file.check(source))?;
+            Ok(added.iter().try_for_each(|lora| lora_add::check(&lora.file))?)
+        }
         Weights::Random(_) => {
             let file = first.file.path().display();
             let message = format!(

@@ -19,7 +19,7 @@ use crate::host;
 use crate::models::Network;
 use crate::nn::{Build, Streaming};
 use crate::pipeline::error::{PipelineError, Result, one_line};
-use crate::pipeline::programs::build::{ProgramKind, Programs, parameters};
+use crate::pipeline::programs::build::{ProgramKind, Programs, added_matrices, parameters};
 use crate::pipeline::programs::executor::{Executor, MemoryOutcome, ParameterMemories};
 use crate::runtime::processes::Group;
 use crate::runtime::{Engine, Footprint, MemoryPhase, RuntimeError, SpanKind, device_bytes};
@@ -87,6 +87,8 @@ pub(crate) struct MemoryPlan {
     /// Components for whose parameters the two passes have different LoRAs, so that the run has two copies of them. The
     /// copy for the inactive pass is evicted first when memory is short.
     by_pass: BTreeSet<&'static str>,
+    /// Memory of LoRA matrices for the inactive pass, of which `components` counts only one set.
+    other_matrices: Footprint,
     pub(super) limits: Limits,
 }
 
@@ -205,6 +207,9 @@ impl BuiltRun {
         let each = networks.iter().map(|(kind, network)| (*kind, &**network));
         let mut memory = MemoryPlan::for_programs(config, each, limits);
         memory.by_pass = memory.components.keys().copied().filter(|c| executor.differs_by_pass(c)).collect();
+        if executor.has_two_sets_of_added_loras() {
+            memory.other_matrices = added_matrices(networks.iter().map(|(_, network)| &**network));
+        }
         Ok(BuiltRun { build, networks, memory })
     }
 
@@ -328,13 +333,20 @@ impl MemoryPlan {
     ) -> Self {
         let components = parameters(networks.clone().into_iter().map(|(_, network)| network));
         let needs = networks.into_iter().map(|(program, network)| Need::for_program(program, network)).collect();
-        MemoryPlan { config: config.into(), needs, components, by_pass: BTreeSet::new(), limits }
+        MemoryPlan {
+            config: config.into(),
+            needs,
+            components,
+            by_pass: BTreeSet::new(),
+            other_matrices: Footprint::default(),
+            limits,
+        }
     }
 
     /// Returns the memory that all parameters of the run take.
     fn parameters(&self) -> Footprint {
         let copies = self.by_pass.iter().filter_map(|component| self.components.get(component));
-        self.components.values().chain(copies).copied().sum()
+        self.components.values().chain(copies).chain([&self.other_matrices]).copied().sum()
     }
 
     /// Returns the bytes that the run needs if all parameters stay on the devices.
@@ -824,6 +836,7 @@ mod tests {
             }],
             components: [("transformer", Footprint { device: 5, host: 60 })].into(),
             by_pass: BTreeSet::new(),
+            other_matrices: Footprint::default(),
             limits: Limits { device: Some(100), host: Some(host) },
         };
         assert_eq!(plan(60).keep(Residency::Auto), Some(Keep::All));
@@ -857,6 +870,7 @@ mod tests {
             needs: needs.clone(),
             components: BTreeMap::clone(&components),
             by_pass: ["transformer"].into(),
+            other_matrices: Footprint::default(),
             limits: Limits { device: Some(limit), host: None },
         };
         assert_eq!(plan(0).all(), 270);

@@ -52,6 +52,7 @@ fn build_on(config: &Config, devices: usize, toolchain: &Toolchain) -> Result<Bu
         quantization: quantization(config, &lowering, platform)?,
         unquantized: Arc::default(),
         streaming: streaming(config, &spec, platform)?,
+        added_loras: None,
         lowering: Lowering { unroll_layers: unrolls_layers(config, &lowering, platform)?, ..lowering },
     })
 }

@@ -7,20 +7,21 @@ use std::sync::{Mutex, PoisonError};
 use super::PROGRAMS;
 pub use super::ProgramKind;
 use super::configs::ModelConfigs;
+use super::files::added_rank;
 use super::parameters::check_files;
 use super::prompt_enhancer::round_up;
 use crate::av::Av;
-use crate::config::{Config, Noise, WeightSource};
+use crate::config::{Config, LoraApply, Noise, WeightSource};
 use crate::hlo::Program;
 use crate::models::Network;
 use crate::models::gemma::GenerationSpec;
 use crate::models::pixels::Pixels;
 use crate::models::upsampler::Upsampling;
-use crate::nn::{Build, Override};
+use crate::nn::{AddedLoras, Build, Override};
 use crate::pipeline::enhancement::generation_spec;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::phase::Phase;
-use crate::pipeline::plan::loras::differ_by_pass;
+use crate::pipeline::plan::loras::{Loras, differ_by_pass};
 use crate::pipeline::plan::origin::{Origin, Weights};
 use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
 use crate::request::{self, ModelSizes, Request, Shapes};
@@ -51,8 +52,12 @@ pub struct Programs {
     pub(super) generation: GenerationSpec,
     /// Minimum number of videos per program call.
     rows: usize,
-    /// Whether LoRAs give each of the two passes its own transformer weights.
+    /// Whether merged LoRAs give each of the two passes its own transformer weights.
     own_by_pass: bool,
+    /// LoRA matrices in the programs of the first and of the second pass.
+    added_loras: [Option<AddedLoras>; 2],
+    /// Whether these matrices have the same size but other values in each pass.
+    own_matrices_by_pass: bool,
     pub(crate) origin: String,
 }
 
@@ -144,6 +149,7 @@ impl Programs {
             Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
         });
         let generation = generation_spec(config, &configs)?;
+        let added_loras = Loras::in_programs(&config.model)?;
         Ok(Programs {
             configs,
             sizes,
@@ -157,7 +163,11 @@ impl Programs {
             enhances_prompts: config.request.enhance_prompt && config.enhance.endpoint.is_none(),
             generation,
             rows: 1,
-            own_by_pass: second.is_some() && differ_by_pass(&config.model),
+            own_by_pass: second.is_some() && differ_by_pass(&config.model, LoraApply::Merge),
+            own_matrices_by_pass: second.is_some()
+                && differ_by_pass(&config.model, LoraApply::Add)
+                && added_loras[0] == added_loras[1],
+            added_loras,
             second,
             origin,
         })
@@ -241,17 +251,26 @@ impl Programs {
         Ok(left.into_iter().map(line).collect())
     }
 
-    /// Returns the bytes of each component's parameters on a device. The transformer counts twice if LoRAs give each
-    /// pass its own weights, because the weights of the inactive pass stay on the devices.
+    /// Returns the LoRA matrices in the programs of the first and of the second pass.
+    pub(crate) fn added_loras(&self) -> [Option<AddedLoras>; 2] {
+        self.added_loras
+    }
+
+    /// Returns the bytes of each component's parameters on a device. Weights and LoRA matrices that differ between the
+    /// passes count twice, because those of the inactive pass stay on the devices.
     ///
     /// # Errors
     /// Returns an error if the layout is not suitable for a program.
     pub fn parameters(&self, build: &Build) -> Result<BTreeMap<&'static str, usize>> {
         let networks: Result<Vec<Network>> = self.kinds().map(|kind| self.network(kind, build)).collect();
-        let mut each: BTreeMap<_, _> = parameters(&networks?).into_iter().map(|(c, of)| (c, of.device)).collect();
-        if self.own_by_pass {
-            each.entry(Component::Transformer.folder()).and_modify(|bytes| *bytes *= 2);
-        }
+        let networks = networks?;
+        let mut each: BTreeMap<_, _> = parameters(&networks).into_iter().map(|(c, of)| (c, of.device)).collect();
+        let matrices = added_matrices(&networks).device;
+        let all = each.get(Component::Transformer.folder()).copied().unwrap_or(0);
+        let transformer = all.saturating_sub(matrices);
+        let copies = [(self.own_by_pass, transformer), (self.own_matrices_by_pass, matrices)];
+        let more: usize = copies.iter().filter(|(is_copied, _)| *is_copied).map(|(_, bytes)| bytes).sum();
+        each.entry(Component::Transformer.folder()).and_modify(|bytes| *bytes += more);
         Ok(each)
     }
 
@@ -334,6 +353,8 @@ impl Programs {
         let of_sound = program.phase == Phase::AudioDecoder;
         let rows = if of_sound { at_once } else { at_once.max(self.rows) };
         let shape = request.denoise_shape(&self.sizes, &shapes, rows);
+        let added_loras = self.added_loras[usize::from(kind.pass()) - 1];
+        let build = &Build { added_loras, ..build.clone() };
         (program.network)(&ProgramSpec { run: self, request, shapes, shape, build })
     }
 }
@@ -349,18 +370,29 @@ pub(crate) fn warn_once(lines: Vec<String>) {
     }
 }
 
-/// Returns the memory that each component's parameters take. Parameters that several networks read count once.
+/// Returns the memory that each component's parameters take. Parameters that several networks read count once; LoRA
+/// matrices of several ranks count once per rank.
 pub(in crate::pipeline) fn parameters<'a>(
     networks: impl IntoIterator<Item = &'a Network>,
 ) -> BTreeMap<&'static str, Footprint> {
     let mut each = BTreeMap::new();
     for network in networks {
         let of = |p| Footprint::of_param(&network.program, p);
-        each.extend(network.params.iter().map(|p| (&p.name, (p.component, of(p)))));
+        each.extend(network.params.iter().map(|p| ((&p.name, added_rank(p)), (p.component, of(p)))));
     }
     let mut sums = BTreeMap::<_, Footprint>::new();
     each.into_values().for_each(|(component, of)| *sums.entry(component).or_default() += of);
     sums
+}
+
+/// Returns the memory that the LoRA matrices of networks take.
+pub(in crate::pipeline) fn added_matrices<'a>(networks: impl IntoIterator<Item = &'a Network>) -> Footprint {
+    let mut each = BTreeMap::new();
+    for network in networks {
+        let added = network.params.iter().filter_map(|p| Some(((&p.name, added_rank(p)?), p)));
+        each.extend(added.map(|(key, p)| (key, Footprint::of_param(&network.program, p))));
+    }
+    each.into_values().sum()
 }
 
 #[cfg(test)]

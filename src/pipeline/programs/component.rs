@@ -123,6 +123,7 @@ pub fn run_component(
     let single = kind.declaration().single_run.as_ref();
     let single = single.ok_or_else(|| PipelineError::Usage(format!("ltx2 run does not support program '{name}'")))?;
     let mut inputs = Vec::new();
+    let build = &Build { added_loras: executor.added_loras(kind), ..build.clone() };
     let network = executor.accepted(name, build, |build| {
         let mut given = ReferenceArguments::new(configs, build, tensors.clone(), scalars, single.scalars)?;
         let (network, made) = (single.inputs)(&mut given)?;

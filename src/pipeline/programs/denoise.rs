@@ -110,8 +110,10 @@ impl Runner {
         // A loop with conditions is not reused: the files of the conditions may have changed.
         let reusable = pass.conditions.is_none() && self.executor.keeps_all();
         let negative = |r: &Request| Request { negative_prompt: String::new(), ..r.clone() };
+        let added_loras = self.executor.added_loras(program);
         let alike = |known: &SharedLoop| {
-            known.shape == *pass.shape && negative(&known.request).can_batch_with(&negative(pass.request))
+            let is_same_program = known.shape == *pass.shape && known.added_loras == added_loras;
+            is_same_program && negative(&known.request).can_batch_with(&negative(pass.request))
         };
         let known = self.loops.get(&program).filter(|known| reusable && alike(known));
         if let Some(steps_loop) = known.map(|known| known.steps_loop.clone()) {
@@ -121,7 +123,7 @@ impl Runner {
         let steps_loop = Rc::new(self.new_loop(program, pass)?);
         if reusable {
             let (request, shape) = (pass.request.clone(), pass.shape.clone());
-            self.loops.insert(program, SharedLoop { request, shape, steps_loop: steps_loop.clone() });
+            self.loops.insert(program, SharedLoop { request, shape, added_loras, steps_loop: steps_loop.clone() });
         }
         Ok(steps_loop)
     }

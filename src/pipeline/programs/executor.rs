@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::ProgramKind;
 use super::background_load::{BackgroundLoad, LoadProgress, OnLoad};
-use super::files::Files;
+use super::files::{Files, added_matrix, added_rank};
 use crate::hlo::{MemorySpace, Program};
 use crate::models::Network;
-use crate::nn::{Build, Param};
+use crate::nn::{AddedLoras, Build, Param};
 use crate::pipeline::error::{PipelineError, Result};
-use crate::pipeline::plan::loras::{self, Loras};
+use crate::pipeline::plan::loras::{self, ActiveLoras, Loras};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::residency::{Keep, work};
 use crate::pjrt::PjrtError;
@@ -40,7 +41,7 @@ const MAX_OUTCOMES: usize = 4096;
 pub struct Executor {
     engine: Engine,
     weights: Weights,
-    loras: Vec<ScaledLora>,
+    loras: ActiveLoras,
     merge_order: MergeOrder,
     by_pass: Loras,
     /// Pass (1 or 2) whose weights are loaded.
@@ -111,7 +112,7 @@ impl Executor {
         Executor {
             engine,
             weights: weights.into(),
-            loras: Vec::new(),
+            loras: ActiveLoras::default(),
             merge_order: MergeOrder::default(),
             by_pass: Loras::default(),
             pass: 1,
@@ -177,10 +178,14 @@ impl Executor {
         // Join the thread of an abandoned plan, so that two loads do not overlap.
         self.ahead = None;
         let Some(files) = self.files() else { return };
+        let rank = self.loras.in_programs().map(|loras| loras.rank);
         let mut seen = HashSet::new();
         let orders: Vec<_> = networks
             .map(|network| {
-                let is_new = |p: &&Param| self.parameters.get(&p.name).is_none() && seen.insert(p.name.clone());
+                // LoRA matrices of another rank belong to another pass.
+                let is_of_pass = |p: &Param| added_rank(p).is_none_or(|own| Some(own) == rank);
+                let is_new =
+                    |p: &&Param| is_of_pass(p) && self.parameters.get(&p.name).is_none() && seen.insert(p.name.clone());
                 let params: Vec<Param> = network.params.iter().filter(is_new).cloned().collect();
                 (network, params)
             })
@@ -225,10 +230,10 @@ impl Executor {
         self.check_loras(&loras)?;
         if self.merge_order != loras.order {
             // Weights that were merged in another order must be reloaded.
-            self.swap_loras(Vec::new())?;
+            self.swap_loras(ActiveLoras::default())?;
             self.merge_order = loras.order;
         }
-        self.set_loras(&loras.of_pass(1))?;
+        self.activate(loras.of_pass(1))?;
         self.by_pass = loras;
         if let Weights::Files(source) = &self.weights {
             self.by_pass.warn_of_unverified(source);
@@ -260,9 +265,22 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns whether any weights of a component differ between the passes.
-    pub(crate) fn differs_by_pass(&self, component: &str) -> bool {
+    /// Returns the LoRA matrices that a program has; `None` if its pass adds no LoRAs.
+    pub(crate) fn added_loras(&self, program: ProgramKind) -> Option<AddedLoras> {
+        let loras = self.by_pass.of_pass(program.pass()).in_programs();
+        loras.filter(|loras| program.declaration().component.folder() == loras.component)
+    }
+
+    /// Returns whether LoRA matrices of the same size have other values in each pass, so that there are two copies.
+    pub(crate) fn has_two_sets_of_added_loras(&self) -> bool {
         let [first, second] = [1, 2].map(|pass| self.by_pass.of_pass(pass));
+        let differ = !lora::differing(&first.added, &second.added).is_empty();
+        differ && first.in_programs() == second.in_programs()
+    }
+
+    /// Returns whether merged LoRAs give the passes different weights of a component.
+    pub(crate) fn differs_by_pass(&self, component: &str) -> bool {
+        let [first, second] = [1, 2].map(|pass| self.by_pass.of_pass(pass).merged);
         lora::differing(&first, &second).iter().any(|(of, _)| of.folder() == component)
     }
 
@@ -273,20 +291,32 @@ impl Executor {
     /// Returns an error if the weights are random, or if a LoRA updates a tensor that the model does not have or has
     /// with another shape. The error quotes file, key and shapes.
     pub fn set_loras(&mut self, loras: &[ScaledLora]) -> Result<()> {
-        loras::check(loras, &self.weights)?;
-        self.swap_loras(loras.to_vec())?;
+        self.activate(ActiveLoras { merged: loras.to_vec(), added: Vec::new() })
+    }
+
+    /// Replaces the LoRAs of the current pass, and drops the parameters of other passes.
+    fn activate(&mut self, loras: ActiveLoras) -> Result<()> {
+        loras::check(&loras, &self.weights)?;
+        self.swap_loras(loras)?;
         self.parked.clear();
         Ok(())
     }
 
-    /// Sets the LoRAs. Removes from the executor the parameters for which the merged LoRAs change, and returns them.
-    fn swap_loras(&mut self, loras: Vec<ScaledLora>) -> Result<LoadedParameters> {
+    /// Sets the LoRAs. Removes from the executor the weights for which the merged LoRAs change and the LoRA matrices that
+    /// change, and returns them.
+    fn swap_loras(&mut self, loras: ActiveLoras) -> Result<LoadedParameters> {
         if let Some(mut ahead) = self.ahead.take() {
             ahead.take_all(&mut self.parameters)?;
         }
-        let differing = lora::differing(&self.loras, &loras);
+        let merged = lora::differing(&self.loras.merged, &loras.merged);
+        let added = lora::differing(&self.loras.added, &loras.added);
+        let has_other_rank = self.loras.in_programs() != loras.in_programs();
         let taken = self.parameters.take_stale(|component, key| {
-            Component::from_folder(component).is_some_and(|component| differing.contains(&(component, key)))
+            let Some(component) = Component::from_folder(component) else { return false };
+            match added_matrix(key) {
+                Some((weight, _)) => has_other_rank || added.contains(&(component, weight.as_str())),
+                None => merged.contains(&(component, key)),
+            }
         });
         self.loras = loras;
         Ok(taken)
@@ -317,6 +347,11 @@ impl Executor {
         self.parameters.get(name)
     }
 
+    /// Returns the names of the loaded parameters of the current pass.
+    pub fn parameter_names(&self) -> BTreeSet<String> {
+        self.parameters.names().map(String::from).collect()
+    }
+
     /// Returns name and hash of each program used since [`Executor::reset_set_up_time`].
     pub(crate) fn program_hashes(&self) -> impl Iterator<Item = (&str, &str)> {
         self.used.iter().filter_map(|hash| self.programs.get(hash)).map(|e| (e.name(), e.hash()))
@@ -333,7 +368,7 @@ impl Executor {
     }
 
     /// Returns the number of loaded programs.
-    pub(crate) fn program_count(&self) -> usize {
+    pub fn program_count(&self) -> usize {
         self.programs.len()
     }
 

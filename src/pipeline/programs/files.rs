@@ -1,26 +1,42 @@
-//! Reads parameters from a model's files and merges LoRAs into them.
+//! Reads parameters from a model's files, merges LoRAs into them, and reads the matrices of LoRAs that programs add.
 
 use std::sync::Arc;
 
 use crate::hlo::DType;
+use crate::nn::{self, Param};
+use crate::pipeline::plan::loras::ActiveLoras;
 use crate::pjrt::SharedBytes;
 use crate::runtime::{FileTensor, ParameterSource, QuantizedTensor, StoredTensor};
+use crate::weights::lora_add::{AddedMatrix, LoraSide};
 use crate::weights::quantize::QuantizedForm;
-use crate::weights::{Checkpoint, Component, MergeOrder, ModelSource, ScaledLora, TensorView};
+use crate::weights::{Checkpoint, Component, MergeOrder, ModelSource, TensorView};
 use crate::weights::{check_finite, finite_tensor, lora, lora_merge, read_finite};
 
-/// Source of parameters: a model's files, and the LoRAs that are merged into their tensors.
+/// Source of parameters: a model's files, the LoRAs that are merged into their tensors, and those that programs add.
 #[derive(Clone)]
 pub(in crate::pipeline) struct Files {
     pub(crate) source: Arc<ModelSource>,
-    pub(crate) loras: Vec<ScaledLora>,
+    pub(crate) loras: ActiveLoras,
     pub(crate) order: MergeOrder,
+}
+
+/// Returns the weight and the side of a LoRA matrix that programs add; `None` for other parameters.
+pub(super) fn added_matrix(key: &str) -> Option<(String, LoraSide)> {
+    let of = |name, side| Some((format!("{}weight", key.strip_suffix(name)?), side));
+    of(nn::LORA_DOWN, LoraSide::Down).or_else(|| of(nn::LORA_UP, LoraSide::Up))
 }
 
 type FileResult<T> = std::result::Result<T, String>;
 
 fn part(component: &str) -> FileResult<Component> {
     Component::from_folder(component).ok_or_else(|| format!("'{component}' is not a component of a model"))
+}
+
+/// Returns the rank of a LoRA matrix that programs add; `None` for other parameters.
+pub(super) fn added_rank(param: &Param) -> Option<usize> {
+    let (key, shape) = *param.source.tensors().first()?;
+    let (_, side) = added_matrix(key)?;
+    shape.get(usize::from(side == LoraSide::Up)).copied()
 }
 
 /// Function that reads the scale of each row of a quantized weight.
@@ -40,6 +56,16 @@ impl Files {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
     }
 
+    /// Returns a matrix of the LoRAs that programs add, which is read from the LoRA files piece by piece.
+    fn added(&self, component: Component, weight: &str, side: LoraSide, dtype: DType) -> FileResult<FileTensor> {
+        let rank = self.loras.in_programs().map_or(0, |loras| loras.rank);
+        let view = self.view(component, weight)?;
+        let matrix = AddedMatrix::new(&self.loras.added, self.order, weight, view.shape(), rank, side);
+        let shape = matrix.shape().to_vec();
+        let read = move |offset: usize, into: &mut [u8]| matrix.read_at(dtype, offset, into).map_err(|e| e.to_string());
+        Ok(FileTensor { dtype, shape, read: Box::new(read) })
+    }
+
     /// Returns the scales that dequantize an FP8 tensor; `None` if the files have no scales for it.
     fn scales(&self, component: Component, key: &str) -> FileResult<Option<Vec<f32>>> {
         let view = self.source.checkpoint(component).and_then(|c| c.scales_of(key)).map_err(|e| e.to_string())?;
@@ -51,7 +77,10 @@ impl Files {
 impl ParameterSource for Files {
     fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> FileResult<Option<FileTensor>> {
         let component = part(component)?;
-        if !lora::updates(&self.loras, component, key).is_empty() {
+        if let Some((weight, side)) = added_matrix(key) {
+            return self.added(component, &weight, side, dtype).map(Some);
+        }
+        if !lora::updates(&self.loras.merged, component, key).is_empty() {
             return Ok(None);
         }
         let is_narrow = dtype == DType::F8E4M3FN;
@@ -67,7 +96,7 @@ impl ParameterSource for Files {
         form: QuantizedForm,
     ) -> FileResult<Option<QuantizedTensor>> {
         let component = part(component)?;
-        if !lora::updates(&self.loras, component, key).is_empty() {
+        if !lora::updates(&self.loras.merged, component, key).is_empty() {
             return Ok(None);
         }
         let view = self.view(component, key)?;
@@ -94,7 +123,7 @@ impl ParameterSource for Files {
     }
 
     fn merge_bytes(&self, component: &'static str, key: &str) -> usize {
-        let updates = part(component).map(|part| (part, lora::updates(&self.loras, part, key)));
+        let updates = part(component).map(|part| (part, lora::updates(&self.loras.merged, part, key)));
         match updates {
             Ok((part, updates)) if !updates.is_empty() => {
                 self.view(part, key).map_or(0, |view| lora_merge::memory(&view, &updates))
@@ -109,7 +138,7 @@ impl ParameterSource for Files {
         let (dtype, shape) = (view.dtype(), view.shape().to_vec());
         let scales = if dtype == DType::F8E4M3FN { self.scales(component, key)? } else { None };
         let (file, name) = (view.file().to_path_buf(), view.key().to_string());
-        let updates = lora::updates(&self.loras, component, key);
+        let updates = lora::updates(&self.loras.merged, component, key);
         if updates.is_empty() {
             let bytes = read_finite(&view).map_err(|e| e.to_string())?.into();
             return Ok(StoredTensor { dtype, shape, bytes, scales, file, key: name });

@@ -125,6 +125,11 @@ impl ProgramKind {
         PROGRAMS[self as usize]
     }
 
+    /// Returns the pass (1 or 2) whose LoRAs apply to the program. Temporal rounds use those of the first pass.
+    pub(in crate::pipeline) fn pass(self) -> u8 {
+        if matches!(self, ProgramKind::Refine | ProgramKind::RefinePrepare) { 2 } else { 1 }
+    }
+
     /// Returns the name that sidecars, reports and JSON use.
     pub fn name(self) -> &'static str {
         self.declaration().name
