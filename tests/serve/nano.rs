@@ -596,6 +596,50 @@ fn lora_job_leaves_the_model_unchanged() {
     assert_eq!(server.make(&plain).hashes(), before.hashes());
 }
 
+/// Sums over all programs of a video's process, and the bytes that it loaded.
+fn set_up(video: &Video) -> [u64; 2] {
+    let timings = &video.sidecar()["timings"];
+    let programs = timings["programs"].as_object().expect("programs").values();
+    let made = programs.flat_map(|program| [&program["compiles"], &program["cache_hits"]]).filter_map(Value::as_u64);
+    let spans = timings["timeline"].as_array().expect("spans").iter().filter(|span| span["work"] == "load");
+    [made.sum(), spans.filter_map(|span| span["bytes"].as_u64()).sum()]
+}
+
+#[needs(cpu)]
+fn added_loras_are_switched_without_compiling_or_reading_weights() {
+    if !support::full() {
+        return;
+    }
+    let mut server = Server::start(&["model.lora_merge=exact"]);
+    let with = |file: &str, strength: f64, apply: &str| {
+        let path = format!("{}/tests/fixtures/lora/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        format!("model.loras=[{{path: {path}, strength: {strength}, apply: {apply}}}]")
+    };
+    let plain = server.job("small", &[], &[]);
+    let before = server.make(&plain);
+    let [one, other, stronger] = [("ic_tiny_a_plain", 1.0), ("ic_tiny_a", 0.5), ("ic_tiny_a", 2.0)]
+        .map(|(file, strength)| server.job("added", &[&with(file, strength, "add")], &[]));
+    let first = server.make(&one);
+    assert_ne!(first.hashes(), before.hashes());
+    first.assert_matches_generate();
+    assert_eq!(first.sidecar()["config"]["model"]["loras"][0]["apply"], "add");
+    let [programs, matrices] = set_up(&first);
+    let weights = before.sidecar()["timings"]["parameter_bytes"].as_u64().expect("bytes");
+    assert!(matrices > 0 && 4 * matrices < weights, "{matrices} of {weights} bytes");
+    let mut seen = vec![first.hashes().map(String::from)];
+    for job in [&other, &stronger, &other] {
+        let video = server.make(job);
+        let [now, bytes] = set_up(&video);
+        assert_eq!(now, programs, "nothing is compiled");
+        assert!(bytes > 0 && 4 * bytes < matrices, "{bytes} of {matrices} bytes: only the matrices of the LoRA");
+        seen.push(video.hashes().map(String::from));
+    }
+    assert!(seen[1] != seen[0] && seen[2] != seen[1] && seen[3] == seen[1], "{seen:?}");
+    // The weights were never changed.
+    let again = server.make(&plain);
+    assert_eq!((again.hashes(), set_up(&again)), (before.hashes(), [programs, 0]));
+}
+
 #[needs(cpu)]
 fn served_loras_are_checked_before_the_server_is_ready() {
     let state = tempfile::tempdir().expect("a folder");

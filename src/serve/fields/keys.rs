@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, RescaleScope};
+use crate::config::{Config, LoraApply, RescaleScope};
+use crate::pipeline::plan::loras::Loras;
 use crate::request;
 use crate::sampling::step_cache::{CachePolicy, StepCacheConfig};
 use crate::serve::id::VideoId;
@@ -23,8 +24,8 @@ pub(super) fn batch(config: &Config, id: &VideoId) -> String {
 }
 
 /// Returns the shape key. Requests with equal shape keys run the same programs. Prompts, their enhancement, seeds, numbers of steps,
-/// noise levels, guidance scales, LoRAs and the contents of input files do not affect the key, because they do not change the
-/// programs.
+/// noise levels, guidance scales, merged LoRAs and the contents of input files do not affect the key, because they do not
+/// change the programs. Of added LoRAs, only their total rank does.
 pub(super) fn shape(config: &Config) -> String {
     let mut own = config.clone();
     let r = &mut own.request;
@@ -51,7 +52,22 @@ pub(super) fn shape(config: &Config) -> String {
         (stream.cfg, stream.stg, stream.modality, stream.rescale) = (None, None, None, None);
     }
     let perturbed = config.scales().map(|scales| scales.stg != 0.0);
-    hash(&json!({"config": own, "branches": branches, "perturbed": [perturbed.video, perturbed.audio]}))
+    let mut key = json!({"config": own, "branches": branches, "perturbed": [perturbed.video, perturbed.audio]});
+    if let Some(ranks) = added_ranks(config) {
+        key["added_loras"] = ranks;
+    }
+    hash(&key)
+}
+
+/// Returns the ranks of the LoRA matrices in the programs of both passes, or the LoRAs if a file cannot be read; the job
+/// reports that error. `None`: the request adds no LoRAs.
+fn added_ranks(config: &Config) -> Option<Value> {
+    let added = || config.model.loras.iter().filter(|lora| lora.apply == LoraApply::Add);
+    added().next()?;
+    Some(match Loras::in_programs(&config.model) {
+        Ok(passes) => json!(passes.map(|loras| loras.map(|loras| loras.rank))),
+        Err(_) => json!(added().collect::<Vec<_>>()),
+    })
 }
 
 fn hash(value: &Value) -> String {

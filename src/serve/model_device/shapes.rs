@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Generated, PipelineError};
+use crate::config::{Lora, LoraApply};
 use crate::pipeline::plan::memory::{self, FittedPlan};
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::runner::Runner;
@@ -30,11 +31,13 @@ struct ShapePlans {
 
 /// Returns a key that distinguishes the plans for one shape. It contains the batch size, the number of frames, which
 /// may be predicted, the LoRAs, whose memory use depends on the stages that they apply to, and the program that enhances
-/// prompts.
+/// prompts. Of LoRAs that programs add, it contains the ranks and stages, but not the files.
 fn plan_key(plan: &RunPlan, rows: usize) -> String {
     let config = &plan.config;
-    let loras: Vec<_> = config.model.loras.iter().map(|lora| (&lora.path, &lora.stages)).collect();
-    format!("{rows} {:?} {loras:?} {:?}", config.request.num_frames, plan.programs.generation())
+    let file = |lora: &'_ Lora| (lora.apply == LoraApply::Merge).then(|| lora.path.clone());
+    let loras: Vec<_> = config.model.loras.iter().map(|lora| (file(lora), &lora.stages)).collect();
+    let (added, generation) = (plan.programs.added_loras(), plan.programs.generation());
+    format!("{rows} {:?} {loras:?} {added:?} {generation:?}", config.request.num_frames)
 }
 
 impl PreparedShapes {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{ParsedConfig, TestConverter, at};
-use crate::config::{Decoder, Pipeline};
+use crate::config::{Decoder, LoraApply, Pipeline};
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
 use crate::serve::form::Form;
@@ -108,6 +108,7 @@ fn loras_are_selected_by_name() {
     assert_ne!(with.batch_key, first.batch_key);
     for bad in [
         json!({"lora": "styel"}),
+        json!({"lora": {"name": "style", "apply": "sum"}}),
         json!({"lora": {"name": "style", "scale": 3}}),
         json!({"loras": vec![json!({"name": "style"}); 5]}),
         json!({"lora": {"name": "tests/fixtures/lora/plain.safetensors"}}),
@@ -116,6 +117,22 @@ fn loras_are_selected_by_name() {
     }
     let error = server.json(&json!({"prompt": "a", "lora": "x"})).expect_err("unknown");
     assert!(error.message.contains("late, style") && !error.message.contains("fixtures"), "{error}");
+}
+
+#[test]
+fn only_the_ranks_of_added_loras_change_the_shape_key() {
+    let file = |name: &str| format!("{{path: tests/fixtures/lora/{name}.safetensors}}");
+    let quick = "{path: tests/fixtures/lora/ic_tiny_a.safetensors, apply: add}";
+    let set = format!("serve.loras={{style: {}, quick: {quick}}}", file("ic_tiny_a_plain"));
+    let server = TestConverter::new("nano", &[&set]);
+    let good = |loras: Value| server.good(&json!({"seed": 1, "loras": loras}));
+    let (none, style) = (good(json!([])), json!({"name": "style", "apply": "add"}));
+    let (added, other) = (good(json!([style])), good(json!([{"name": "quick", "scale": -1}])));
+    assert_eq!([&added, &other].map(|job| job.config().model.loras[0].apply), [LoraApply::Add; 2]);
+    assert_eq!(added.shape, other.shape);
+    assert_ne!(added.shape, none.shape);
+    let merged = good(json!([{"name": "quick", "apply": "merge"}]));
+    assert_eq!(merged.shape, none.shape);
 }
 
 #[test]
