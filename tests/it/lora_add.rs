@@ -8,18 +8,20 @@ use std::sync::Arc;
 use crate::layouts;
 use crate::lora::{file, model, scattered, stored_tensor, transformer_weights, with_transformer};
 use crate::support::single_file::TensorData;
-use crate::support::{Case, cases, cpu, full, lowering_of, needs, quick, relative_l2};
-use ltx2::config::{self, LoraApply};
+use crate::support::{self, Case, cases, cpu, dumped, full, lowering_of, needs, quick, relative_l2};
+use ltx2::config::{self, Config, LoraApply};
 use ltx2::hlo::DType;
 use ltx2::nn::{Build, Lowering, Quantization};
+use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::loras::Loras;
 use ltx2::pipeline::programs::build::ProgramKind;
 use ltx2::pipeline::programs::component::run_component;
 use ltx2::pipeline::programs::configs::ModelConfigs;
 use ltx2::pipeline::programs::executor::Executor;
+use ltx2::pipeline::runner::Runner;
 use ltx2::runtime::Engine;
 use ltx2::tensor::Tensor;
-use ltx2::weights::{Component, MergeOrder, ModelSource};
+use ltx2::weights::{Component, MergeOrder, ModelSource, Overrides};
 use safetensors::Dtype;
 
 const ADD: LoraApply = LoraApply::Add;
@@ -204,6 +206,60 @@ fn sharded_added_loras_equal_a_single_device() {
         eprintln!("{layout} {mesh}: {off:.1e}");
         assert!(off <= layouts::limit(layout), "{layout} {mesh}: {off:e}");
     }
+}
+
+/// Each stage has its own matrices, also in the program that computes the text keys and values. If only one stage has
+/// LoRAs, the programs of the other have no matrices.
+#[needs(cpu)]
+fn each_stage_adds_its_own_loras() {
+    if !full() {
+        return;
+    }
+    let bench = Bench::new("tiny_a", f32_build());
+    let (one, two) = (bench.write("one", &ONE, 40), bench.write("two", &TWO, 80));
+    let folder = bench.folder.path().join("model");
+    let upsampler = Some("tests/fixtures/models/upsampler_rational".to_string());
+    let overrides = Overrides { upsampler, ..Overrides::default() };
+    let source = Arc::new(ModelSource::open(folder.to_str().expect("UTF-8"), &overrides).expect("a model"));
+    let executor = Executor::new(Engine::new(cpu(8), quick()), source.clone());
+    let mut runner = Runner::new(OpenModel::open(&source).expect("complete"), executor, f32_build());
+    let set = ["pipeline=two_stage", "request.height=64", "sampler.steps=2"];
+    let config = Config::load("tests/fixtures/tiny.yml", set).expect("a configuration");
+    let request = runner.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request");
+    let mut made = |entries: &[(&Path, f64, &[u8])], apply: LoraApply| {
+        let entry = |(path, strength, stages): &(&Path, f64, &[u8])| config::Lora {
+            path: path.display().to_string(),
+            strength: *strength,
+            stages: stages.to_vec(),
+            apply,
+        };
+        let loras = entries.iter().map(entry).collect();
+        let model = config::Model { loras, lora_merge: MergeOrder::Exact, ..config::Model::default() };
+        runner.executor.keep_loras(Loras::open(&model).expect("LoRAs")).expect("fits");
+        let mut video = || {
+            let made = support::generate(&mut runner, &request, &support::dumping(None));
+            ["stage_1.latents.video", "latents.video"].map(|name| dumped(&made, name).clone())
+        };
+        let (first, second) = (video(), video());
+        assert!(first == second, "the second video has other bits");
+        first
+    };
+    let (one, two) = (one.as_path(), two.as_path());
+    let none = made(&[], MERGE);
+    for entries in [
+        &[(one, 0.5, &[1u8][..])][..],
+        &[(two, 0.5, &[2])],
+        &[(one, 0.5, &[1]), (two, 0.5, &[2])],
+        &[(one, 0.5, &[1]), (one, -0.5, &[2]), (two, 0.3, &[1, 2])],
+    ] {
+        let (added, merged) = (made(entries, ADD), made(entries, MERGE));
+        for i in 0..2 {
+            let (off, moved) = (relative_l2(&added[i], &merged[i]), relative_l2(&merged[i], &none[i]));
+            eprintln!("{entries:?}, stage {}: {off:.1e}, moved {moved:.1e}", i + 1);
+            assert!(off <= 1e-5, "{entries:?}, stage {}: {off:e} from merged LoRAs", i + 1);
+        }
+    }
+    assert!(made(&[], ADD) == none, "the weights are unchanged");
 }
 
 /// Weights with 8 bits stay as stored; merged LoRAs would quantize them again.

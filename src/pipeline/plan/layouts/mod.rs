@@ -455,6 +455,24 @@ mod tests {
     }
 
     #[test]
+    fn estimator_counts_the_matrices_of_added_loras_but_no_copy_of_the_weights() {
+        let build = setup::build(&Config::default(), 1, "cuda", "NVIDIA H200").unwrap();
+        let bytes = |entries: &[&str]| {
+            let file = "path: tests/fixtures/lora/ic_tiny_a.safetensors, apply: add";
+            let entries: Vec<String> = entries.iter().map(|more| format!("{{{file}{more}}}")).collect();
+            let loras = format!("model.loras=[{}]", entries.join(", "));
+            let config = Config::load("ltx2_two_stage", [&*loras]).unwrap();
+            Programs::from_config(&config, None).unwrap().parameters(&build).unwrap()["transformer"]
+        };
+        let weights = bytes(&[]);
+        let matrices = bytes(&[""]) - weights;
+        // At rank 16, the smallest of programs, the matrices of the 19B transformer take 1 % of its weights.
+        assert!((0.005..0.015).contains(&(matrices as f64 / weights as f64)), "{matrices} of {weights} bytes");
+        assert_eq!(bytes(&[", stages: [2]"]), weights + matrices);
+        assert_eq!(bytes(&[", stages: [1]", ", strength: 0.5, stages: [2]"]), weights + 2 * matrices);
+    }
+
+    #[test]
     fn loop_steps_are_evaluations_and_bounds_depend_on_weight_type() {
         let (_, toolchain, chip, count) = ranked(&[], "cuda", "NVIDIA H200", 1);
         let devices = RankingDevices { toolchain: &toolchain, count, capacity: None, chip };
