@@ -175,7 +175,8 @@ pub struct Lora {
     /// `dfr` use the LoRAs of stage 1.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
-    /// Whether the LoRA is merged into the weights or added beside them.
+    /// Whether the LoRA is merged into the weights or added beside them. `model.lora_merge` determines only whether
+    /// the alphas of added LoRAs apply.
     #[serde(default)]
     pub apply: LoraApply,
 }
