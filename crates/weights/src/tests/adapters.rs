@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::lora::{lora_fingerprint, updates};
+use super::super::lora_add::{AddedMatrix, LoraSide, program_rank};
 use super::super::lora_merge::{MergedTensor, memory, merge};
 use super::super::*;
 use super::{fails, open, put};
@@ -68,6 +69,44 @@ fn merged(model: &ModelSource, name: &str, loras: &[ScaledLora], order: MergeOrd
     let view = model.checkpoint(Component::Transformer)?.get_float(name)?;
     let found = updates(loras, Component::Transformer, name);
     merge(&view, None, order, &found).map(|merged| numbers(&merged))
+}
+
+/// The product of the concatenated matrices is the sum of both updates. Rows that are read alone equal those of the
+/// whole matrix.
+#[test]
+fn added_matrices_are_concatenated_and_read_by_rows() {
+    let dir = TempDir::new().unwrap();
+    let weight = format!("{Q}.weight");
+    let zeros = (Dtype::F32, vec![6, 8], vec![0; 4 * 6 * 8]);
+    let model = model_of(dir.path(), &BTreeMap::from([(weight.clone(), zeros)]));
+    let [a, b] = ["A", "B"].map(|matrix| format!("transformer.{Q}.lora_{matrix}.weight"));
+    let file = |name: &str, rank: usize| {
+        let path = write(&dir.path().join(name), &tensors(&[(&a, &[rank, 8]), (&b, &[6, rank])]), &[]);
+        Arc::new(lora(&path).unwrap())
+    };
+    let scaled = |file: &Arc<LoraFile>, strength| ScaledLora { file: file.clone(), strength };
+    let (one, two) = (file("one.safetensors", 3), file("two.safetensors", 2));
+    let ranks = |count: usize| program_rank(&vec![scaled(&one, 1.0); count]);
+    assert_eq!(
+        [0, 1, 5, 6, 11, 22, 43, 86].map(ranks),
+        [0, 16, 16, 32, 64, 128, 256, 384].map(|n| (n > 0).then_some(n))
+    );
+    let loras = [scaled(&one, 0.5), scaled(&two, 0.0), scaled(&two, -2.0)];
+    let read = |side| {
+        let matrix = AddedMatrix::new(&loras, MergeOrder::Exact, &weight, &[6, 8], 16, side);
+        let [rows, columns] = matrix.shape();
+        let mut whole = vec![0; 4 * rows * columns];
+        matrix.read_at(DType::F32, 0, &mut whole).unwrap();
+        for (row, want) in whole.chunks_exact(4 * columns).enumerate() {
+            let mut bytes = vec![1; want.len()];
+            matrix.read_at(DType::F32, 4 * row * columns, &mut bytes).unwrap();
+            assert_eq!(bytes, want, "{side:?}, row {row}");
+        }
+        let values = whole.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect();
+        Array2::from_shape_vec((rows, columns), values).unwrap()
+    };
+    let sum = read(LoraSide::Up).dot(&read(LoraSide::Down));
+    assert_eq!(sum.into_raw_vec_and_offset().0, merged(&model, &weight, &loras, MergeOrder::Exact).unwrap());
 }
 
 #[test]
