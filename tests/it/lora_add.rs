@@ -167,7 +167,8 @@ fn added_equals_merged(bench: &mut Bench) -> Vec<(String, Tensor)> {
 
 #[needs(cpu)]
 fn added_loras_equal_exact_merges_and_are_replaced_alone() {
-    let mut bench = Bench::new("tiny_a", f32_build());
+    // Two rows per call: layers of the video add the LoRAs to their weights, layers of the sound to their results.
+    let mut bench = Bench::new("tiny_a_batch_masked", f32_build());
     added_equals_merged(&mut bench);
 
     // Another file and another strength replace the LoRA matrices, and nothing else.

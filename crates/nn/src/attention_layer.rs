@@ -4,8 +4,8 @@
 use super::attention::{Attention, Heads};
 use super::context_parallel::ContextParallelKind;
 use super::layout::Axis;
-use super::linear::{affine, project};
-use super::lora::{LoraInput, full_names, refs};
+use super::linear::{affine_with_lora, project};
+use super::lora::{LoraMatrices, full_names, refs};
 use super::norm::rms_norm;
 use super::param::Init;
 use super::params::Params;
@@ -42,21 +42,6 @@ pub struct Rope {
     pub sin: Value,
 }
 
-/// Projections of one input that a single dot computes.
-struct FusedProjections {
-    /// `[b, n, projections, heads, dim]`, without LoRAs.
-    y: Value,
-    lora: Option<LoraInput>,
-}
-
-impl FusedProjections {
-    /// Returns projection `i`, `[b, n, heads, dim]`.
-    fn at(&self, p: &Params, i: usize) -> Value {
-        let y = self.y.at(2, i);
-        self.lora.as_ref().map_or_else(|| y.clone(), |lora| lora.add_fused(p, &y, i))
-    }
-}
-
 impl AttentionLayer {
     /// Returns queries, keys and values of self-attention, each `[b, n, heads, dim]`, from `x [b, n, embed]`. Queries
     /// and keys are normalized and rotated.
@@ -71,7 +56,7 @@ impl AttentionLayer {
             return [self.queries(p, &x.optimization_barrier(), rope.as_ref()), k, v];
         }
         let parts = self.fused(p, &["to_q", "to_k", "to_v"], x, self.sequence[0]);
-        let [q, k, v] = [0, 1, 2].map(|i| parts.at(p, i));
+        let [q, k, v] = [0, 1, 2].map(|i| parts.at(2, i));
         let q = self.normed(p, "norm_q", &q, rope);
         if !self.rotates_gathered(p) {
             return [q, self.normed(p, "norm_k", &k, rope), v];
@@ -113,7 +98,7 @@ impl AttentionLayer {
     /// Returns keys (normalized and rotated) and values of a context `[b, m, width]`.
     pub fn keys_values(&self, p: &Params, context: &Value, rope: Option<&Rope>) -> [Value; 2] {
         let parts = self.fused(p, &["to_k", "to_v"], context, self.sequence[1]);
-        [self.normed(p, "norm_k", &parts.at(p, 0), rope), parts.at(p, 1)]
+        [self.normed(p, "norm_k", &parts.at(2, 0), rope), parts.at(2, 1)]
     }
 
     /// Computes attention, gate and output projection from queries, keys and values `[b, n, heads, dim]`. Returns `[b,
@@ -156,8 +141,8 @@ impl AttentionLayer {
         p.place("out", &y, &[Axis::CfgBatch, self.sequence[0], Axis::Replicated])
     }
 
-    /// Computes several projections of one input with a single dot.
-    fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> FusedProjections {
+    /// Computes several projections of one input with a single dot. Returns `[b, n, projections, heads, dim]`.
+    fn fused(&self, p: &Params, names: &[&str], x: &Value, sequence: Axis) -> Value {
         let _scope = p.builder().scope(names.join("+"));
         let (count, dim, inner) = (self.heads.count, self.heads.dim, x.dim(-1));
         let (weights, biases) = (full_names(names, "weight"), full_names(names, "bias"));
@@ -165,10 +150,10 @@ impl AttentionLayer {
         let weight = p.weight(&refs(&weights), &[count, dim, inner], &axes);
         let bias = || p.fused(&refs(&biases), &[count, dim], &[count * dim], &axes[..2], Init::normal(0.02));
         let out_axes = [Axis::Replicated, Axis::Heads, Axis::HeadDim];
-        let y = affine(p, x, &weight, self.bias.then(bias).as_ref(), &out_axes);
-        let y = p.place("qkv", &y, &[Axis::CfgBatch, sequence, Axis::Replicated, Axis::Heads, Axis::HeadDim]);
-        let lora = LoraInput::of_fused(p, names, x, &[count, dim], &axes[..2], axes[2]);
-        FusedProjections { y, lora }
+        let bias = self.bias.then(bias);
+        let lora = LoraMatrices::new(p, names, inner, &[count, dim], &axes[..2], axes[2]);
+        let y = affine_with_lora(p, x, &weight, bias.as_ref(), lora.as_ref(), &out_axes);
+        p.place("qkv", &y, &[Axis::CfgBatch, sequence, Axis::Replicated, Axis::Heads, Axis::HeadDim])
     }
 
     fn normed(&self, p: &Params, name: &str, x: &Value, rope: Option<&Rope>) -> Value {

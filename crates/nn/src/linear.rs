@@ -3,7 +3,7 @@
 use super::build::{Quantization, RowProductForm};
 use super::kernels::RowProduct;
 use super::layout::Axis;
-use super::lora::LoraInput;
+use super::lora::LoraMatrices;
 use super::param::Init;
 use super::params::Params;
 use super::quantized::{self, Weight};
@@ -69,35 +69,59 @@ pub fn project(p: &Params, x: &Value, out: &[usize], bias: bool, out_axes: &[Axi
     let _scope = p.scope();
     let weight = p.weight(&["weight"], &[out, &[x.dim(-1)]].concat(), &[out_axes, &[in_axis]].concat());
     let bias = bias.then(|| p.get_as("bias", &[out.iter().product()], out, out_axes, Init::normal(0.02)));
-    let y = affine(p, x, &weight, bias.as_ref(), out_axes);
-    LoraInput::of_layer(p, x, out, out_axes, in_axis).map_or_else(|| y.clone(), |lora| lora.add_to(p, &y))
+    let lora = LoraMatrices::new(p, &[], x.dim(-1), out, out_axes, in_axis);
+    affine_with_lora(p, x, &weight, bias.as_ref(), lora.as_ref(), out_axes)
 }
 
 /// Multiplies `x [rows…, in]` by a weight `[out…, in]` and adds a bias `[out…]`. Returns `[rows…, out…]` in the element
 /// type of `x`.
 pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_axes: &[Axis]) -> Value {
-    // XLA fuses only a 1D bias into a dot's epilogue, so flatten the output, unless an inner output axis is sharded.
-    let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
-    let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else { return map(p, x, weight, bias) };
-    let y = map(p, x, &weight.flat(), Some(&bias.reshape(vec![bias.ty().elements()])));
-    y.reshape([&x.dims()[..x.rank() - 1], bias.dims()].concat())
+    affine_with_lora(p, x, weight, bias, None, out_axes)
 }
 
-fn map(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>) -> Value {
-    match (weight, bias) {
-        (Weight::Plain(weight), None) => linear_nd(p, x, weight),
-        (Weight::Plain(weight), Some(bias)) => linear_nd(p, x, weight) + bias,
-        (Weight::Scaled(weight, channels), _) if has_wide_activations(p, x) => {
+/// Same as [`affine`], and adds LoRAs to the result.
+pub(super) fn affine_with_lora(
+    p: &Params,
+    x: &Value,
+    weight: &Weight,
+    bias: Option<&Value>,
+    lora: Option<&LoraMatrices>,
+    out_axes: &[Axis],
+) -> Value {
+    // XLA fuses only a 1D bias into a dot's epilogue, so flatten the output, unless an inner output axis is sharded.
+    let whole = out_axes[1..].iter().all(|&axis| p.layout().parts(&p.activation("weight"), axis) == 1);
+    let folded = match (lora, weight) {
+        (Some(lora), Weight::Plain(weight)) => lora.folded(p, x, weight).map(Weight::Plain),
+        _ => None,
+    };
+    let added = lora.filter(|_| folded.is_none()).map(|lora| lora.values(p, x));
+    let weight = folded.as_ref().unwrap_or(weight);
+    let Some(bias) = bias.filter(|_| p.lowering().fuse_epilogues && whole) else {
+        return map(p, x, weight, added.as_ref(), bias);
+    };
+    let rows = &x.dims()[..x.rank() - 1];
+    let flat = added.map(|added| added.reshape([rows, &[bias.ty().elements()]].concat()));
+    let y = map(p, x, &weight.flat(), flat.as_ref(), Some(&bias.reshape(vec![bias.ty().elements()])));
+    y.reshape([rows, bias.dims()].concat())
+}
+
+/// Returns the product of `x` and the weight, plus `added` and the bias.
+fn map(p: &Params, x: &Value, weight: &Weight, added: Option<&Value>, bias: Option<&Value>) -> Value {
+    let plus = |y: Value, term: Option<&Value>| term.map_or_else(|| y.clone(), |term| &y + term);
+    match weight {
+        // In this order, XLA's CUDA compiler initializes the accumulators of the matrix product with `added`.
+        Weight::Plain(weight) => plus(plus(linear_nd(p, x, weight), added), bias),
+        Weight::Scaled(weight, channels) if has_wide_activations(p, x) => {
             let y = linear_nd(p, &p.rotated(x).1, &weight.to(x.dtype()));
-            quantized::unscaled(&y, None, channels, bias).to(x.dtype())
+            plus(quantized::unscaled(&y, None, channels, bias).to(x.dtype()), added)
         }
-        (Weight::Scaled(weight, channels), _) => {
+        Weight::Scaled(weight, channels) => {
             let (narrow, rows) = p.quantized_rows(x, weight.dtype());
             let is_integer = weight.dtype() == DType::I8 && p.lowering().integer_sums;
             // FP8 sums are at most 448² times the input width, well within the range of bf16; I8 sums are at most 127²
             // times the input width, within the range of i32.
             let y = linear_into(p, &narrow, weight, if is_integer { DType::I32 } else { x.dtype() });
-            quantized::unscaled(&y, Some(&rows), channels, bias).to(x.dtype())
+            plus(quantized::unscaled(&y, Some(&rows), channels, bias).to(x.dtype()), added)
         }
     }
 }
@@ -127,14 +151,9 @@ pub fn gelu_tanh(x: &Value) -> Value {
 /// Applies [`gelu_tanh`] to the result of a linear layer, in a form that compilers can fuse with the matmul.
 pub fn gelu_tanh_of_product(p: &Params, x: &Value) -> Value {
     // XLA fuses exactly this form into the epilogue of the dot, applied to the f32 accumulators of the dot. XLA does
-    // not fuse it if the number of rows must be padded to a multiple of 8, if the accumulators must be scaled first, or if LoRAs are added.
+    // not fuse it if the number of rows must be padded to a multiple of 8 or the accumulators must be scaled first.
     let rows: usize = x.dims()[..x.rank() - 1].iter().product();
-    if !p.lowering().fuse_epilogues
-        || p.is_quantized()
-        || p.lora_rank().is_some()
-        || x.dtype() != DType::BF16
-        || !rows.is_multiple_of(8)
-    {
+    if !p.lowering().fuse_epilogues || p.is_quantized() || x.dtype() != DType::BF16 || !rows.is_multiple_of(8) {
         return gelu_tanh(x);
     }
     x * ((((x + x * (x * x) * 0.044715) * SQRT_2_OVER_PI).tanh() + 1.0) * 0.5)
