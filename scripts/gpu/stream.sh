@@ -6,16 +6,13 @@ set -euo pipefail
 . "$(dirname "$0")/rows.sh"
 one=(--platform cuda --width 768 --height 512 --num-frames 121)
 place=(--weights random --layout replicated --mesh data=1)
-on=(--set runtime.stream=on)
-off=(--set runtime.stream=off)
-models=${MODELS:-/dev/shm/ltx2}
-programs=denoise
+on=(--set runtime.stream=on) off=(--set runtime.stream=off) small=(--set runtime.memory_fraction=0.106)
+models=${MODELS:-/dev/shm/ltx2} programs=denoise
 available() { awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo; }
 # Prints a command's exit code and seconds, and the largest decrease of the machine's available memory meanwhile.
 watched() {
     local before started=$SECONDS least status=0 now
-    before=$(available)
-    least=$before
+    before=$(available) least=$before
     "$@" &
     while kill -0 $! 2> /dev/null; do
         now=$(available)
@@ -28,20 +25,20 @@ watched() {
 generate() {
     watched "$ltx2" generate -v --force -o "$out/$1.mp4" --perf-json "$out/$1.perf.json" "${one[@]}" "${place[@]}" -p "a red circle bounces on blue" "${@:2}"
 }
-# A LoRA of rank 16 of all queries of the video's self-attention, with random elements of about 0.01.
+# A LoRA of 48 blocks with random elements of about 0.01: FILE RANK MODULE:OUT:IN…
 lora() {
-    python3 - "$out/lora.safetensors" << 'END'
+    python3 - "$@" << 'END'
 import json, os, struct, sys
-header, data = {}, b""
+header, data, end, rank = {}, [], 0, int(sys.argv[2])
 for block in range(48):
-    for end, shape in (("A", [16, 4096]), ("B", [4096, 16])):
-        noise = bytearray(os.urandom(2 * 16 * 4096))
-        noise[1::2] = bytes(0x3C | (byte & 0x80) for byte in noise[1::2])
-        offsets = [len(data), len(data) + len(noise)]
-        header[f"diffusion_model.transformer_blocks.{block}.attn1.to_q.lora_{end}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": offsets}
-        data += noise
+    for name, outer, inner in (module.split(":") for module in sys.argv[3:]):
+        for side, shape in (("A", [rank, int(inner)]), ("B", [int(outer), rank])):
+            data.append(bytearray(os.urandom(2 * shape[0] * shape[1])))
+            data[-1][1::2] = data[-1][1::2].translate(bytes(0x3C | (byte & 0x80) for byte in range(256)))
+            key, end = f"diffusion_model.transformer_blocks.{block}.{name}.lora_{side}.weight", end + len(data[-1])
+            header[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [end - len(data[-1]), end]}
 text = json.dumps(header).encode()
-open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + data)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(data))
 END
 }
 # An LTX-2.5 model with random weights in bf16, and its transformer in int8-convrot.
@@ -57,8 +54,7 @@ serve() {
     server=$!
     trap 'kill $server 2> /dev/null || true' EXIT
     until curl -sf localhost:8123/ready > /dev/null; do
-        kill -0 $server 2> /dev/null || { echo "the server ended"; tail -5 "$out/$1.log"; return 0; }
-        sleep 1
+        { kill -0 $server 2> /dev/null && sleep 1; } || { echo "the server ended"; tail -5 "$out/$1.log"; return 0; }
     done
     for size in 512x320 768x512 512x320; do
         id=$(curl -s localhost:8123/v1/videos -F prompt="a red circle bounces on blue" -F size=$size -F num_frames=121 -F seed=7 \
@@ -66,8 +62,7 @@ serve() {
         curl -sN "localhost:8123/v1/videos/$id/events" | tail -2
         curl -s "localhost:8123/v1/videos/$id/content?variant=sidecar" | grep -A2 '"sha256"' || true
     done
-    kill $server
-    wait $server || true
+    kill $server && { wait $server || true; }
     trap - EXIT
     grep -i stream "$out/$1.log" || true
 }
@@ -76,16 +71,13 @@ resume() {
     rm -f "$out/$1.mp4.steps.safetensors"
     generate "$@" --checkpoint-every 2 &
     while kill -0 $! 2> /dev/null && [ ! -e "$out/$1.mp4.steps.safetensors" ]; do sleep 0.2; done
-    pkill -TERM -P $! -f "$1.mp4" || true
-    wait $! || true
+    { pkill -TERM -P $! -f "$1.mp4"; wait $!; } || true
     generate "$@" --checkpoint-every 2 --resume
 }
 measure() {
-    local name=$1 what=$2
-    shift 2
+    local name=$1 what=$2 && shift 2
     case $what in
-        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs "$programs" --json "$out/$name.json" --force "${one[@]}" \
-            "${place[@]}" "$@" ;;
+        bench) watched "$ltx2" bench --runs "${RUNS:-3}" --programs "$programs" --json "$out/$name.json" --force "${one[@]}" "${place[@]}" "$@" ;;
         micro) "$ltx2" bench --micro --platform cuda --runs 4 --json "$out/$name.json" --force ;;
         *) "$what" "$name" "$@" ;;
     esac 2>&1 | { grep -v 'DEBUG.*built' || true; }
@@ -98,8 +90,16 @@ for model in ltx2 ltx2_3; do
     row "$model-fp8-off" 1 "${step[@]}" "${off[@]}" --set runtime.weights=fp8
     row "$model-fp8-on" 1 "${step[@]}" "${on[@]}" --set runtime.weights=fp8
 done
+# A LoRA of all linear layers of the blocks that is added in each step.
+modules=(ff.net.0.proj:16384:4096 ff.net.2:4096:16384 audio_ff.net.0.proj:8192:2048 audio_ff.net.2:2048:8192)
+for layer in attn{1,2}:4096:4096:4096 audio_attn{1,2}:2048:2048:2048 audio_to_video_attn:4096:2048:2048 video_to_audio_attn:2048:4096:2048; do
+    IFS=: read -r name query context width <<< "$layer"
+    modules+=("$name".to_{q:$width:$query,k:$width:$context,v:$width:$context,out.0:$query:$width})
+done
+if [[ "$wanted" =~ ^"  "$|" add-" ]]; then lora "$out/add.safetensors" 32 "${modules[@]}"; fi
+row add-off 1 bench -c ltx2 --steps 4 "${off[@]}"
+row add-on 1 bench -c ltx2 --steps 4 "${off[@]}" --set "model.loras=[{path: $out/add.safetensors, apply: add}]"
 # Whole requests to the MP4: on the whole card, and with an allocator of 16 GB. Equal hashes in OUT/*.json: equal bits.
-small=(--set runtime.memory_fraction=0.106)
 row whole-off 1 generate -c ltx2 --steps 8 "${off[@]}"
 row whole-on 1 generate -c ltx2 --steps 8 "${on[@]}" "${small[@]}"
 row whole-auto 1 generate -c ltx2 --steps 8 "${small[@]}"
@@ -140,7 +140,7 @@ row file-convrot-load 1 bench "${convrot[@]}" "${off[@]}"
 row file-convrot-off 1 generate "${convrot[@]}" "${off[@]}"
 row file-convrot-on 1 generate "${convrot[@]}" "${on[@]}"
 # Two passes, of which only the second has a LoRA.
-if [[ "$wanted" =~ ^"  "$|" lora-" ]]; then lora; fi
+if [[ "$wanted" =~ ^"  "$|" lora-" ]]; then lora "$out/lora.safetensors" 16 attn1.to_q:4096:4096; fi
 pass=("${distilled[@]}" -m "$models" --set "model.loras=[{path: $out/lora.safetensors, stages: [2]}]")
 row lora-off 1 generate "${pass[@]}" "${off[@]}"
 row lora-on 1 generate "${pass[@]}" "${on[@]}"
