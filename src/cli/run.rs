@@ -106,8 +106,10 @@ pub(crate) fn run(args: &RunFileArgs) -> anyhow::Result<()> {
     if args.component == ProgramKind::Transformer {
         setup::log_weights(&placed.runtime, &weights)?;
     }
+    let loras = Loras::open(&placed.model)?;
+    loras.check(&weights, &configs)?;
     let mut executor = Executor::new(Engine::new(client, options), weights);
-    executor.keep_loras(Loras::open(&placed.model)?)?;
+    executor.keep_loras(loras)?;
     let build = setup::build_for(&placed, executor.engine().devices().len(), executor.engine().toolchain())?;
     let results = run_component(args.component, &configs, &mut executor, tensors, &scalars, &build)?;
     tensors::write(&args.output, &results)?;

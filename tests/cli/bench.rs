@@ -447,6 +447,37 @@ fn microbenchmarks_are_timed_and_fitted() {
 }
 
 /// Benchmarks requests with a keyframe image appended to the video tokens, with a retake span, and with audio only.
+/// Only the matrices of a LoRA are read from a file.
+#[needs(cpu)]
+fn loras_are_added_to_random_weights_but_not_merged() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora/ic_tiny_a.safetensors");
+    let bench = |config: &str, more: &str, output: &str| {
+        let lora = format!("model.loras=[{{path: {file}{more}}}]");
+        let base = ["bench", "-c", config, "--weights", "random", "--programs", "denoise", "--runs", "1"];
+        ltx2(dir.path(), &[&base[..], &["--set", QUICK, "--set", &lora, "--json", output]].concat())
+    };
+    for (config, more, want) in [
+        (support::tiny(), "", "a merge of LoRAs needs weights from files, but model.weights is random"),
+        (support::tiny(), "", "or apply: add for this LoRA"),
+        ("nano", ", apply: add", "but `transformer_blocks.0.attn1.to_q.weight` has shape [160, 160]"),
+    ] {
+        let out = bench(config, more, "none.json");
+        let error = text(&out.stderr);
+        assert!(!out.status.success() && error.contains(want) && error.contains(file), "{want}: {error}");
+    }
+    let outputs = |more: &str, output: &str| {
+        let out = bench(support::tiny(), more, output);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        json(&dir.path().join(output))["programs"]["denoise_step"]["outputs"]["latents.video"]["sha256"].clone()
+    };
+    let added = outputs(", apply: add", "added.json");
+    assert!(added.is_string());
+    if full() {
+        assert_ne!(added, outputs(", apply: add, strength: 0", "zero.json"));
+    }
+}
+
 #[needs(cpu, full)]
 fn conditioned_requests_are_benchmarked() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -173,6 +173,34 @@ impl LoraFile {
         Ok(())
     }
 
+    /// Checks that the transformer of a model without weight files has every updated tensor, in the shape of the update.
+    /// `shapes`: shapes of the transformer's tensors.
+    ///
+    /// # Errors
+    /// Returns an error for the first tensor that does not fit, or if a name has `_` instead of `.`, because such names
+    /// are found in weight files.
+    pub fn check_shapes(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<(), WeightsError> {
+        if let Some(update) = self.flat.values().next() {
+            let reason =
+                "has `_` instead of `.` in its name, which needs weights from files; set model.weights to file";
+            return Err(wrong(&self.path, update.key(), reason));
+        }
+        for ((component, name), update) in &self.updates {
+            let shape = update.shape();
+            let own = shapes.get(name).filter(|_| *component == Component::Transformer);
+            let reason = match own {
+                Some(own) if own == shape => continue,
+                Some(own) => format!(
+                    "{}, giving an update of shape {shape:?}, but `{name}` has shape {own:?} in the {component}",
+                    update.shapes()
+                ),
+                None => format!("updates `{name}` of shape {shape:?}, which is not a tensor of the transformer"),
+            };
+            return Err(wrong(&self.path, update.key(), format!("{reason}; is the LoRA for another model version?")));
+        }
+        Ok(())
+    }
+
     /// Finds the model's tensors for the updates whose names have `_` instead of `.`.
     fn resolve(&self, model: &ModelSource) -> Result<BTreeMap<(Component, String), Update>, WeightsError> {
         let mut resolved = BTreeMap::new();

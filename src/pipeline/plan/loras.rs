@@ -6,6 +6,8 @@ use super::origin::Weights;
 use crate::config::{self, LoraApply};
 use crate::nn::AddedLoras;
 use crate::pipeline::error::{PipelineError, Result};
+use crate::pipeline::programs::configs::ModelConfigs;
+use crate::pipeline::programs::parameters::parameters;
 use crate::weights::{Component, LoraFile, MergeOrder, ModelSource, ScaledLora, lora_add};
 
 /// Opened LoRA files, with the strength of each and the passes (1 or 2) to which it applies.
@@ -82,9 +84,17 @@ impl Loras {
         Ok([1, 2].map(|pass| loras.of_pass(pass).in_programs()))
     }
 
-    /// Checks the LoRAs of both passes; see [`check`].
-    pub(crate) fn check(&self, weights: &Weights) -> Result<()> {
-        [1, 2].into_iter().try_for_each(|pass| check(&self.of_pass(pass), weights))
+    /// Checks the LoRAs of both passes; see [`check`]. Also checks that a model with random weights has every tensor that
+    /// the LoRAs update.
+    pub(crate) fn check(&self, weights: &Weights, configs: &ModelConfigs) -> Result<()> {
+        [1, 2].into_iter().try_for_each(|pass| check(&self.of_pass(pass), weights))?;
+        if self.is_empty() || matches!(weights, Weights::Files(_)) {
+            return Ok(());
+        }
+        let params = parameters(configs, Component::Transformer)?;
+        let tensors = params.iter().flat_map(|param| param.source.tensors());
+        let shapes = tensors.map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
+        Ok(self.files.iter().try_for_each(|own| own.lora.file.check_shapes(&shapes))?)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -110,23 +120,22 @@ impl Loras {
 /// Checks that the model has every tensor that the LoRAs update, and that programs can add the LoRAs that are not merged.
 ///
 /// # Errors
-/// Returns an error if the weights are random, if the model does not have a tensor or has it with another shape, or if
-/// a LoRA that is to be added updates more than linear layers of transformer blocks. The error quotes file, key and
-/// shapes.
+/// Returns an error if LoRAs are to be merged into random weights, if the model's files do not have a tensor or have it
+/// with another shape, or if a LoRA that is to be added updates more than linear layers of transformer blocks. The error
+/// quotes file, key and shapes.
 pub(in crate::pipeline) fn check(loras: &ActiveLoras, weights: &Weights) -> Result<()> {
     let ActiveLoras { merged, added } = loras;
-    let Some(first) = merged.iter().chain(added).next() else { return Ok(()) };
-    match weights {
-        Weights::Files(source) => {
-            merged.iter().chain(added).try_for_each(|lora| lora.file.check(source))?;
-            Ok(added.iter().try_for_each(|lora| lora_add::check(&lora.file))?)
-        }
-        Weights::Random(_) => {
+    match (weights, merged.first()) {
+        (Weights::Files(source), _) => merged.iter().chain(added).try_for_each(|lora| lora.file.check(source))?,
+        (Weights::Random(_), Some(first)) => {
             let file = first.file.path().display();
             let message = format!(
-                "{file}: LoRAs need weights from files, but model.weights is random; set model.weights to file"
+                "{file}: a merge of LoRAs needs weights from files, but model.weights is random; set model.weights to \
+                 file, or apply: add for this LoRA"
             );
-            Err(PipelineError::Input(message))
+            return Err(PipelineError::Input(message));
         }
+        (Weights::Random(_), None) => {}
     }
+    Ok(added.iter().try_for_each(|lora| lora_add::check(&lora.file))?)
 }

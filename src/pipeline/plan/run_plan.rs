@@ -130,7 +130,7 @@ impl RunPlan {
         plan.config = ResolvedConfig::from(config);
         plan.choose_encoder(None)?;
         plan.warn_of_missing_lora();
-        Loras::open(&config.model)?.check(&model.weights)?;
+        Loras::open(&config.model)?.check(&model.weights, &model.configs)?;
         model.identity(config)?;
         recorded::check_rerun(&longest, videos.sidecar.as_ref(), &model)?;
         check_chain(&requests, videos, config.output.audio)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::ProgramKind;
 use super::background_load::{BackgroundLoad, LoadProgress, OnLoad};
-use super::files::{Files, added_matrix, added_rank};
+use super::files::{AddedMatrices, Files, added_matrix, added_rank};
 use crate::hlo::{MemorySpace, Program};
 use crate::models::Network;
 use crate::nn::{AddedLoras, Build, Param};
@@ -17,7 +17,7 @@ use crate::pipeline::plan::loras::{self, ActiveLoras, Loras};
 use crate::pipeline::plan::origin::Weights;
 use crate::pipeline::plan::residency::{Keep, work};
 use crate::pjrt::PjrtError;
-use crate::runtime::{CompiledProgram, Engine, Footprint, LoadedParameters, Outputs, ShardedTensor};
+use crate::runtime::{CompiledProgram, Engine, Footprint, LoadedParameters, Outputs, ParameterSource, ShardedTensor};
 use crate::tensor::Tensor;
 use crate::threads;
 use crate::weights::{Component, MergeOrder, ScaledLora, lora};
@@ -405,21 +405,34 @@ impl Executor {
         Ok(compiled)
     }
 
-    /// Loads, or draws from the seed, the parameters of a network that are not on the devices.
+    /// Loads, or draws from the seed, the parameters of a network that are not on the devices. LoRA matrices are always
+    /// loaded.
     fn load(&mut self, network: &Network) -> Result<()> {
         let files = self.files();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);
         if let Weights::Random(seed) = self.weights {
-            parameters.draw(&self.engine, program, params, seed)?;
+            let drawn: Vec<Param> = params.iter().filter(|p| added_rank(p).is_none()).cloned().collect();
+            parameters.draw(&self.engine, program, &drawn, seed)?;
         }
-        let Some(files) = files else { return Ok(()) };
-        let total = parameters.missing(params).into_iter().map(Param::bytes).sum();
+        let missing = parameters.missing(params);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let source: Box<dyn ParameterSource> = match files {
+            Some(files) => Box::new(files),
+            None => {
+                let tensors = missing.iter().flat_map(|param| param.source.tensors());
+                let shapes = tensors.map(|(key, shape)| (key.to_string(), shape.to_vec())).collect();
+                Box::new(AddedMatrices { loras: self.loras.clone(), order: self.merge_order, shapes })
+            }
+        };
+        let total = missing.into_iter().map(Param::bytes).sum();
         let progress = LoadProgress::new(self.on_load.clone(), total);
         let on_load = |bytes: usize| {
             progress.add(bytes);
             true
         };
-        Ok(parameters.load(&self.engine, program, params, &files, &on_load)?)
+        Ok(parameters.load(&self.engine, program, params, &*source, &on_load)?)
     }
 
     /// Returns the network that `write` builds with `build`. If the compiler rejects this network, returns one without

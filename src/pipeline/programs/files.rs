@@ -1,5 +1,6 @@
 //! Reads parameters from a model's files, merges LoRAs into them, and reads the matrices of LoRAs that programs add.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::hlo::DType;
@@ -51,19 +52,51 @@ fn file_tensor(view: TensorView) -> FileTensor {
     FileTensor { dtype, shape, read: Box::new(read) }
 }
 
+/// Returns a matrix of the LoRAs that programs add, which is read from the LoRA files piece by piece. `shape`: that of
+/// the weight.
+fn added_tensor(
+    loras: &ActiveLoras,
+    order: MergeOrder,
+    weight: &str,
+    shape: &[usize],
+    side: LoraSide,
+    dtype: DType,
+) -> FileTensor {
+    let rank = loras.in_programs().map_or(0, |loras| loras.rank);
+    let matrix = AddedMatrix::new(&loras.added, order, weight, shape, rank, side);
+    let shape = matrix.shape().to_vec();
+    let read = move |offset: usize, into: &mut [u8]| matrix.read_at(dtype, offset, into).map_err(|e| e.to_string());
+    FileTensor { dtype, shape, read: Box::new(read) }
+}
+
+/// Source of the LoRA matrices that programs add to random weights.
+pub(super) struct AddedMatrices {
+    pub(super) loras: ActiveLoras,
+    pub(super) order: MergeOrder,
+    /// Shapes of the matrices by checkpoint name.
+    pub(super) shapes: BTreeMap<String, Vec<usize>>,
+}
+
+impl ParameterSource for AddedMatrices {
+    fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> FileResult<Option<FileTensor>> {
+        let matrix = added_matrix(key).zip(self.shapes.get(key));
+        let Some(((weight, side), shape)) = matrix else { return self.tensor(component, key).map(|_| None) };
+        // A matrix has only one of the weight's dimensions, and the other is not used.
+        Ok(Some(added_tensor(&self.loras, self.order, &weight, shape, side, dtype)))
+    }
+
+    fn quantized(&self, _: &'static str, _: &str, _: QuantizedForm) -> FileResult<Option<QuantizedTensor>> {
+        Ok(None)
+    }
+
+    fn tensor(&self, component: &'static str, key: &str) -> FileResult<StoredTensor> {
+        Err(format!("'{key}' of the {component} is not a matrix of a LoRA, and the model has no weight files"))
+    }
+}
+
 impl Files {
     fn view(&self, component: Component, key: &str) -> FileResult<TensorView> {
         self.source.checkpoint(component).and_then(|c| c.get_float(key)).map_err(|e| e.to_string())
-    }
-
-    /// Returns a matrix of the LoRAs that programs add, which is read from the LoRA files piece by piece.
-    fn added(&self, component: Component, weight: &str, side: LoraSide, dtype: DType) -> FileResult<FileTensor> {
-        let rank = self.loras.in_programs().map_or(0, |loras| loras.rank);
-        let view = self.view(component, weight)?;
-        let matrix = AddedMatrix::new(&self.loras.added, self.order, weight, view.shape(), rank, side);
-        let shape = matrix.shape().to_vec();
-        let read = move |offset: usize, into: &mut [u8]| matrix.read_at(dtype, offset, into).map_err(|e| e.to_string());
-        Ok(FileTensor { dtype, shape, read: Box::new(read) })
     }
 
     /// Returns the scales that dequantize an FP8 tensor; `None` if the files have no scales for it.
@@ -78,7 +111,8 @@ impl ParameterSource for Files {
     fn in_file(&self, component: &'static str, key: &str, dtype: DType) -> FileResult<Option<FileTensor>> {
         let component = part(component)?;
         if let Some((weight, side)) = added_matrix(key) {
-            return self.added(component, &weight, side, dtype).map(Some);
+            let view = self.view(component, &weight)?;
+            return Ok(Some(added_tensor(&self.loras, self.order, &weight, view.shape(), side, dtype)));
         }
         if !lora::updates(&self.loras.merged, component, key).is_empty() {
             return Ok(None);

@@ -200,7 +200,8 @@ impl ModelDevice {
         if self.loras.as_ref() != Some(&loras) {
             watch.check(JobPhase::Loading)?;
             let since = Instant::now();
-            let opened = Loras::open(&config.model)?;
+            let (opened, model) = (Loras::open(&config.model)?, &self.session.runner.model);
+            opened.check(&model.weights, &model.configs)?;
             // A change that fails may leave some weights changed.
             self.loras = None;
             self.session.runner.executor.keep_loras(opened)?;
