@@ -189,23 +189,25 @@ fn added_loras_equal_exact_merges_and_are_replaced_alone() {
     }
 }
 
-/// The second program has sharded weights and matrices.
+/// The second program has sharded weights and matrices. With two rows per call, sharded weights include the LoRAs.
 #[needs(cpu)]
 fn sharded_added_loras_equal_a_single_device() {
-    let mut whole = Bench::new("tiny_2_3", f32_build());
-    let want = added_equals_merged(&mut whole);
     let all = [
         ("tensor", "cfg=2,context=2,tensor=2"),
         ("tensor", "tensor=2"),
         ("fsdp-ulysses", "fsdp=2,context=2"),
         ("sequence", "context=2"),
     ];
-    for (layout, mesh) in all.into_iter().take(if full() { 4 } else { 1 }) {
-        let mut sharded = Bench::new("tiny_2_3", layouts::build(layout, mesh, 8));
-        let (one, two) = (sharded.write("one", &ONE, 40), sharded.write("two", &TWO, 80));
-        let off = distance(&sharded.run(&[(&one, 0.7, ADD), (&two, 0.4, ADD)]), &want);
-        eprintln!("{layout} {mesh}: {off:.1e}");
-        assert!(off <= layouts::limit(layout), "{layout} {mesh}: {off:e}");
+    for case in ["tiny_2_3", "tiny_a_batch_masked"].into_iter().take(if full() { 2 } else { 1 }) {
+        let mut whole = Bench::new(case, f32_build());
+        let want = added_equals_merged(&mut whole);
+        for (layout, mesh) in all.into_iter().take(if full() { 4 } else { 1 }) {
+            let mut sharded = Bench::new(case, layouts::build(layout, mesh, 8));
+            let (one, two) = (sharded.write("one", &ONE, 40), sharded.write("two", &TWO, 80));
+            let off = distance(&sharded.run(&[(&one, 0.7, ADD), (&two, 0.4, ADD)]), &want);
+            eprintln!("{case} {layout} {mesh}: {off:.1e}");
+            assert!(off <= layouts::limit(layout), "{case} {layout} {mesh}: {off:e}");
+        }
     }
 }
 
