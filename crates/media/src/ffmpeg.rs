@@ -18,8 +18,8 @@ use super::track_times::{FfmpegListing, video_start};
 use super::video_track::VideoTrack;
 use super::wav::{WavFormat, wav_bytes};
 use super::yuv;
-use ltx2_base::atomic_file;
 use ltx2_base::catch_panic::panic_message;
+use ltx2_base::{atomic_file, threads};
 
 /// Returns the version line of the ffmpeg program at the path `program`. The error message contains the reason why
 /// ffmpeg cannot be started, or the names of those `encoders` that it lacks.
@@ -128,9 +128,12 @@ impl FrameSink {
     /// Adds frames. After a failure, frames are dropped and [`FrameSink::finish`] returns the error.
     pub(super) fn push(&mut self, frames: &Frames) {
         let Some(stdin) = self.frames.as_mut().filter(|_| self.sent.is_ok()) else { return };
-        self.sent = frames.iter().try_for_each(|rgb| {
-            let yuv::Planes { y, u, v } = yuv::planes(rgb, frames.width(), frames.height());
-            [y, u, v].iter().try_for_each(|plane| stdin.write_all(plane))
+        let (all, cores) = (frames.iter().collect::<Vec<_>>(), threads::cores());
+        // On many cores, one thread would convert frames more slowly than ffmpeg encodes them.
+        self.sent = all.chunks(cores).try_for_each(|some| {
+            let converted = threads::in_order(some, cores, |rgb| yuv::planes(rgb, frames.width(), frames.height()));
+            let planes = converted.iter().flat_map(|frame| [&frame.y, &frame.u, &frame.v]);
+            planes.into_iter().try_for_each(|plane| stdin.write_all(plane))
         });
     }
 
