@@ -1,14 +1,16 @@
 //! Raw video frames in RGB.
 
+use std::sync::Arc;
+
 use ndarray::{Array4, ArrayView4, Axis};
 use sha2::{Digest, Sha256};
 
 use super::error::{MediaError, Result};
 
-/// RGB frames `[frames, height, width, 3]` with 8 bits per channel.
+/// RGB frames `[frames, height, width, 3]` with 8 bits per channel. Clones share the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frames {
-    data: Array4<u8>,
+    data: Arc<Array4<u8>>,
 }
 
 impl Frames {
@@ -21,7 +23,7 @@ impl Frames {
             return Err(MediaError::FramesShape { shape: data.shape().to_vec() });
         }
         let data = if data.is_standard_layout() { data } else { data.as_standard_layout().into_owned() };
-        Ok(Self { data })
+        Ok(Self { data: data.into() })
     }
 
     /// Converts a decoded video `[frames, 3, height, width]` in 0..1 to bytes.
@@ -50,7 +52,7 @@ impl Frames {
                 }
             }
         }
-        Ok(Self { data })
+        Ok(Self { data: data.into() })
     }
 
     /// Converts the frames to a video `[frames, 3, height, width]` in 0..1.
@@ -60,17 +62,17 @@ impl Frames {
 
     /// Returns a video without frames, the result of a run that generates only sound.
     pub fn none() -> Frames {
-        Frames { data: Array4::zeros((0, 0, 0, 3)) }
+        Frames { data: Array4::zeros((0, 0, 0, 3)).into() }
     }
 
     /// Copies a non-empty range of frames.
     pub fn part(&self, frames: std::ops::Range<usize>) -> Frames {
-        Frames { data: self.data.slice_axis(Axis(0), ndarray::Slice::from(frames)).to_owned() }
+        Frames { data: self.data.slice_axis(Axis(0), ndarray::Slice::from(frames)).to_owned().into() }
     }
 
     /// Copies the frames with these indices. Panics if an index is out of range.
     pub fn select(&self, frames: impl IntoIterator<Item = usize>) -> Frames {
-        Frames { data: self.data.select(Axis(0), &Vec::from_iter(frames)) }
+        Frames { data: self.data.select(Axis(0), &Vec::from_iter(frames)).into() }
     }
 
     /// Number of frames.
@@ -93,9 +95,9 @@ impl Frames {
         &self.data
     }
 
-    /// Converts the frames into their bytes `[frames, height, width, 3]`, without copying.
+    /// Converts the frames into their bytes `[frames, height, width, 3]`. Copies them only if a clone still exists.
     pub fn into_data(self) -> Array4<u8> {
-        self.data
+        Arc::unwrap_or_clone(self.data)
     }
 
     /// Iterates over the frames as row-major RGB bytes.

@@ -8,7 +8,7 @@ use super::error::{MediaError, Result};
 use super::frames::Frames;
 use super::options::Mp4Options;
 use super::rate::FrameRate;
-use super::stream::EncodedVideo;
+use super::stream::VideoStream;
 use super::{aac, ffmpeg, h264, isobmff};
 use ltx2_base::atomic_file;
 use ltx2_base::failpoint;
@@ -33,21 +33,22 @@ pub fn write_mp4(
     write_encoded_mp4(path, frames, None, fps, audio, options)
 }
 
-/// Writes an MP4 like [`write_mp4`]. If `encoded` is set, uses its encoded frames instead of encoding `frames`.
+/// Writes an MP4 like [`write_mp4`]. If `stream` is set, it must have received all of `frames`; its encoded frames are
+/// used, and the sound is encoded while it finishes. If the stream fails, `frames` are encoded again.
 ///
 /// # Errors
 /// Fails for the same reasons as [`write_mp4`].
 pub fn write_encoded_mp4(
     path: &Path,
     frames: &Frames,
-    encoded: Option<&EncodedVideo>,
+    stream: Option<VideoStream>,
     fps: f64,
     audio: Option<&Audio>,
     options: &Mp4Options,
 ) -> Result<Encoder> {
     let rate = FrameRate::from_f64(fps)?;
     let audio = audio.map(|a| a.with_length(rate.samples(frames.count(), a.rate())));
-    let encoder = if encoded.is_some() { Encoder::Embedded } else { choose(options)? };
+    let encoder = if stream.is_some() { Encoder::Embedded } else { choose(options)? };
     tracing::info!(path = %path.display(), %rate, frames = frames.count(), "encoding with {encoder}");
     let (width, height) = (frames.width(), frames.height());
     if width % 2 + height % 2 > 0 {
@@ -62,17 +63,16 @@ pub fn write_encoded_mp4(
             atomic_file::persist(target, path, options.replace)?;
         }
         Encoder::Embedded => {
-            let encode = || match encoded {
-                Some(_) => Ok(None),
-                None => h264::encode(frames, rate, options.crf).map(Some),
+            let encode = || match stream.and_then(|stream| stream.finish().ok()) {
+                Some(encoded) => Ok(encoded.into_track()),
+                None => h264::encode(frames, rate, options.crf),
             };
             let (video, sound) = rayon::join(
                 || failpoint::within("encode", atomic_file::name(path), encode),
                 || audio.as_ref().map(|audio| aac::encode(audio, options.audio_bitrate)).transpose(),
             );
             let (video, sound) = (video?, sound?);
-            let tracks: Vec<_> =
-                video.as_ref().or(encoded.map(EncodedVideo::track)).into_iter().chain(&sound).collect();
+            let tracks: Vec<_> = [&video].into_iter().chain(&sound).collect();
             let mut bytes = Vec::new();
             isobmff::write(&tracks, &mut bytes, MediaError::io("write", path))?;
             atomic_file::write_file(path, &bytes, options.replace)?;

@@ -107,4 +107,8 @@ impl EncodedVideo {
     pub(super) fn track(&self) -> &Mp4Track {
         &self.track
     }
+
+    pub(super) fn into_track(self) -> Mp4Track {
+        self.track
+    }
 }

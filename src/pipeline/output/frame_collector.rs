@@ -18,6 +18,18 @@ impl From<Frames> for DecodedFrames {
     }
 }
 
+impl DecodedFrames {
+    /// Starts to encode a complete video in the background. `encode`: `None` if encoding was not requested.
+    pub(in crate::pipeline) fn encoding(frames: Frames, frame_rate: f64, encode: Option<&Mp4Options>) -> Self {
+        let start = |options| VideoStream::start(&frames, frame_rate, options).ok().flatten();
+        let stream = encode.and_then(start);
+        if let Some(stream) = &stream {
+            stream.push(frames.clone());
+        }
+        DecodedFrames { frames, stream }
+    }
+}
+
 /// Decoded pieces of the videos of a batch.
 pub(in crate::pipeline) struct Pieces<'a> {
     frame_rate: f64,

@@ -14,7 +14,7 @@ use crate::atomic_file;
 use crate::catch_panic::{catch_panics, panic_message};
 use crate::config::Config;
 use crate::interrupts;
-use crate::media::{self, Audio, EncodedVideo, Mp4Options, WavFormat};
+use crate::media::{self, Audio, Mp4Options, VideoStream, WavFormat};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::plan::options::FallbackLocation;
 use crate::pipeline::plan::overwrites::Replaceable;
@@ -178,8 +178,7 @@ impl UnwrittenVideo {
     /// after a failure.
     pub(crate) fn write(&mut self, config: &Config, videos: &RunVideos) -> WriteOutcome {
         let since = Instant::now();
-        // Ignore an encoding error here: encoding is then repeated when the file is written, which reports the error.
-        let encoded = self.generated.stream.take().and_then(|stream| stream.finish().ok());
+        let stream = self.generated.stream.take();
         let audio = match self.generated.sound() {
             Ok(audio) => audio,
             Err(error) => return WriteOutcome::nothing_written(self.kept(error, None)),
@@ -189,7 +188,7 @@ impl UnwrittenVideo {
         // Compute the hashes while the video is encoded.
         let (written, hashes) = thread::scope(|scope| {
             let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
-            let write = || write_video(config, &self.path, &self.generated, encoded.as_ref(), &audio, &encoder);
+            let write = || write_video(config, &self.path, &self.generated, stream, &audio, &encoder);
             (catch_panics(write, panicked), hashes.join())
         });
         let (frames_sha256, samples_sha256) = match hashes {
@@ -312,7 +311,7 @@ fn write_video(
     config: &Config,
     path: &Path,
     generated: &Generated,
-    encoded: Option<&EncodedVideo>,
+    stream: Option<VideoStream>,
     audio: &Audio,
     options: &Mp4Options,
 ) -> Result<()> {
@@ -328,7 +327,7 @@ fn write_video(
         return Ok(());
     }
     let sound = config.output.audio.then_some(audio);
-    media::write_encoded_mp4(path, frames, encoded, rate, sound, options)?;
+    media::write_encoded_mp4(path, frames, stream, rate, sound, options)?;
     Ok(())
 }
 

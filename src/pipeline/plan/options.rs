@@ -53,8 +53,9 @@ pub struct RunOptions {
     pub outputs: Vec<PathBuf>,
     /// Location in which the latents are saved if decoding fails.
     pub fallback: FallbackLocation,
-    /// MP4 options with which frames are encoded while later frames are still being decoded. Used only if videos are
-    /// decoded in tiles (`runtime.tiling`). `None`: frames are encoded when the file is written.
+    /// MP4 options with which the built-in encoder encodes frames as soon as they are decoded: with `runtime.tiling`
+    /// while later frames are decoded, otherwise, for the first video of a batch, while the audio is decoded. `None`:
+    /// frames are encoded when the file is written.
     pub encode: Option<Mp4Options>,
     /// Previews of the current predictions. `None`: none are shown.
     pub previews: Option<PreviewOptions>,

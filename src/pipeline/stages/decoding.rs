@@ -9,12 +9,13 @@ use super::run::Run;
 use super::tiles;
 use crate::catch_panic::panic_message;
 use crate::failpoint;
-use crate::media::Frames;
+use crate::media::{Frames, Mp4Options};
 use crate::models::pixels::Pixels;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::frame_collector::{DecodedFrames, Pieces};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
+use crate::pipeline::plan::options::RunOptions;
 use crate::request::{OutputComposition, Request, Shapes, TileSizes};
 use crate::runtime::Outputs;
 use crate::tensor::Tensor;
@@ -80,9 +81,7 @@ impl Run<'_> {
                 })?;
                 return whole(self.frames_of(tiles::joined(&pieces))?);
             }
-            // Frames that are joined to other frames can only be encoded after they are joined.
-            let encode = self.options.encode.as_ref().filter(|_| request.composition == OutputComposition::None);
-            let mut pieces = Pieces::new(request.output_rate(), encode);
+            let mut pieces = Pieces::new(request.output_rate(), encoder(self.options, request));
             self.decode_tiles(latents, tiling, |piece| {
                 pieces.add(frames(&shown(piece, asked)?)?);
                 Ok(())
@@ -101,7 +100,13 @@ impl Run<'_> {
         self.clock.wait(&decoded)?;
         match pixels {
             Pixels::Values => whole(self.frames_of(fixed(decoded.tensor("video")?.into_f32())?)?),
-            Pixels::Bytes => whole(decoded_frames(&decoded, asked)?),
+            Pixels::Bytes => {
+                let rate = request.output_rate();
+                // The other videos of a batch wait for the first one, so that each gets all cores.
+                let mut encode = encoder(self.options, request);
+                let videos = decoded_frames(&decoded, asked)?.into_iter();
+                Ok(videos.map(|frames| DecodedFrames::encoding(frames, rate, encode.take())).collect())
+            }
         }
     }
 
@@ -194,6 +199,14 @@ impl Run<'_> {
         }
         Ok(samples)
     }
+}
+
+/// Returns the options with which frames are encoded before the run ends. `None`: frames are encoded when the file is
+/// written, because the run is a warm-up, or because frames that are joined to other frames can only be encoded after
+/// they are joined.
+fn encoder<'a>(options: &'a RunOptions, request: &Request) -> Option<&'a Mp4Options> {
+    let is_final = request.composition == OutputComposition::None && !options.is_warm_up;
+    options.encode.as_ref().filter(|_| is_final)
 }
 
 /// Returns the frames of the first `asked` videos that a decoder's program returned, in either format.

@@ -32,9 +32,9 @@ fn embedded() -> Mp4Options {
 fn encoding_in_pieces_gives_identical_file() {
     let out = tempfile::tempdir().unwrap();
     let frames = gradient(21, 18, 34);
-    let file = |name: &str, encoded: Option<&EncodedVideo>| {
+    let file = |name: &str, stream: Option<VideoStream>| {
         let path = out.path().join(name);
-        write_encoded_mp4(&path, &frames, encoded, 24.0, Some(&tone(2, 30_000, 48_000)), &embedded()).unwrap();
+        write_encoded_mp4(&path, &frames, stream, 24.0, Some(&tone(2, 30_000, 48_000)), &embedded()).unwrap();
         std::fs::read(path).unwrap()
     };
     let whole = file("whole.mp4", None);
@@ -51,7 +51,7 @@ fn encoding_in_pieces_gives_identical_file() {
             begin += count;
         }
         assert_eq!(begin, frames.count());
-        assert!(file("pieces.mp4", Some(&stream.finish().unwrap())) == whole, "{sizes:?}");
+        assert!(file("pieces.mp4", Some(stream)) == whole, "{sizes:?}");
     }
 }
 
