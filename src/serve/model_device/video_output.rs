@@ -1,6 +1,8 @@
 //! A generated video, and the files that are written for it.
 
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread;
 
 use serde_json::Value;
 
@@ -14,6 +16,7 @@ use crate::atomic_file::{FileError, write_atomically};
 use crate::media::{self, WavFormat};
 use crate::pipeline::output::writer::{UnwrittenVideo, WrittenVideo};
 use crate::pipeline::plan::videos::RunVideos;
+use crate::threads;
 
 /// A generated video with everything that is needed to write its files.
 pub(super) struct ModelVideo {
@@ -26,7 +29,7 @@ pub(super) struct ModelVideo {
     finished: Option<WrittenVideo>,
 }
 
-type WriteFile<'a> = &'a dyn Fn() -> Result<(), PipelineError>;
+type WriteFile<'a> = &'a (dyn Fn() -> Result<(), PipelineError> + Sync);
 
 impl ModelVideo {
     pub(super) fn new(mut written: UnwrittenVideo, config: Config, mut warnings: Vec<String>) -> Self {
@@ -47,42 +50,60 @@ impl ModelVideo {
     /// that it concerns is missing.
     fn write_all(&mut self, folder: &Path) -> Result<&WrittenVideo, PipelineError> {
         self.written.path = folder.join("video.mp4");
-        let finished = match self.finished.take() {
-            Some(finished) => finished,
-            None => {
-                let (finished, failed) = self.written.write(&self.config, &RunVideos::default()).parts();
-                match (finished, failed) {
-                    (Some(finished), None) => finished,
-                    (Some(finished), Some(error)) if !is_transient(&error) => {
-                        tracing::error!("{}", one_line(&error));
-                        finished
-                    }
-                    (_, Some(error)) => return Err(error),
-                    (None, None) => {
-                        return Err(PipelineError::Bug(
-                            "writing a video returned neither a result nor an error".into(),
-                        ));
-                    }
-                }
-            }
+        let frames = self.written.generated.frames.clone();
+        // The images are made while the video is encoded, so that the client does not wait for them.
+        let (finished, images) = thread::scope(|scope| {
+            let images = scope.spawn(|| (thumbnails::thumbnail(&frames), thumbnails::sprite_sheet(&frames)));
+            (self.write_video(), images.join())
+        });
+        let finished = self.finished.insert(finished?);
+        let (thumbnail, sprites) = images.unwrap_or_else(|panic| resume_unwind(panic));
+        let sound = self.config.output.audio.then(|| self.written.generated.file_sound());
+        let image = |name: &str, jpeg: &Result<Vec<u8>, PipelineError>| match jpeg {
+            Ok(jpeg) => Ok(write_atomically(&folder.join(name), jpeg)?),
+            Err(error) => Err(PipelineError::Bug(one_line(error))),
         };
-        let finished = self.finished.insert(finished);
-        let (generated, has_audio) = (&self.written.generated, self.config.output.audio);
-        let thumbnail = || Ok(write_atomically(&folder.join("thumb.jpg"), &thumbnails::thumbnail(&generated.frames)?)?);
-        let sprites =
-            || Ok(write_atomically(&folder.join("sprite.jpg"), &thumbnails::sprite_sheet(&generated.frames)?)?);
-        let sound = || Ok(media::write_wav(&folder.join("audio.wav"), &generated.file_sound()?, WavFormat::Pcm16)?);
-        let sound = || if has_audio { sound() } else { Ok(()) };
-        let files: [(&str, WriteFile); 3] =
-            [("thumb.jpg", &thumbnail), ("sprite.jpg", &sprites), ("audio.wav", &sound)];
-        for (name, write) in files {
-            match write() {
+        let write_sound = || match &sound {
+            Some(Ok(sound)) => Ok(media::write_wav(&folder.join("audio.wav"), sound, WavFormat::Pcm16)?),
+            Some(Err(error)) => Err(PipelineError::Bug(one_line(error))),
+            None => Ok(()),
+        };
+        let files: [(&str, WriteFile); 3] = [
+            ("thumb.jpg", &|| image("thumb.jpg", &thumbnail)),
+            ("sprite.jpg", &|| image("sprite.jpg", &sprites)),
+            ("audio.wav", &write_sound),
+        ];
+        // In parallel, because each write waits for the disk twice.
+        let written = threads::in_order(&files, files.len(), |(_, write)| write());
+        for ((name, _), written) in files.iter().zip(written) {
+            match written {
                 Err(error) if is_transient(&error) => return Err(error),
                 Err(error) => tracing::error!("{name}: {}", one_line(&error)),
                 Ok(()) => {}
             }
         }
         Ok(finished)
+    }
+
+    /// Writes the MP4 with its sidecar, unless an earlier attempt has written them.
+    fn write_video(&mut self) -> Result<WrittenVideo, PipelineError> {
+        match self.finished.take() {
+            Some(finished) => Ok(finished),
+            None => {
+                let (finished, failed) = self.written.write(&self.config, &RunVideos::default()).parts();
+                match (finished, failed) {
+                    (Some(finished), None) => Ok(finished),
+                    (Some(finished), Some(error)) if !is_transient(&error) => {
+                        tracing::error!("{}", one_line(&error));
+                        Ok(finished)
+                    }
+                    (_, Some(error)) => Err(error),
+                    (None, None) => {
+                        Err(PipelineError::Bug("writing a video returned neither a result nor an error".into()))
+                    }
+                }
+            }
+        }
     }
 }
 
