@@ -227,7 +227,7 @@ impl Executor {
     /// # Errors
     /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass. LoRAs that do not fit change nothing.
     pub fn keep_loras(&mut self, loras: Loras) -> Result<()> {
-        self.check_loras(&loras)?;
+        [1, 2].into_iter().try_for_each(|pass| loras::check(&loras.of_pass(pass), &self.weights))?;
         if self.merge_order != loras.order {
             // Weights that were merged in another order must be reloaded.
             self.swap_loras(ActiveLoras::default())?;
@@ -240,14 +240,6 @@ impl Executor {
         }
         self.pass = 1;
         Ok(())
-    }
-
-    /// Checks that LoRAs fit the model, without using them.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Executor::set_loras`] for the LoRAs of each pass.
-    pub(crate) fn check_loras(&self, loras: &Loras) -> Result<()> {
-        [1, 2].into_iter().try_for_each(|pass| loras::check(&loras.of_pass(pass), &self.weights))
     }
 
     /// Switches to the weights of a pass (1 or 2). If the residency policy allows it, the weights of the previous pass

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::Fields;
 use super::read::{invalid, no_more, number, shown, structure, take};
 use super::request_fields::plain;
-use crate::config::LoraApply;
 use crate::serve::error::ApiError;
 
 /// Maximum number of LoRAs per request.
@@ -14,7 +13,7 @@ const MAX_LORAS: usize = 4;
 const MAX_SCALE: f64 = 2.0;
 
 impl Fields {
-    /// Converts the LoRAs of a request into a list of `{name, scale, apply}`. Rejects paths and unknown names.
+    /// Converts the LoRAs of a request into a list of `{name, scale}`. Rejects paths and unknown names.
     pub(super) fn read_loras(&self, field: &str, given: Value) -> Result<Value, ApiError> {
         let items = match structure(field, given)? {
             Value::Array(items) => items,
@@ -30,9 +29,7 @@ impl Fields {
         let mut item = match structure(field, item)? {
             Value::Object(item) => item,
             Value::String(name) => [("name".to_string(), Value::String(name))].into_iter().collect(),
-            other => {
-                return Err(invalid(field, format!("must be an object {{name, scale, apply}}, not {}", shown(&other))));
-            }
+            other => return Err(invalid(field, format!("must be an object {{name, scale}}, not {}", shown(&other)))),
         };
         for path in ["path", "lora_path", "local_path", "lora_weights"] {
             if take(&mut item, path).is_some() {
@@ -42,20 +39,16 @@ impl Fields {
         }
         let names = ["name", "lora_name", "adapter", "lora_nickname"].iter().find_map(|key| take(&mut item, key));
         let scale = ["scale", "lora_scale", "strength"].iter().find_map(|key| take(&mut item, key));
-        let apply = take(&mut item, "apply");
-        no_more(field, &item, "name, scale, apply")?;
+        no_more(field, &item, "name, scale")?;
         let Some(Value::String(name)) = names else { return Err(invalid(field, "a LoRA has no name")) };
-        let Some(known) = self.serve().loras.get(&name) else {
+        if !self.serve().loras.contains_key(&name) {
             return Err(invalid(field, format!("unknown LoRA '{}'; {}", plain(&name), self.known_loras())));
-        };
-        let wrong_apply = |given: &Value| invalid(field, format!("apply must be merge or add, not {}", shown(given)));
-        let read_apply = |given: Value| serde_json::from_value(given.clone()).map_err(|_| wrong_apply(&given));
-        let apply: LoraApply = apply.map_or(Ok(known.apply), read_apply)?;
+        }
         let scale = scale.map_or(Ok(1.0), |scale| number(field, &scale))?;
         if !(-MAX_SCALE..=MAX_SCALE).contains(&scale) {
             return Err(invalid(field, format!("scale must be from -{MAX_SCALE} to {MAX_SCALE}, not {scale}")));
         }
-        Ok(json!({"name": name, "scale": scale, "apply": apply}))
+        Ok(json!({"name": name, "scale": scale}))
     }
 
     fn known_loras(&self) -> String {
@@ -72,7 +65,7 @@ impl Fields {
         let own = self.loaded.config.model.loras.iter().map(|lora| json!(lora));
         let added = named.as_array().into_iter().flatten().filter_map(|lora| {
             let known = self.serve().loras.get(lora["name"].as_str()?)?;
-            Some(json!({"path": known.path, "strength": lora["scale"], "stages": known.stages, "apply": lora["apply"]}))
+            Some(json!({"path": known.path, "strength": lora["scale"], "stages": known.stages, "apply": known.apply}))
         });
         own.chain(added).collect()
     }

@@ -51,7 +51,6 @@ impl Spec {
                 let one = members(&[
                     ("name", json!({"type": "string"})),
                     ("scale", json!({"type": "number", "minimum": -2, "maximum": 2})),
-                    ("apply", json!({"type": "string", "enum": ["merge", "add"]})),
                 ]);
                 json!({"anyOf": [{"type": "string"}, one, list(one.clone())]})
             }

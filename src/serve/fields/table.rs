@@ -349,7 +349,7 @@ pub static FIELDS: [Spec; 73] = [
         &["loras"],
         Loras,
         Own,
-        "LoRAs by name: {name, scale, apply}, or a list of these. /v1/list_loras lists the names.",
+        "LoRAs by name: {name, scale}, or a list of these. /v1/list_loras lists the names.",
     ),
     row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has an audio track."),
     row(

@@ -79,6 +79,7 @@ pub(super) fn with_served_loras(config: &Config) -> Model {
         path: served.path.clone(),
         stages: served.stages.clone(),
         strength: 1.0,
+        apply: served.apply,
     });
     Model { loras: loras.collect(), ..config.model.clone() }
 }

@@ -135,7 +135,8 @@ impl ModelDevice {
             model.verify(&Config { pipeline, ..config.clone() })?;
         }
         let session = Session::start(plan, model, group)?;
-        session.runner.executor.check_loras(&Loras::open(&files::with_served_loras(config))?)?;
+        let model = &session.runner.model;
+        Loras::open(&files::with_served_loras(config))?.check(&model.weights, &model.configs)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {

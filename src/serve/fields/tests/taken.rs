@@ -108,7 +108,6 @@ fn loras_are_selected_by_name() {
     assert_ne!(with.batch_key, first.batch_key);
     for bad in [
         json!({"lora": "styel"}),
-        json!({"lora": {"name": "style", "apply": "sum"}}),
         json!({"lora": {"name": "style", "scale": 3}}),
         json!({"loras": vec![json!({"name": "style"}); 5]}),
         json!({"lora": {"name": "tests/fixtures/lora/plain.safetensors"}}),
@@ -121,18 +120,23 @@ fn loras_are_selected_by_name() {
 
 #[test]
 fn only_the_ranks_of_added_loras_change_the_shape_key() {
-    let file = |name: &str| format!("{{path: tests/fixtures/lora/{name}.safetensors}}");
-    let quick = "{path: tests/fixtures/lora/ic_tiny_a.safetensors, apply: add}";
-    let set = format!("serve.loras={{style: {}, quick: {quick}}}", file("ic_tiny_a_plain"));
+    let file = |name: &str| format!("{{path: tests/fixtures/lora/{name}.safetensors, apply: add}}");
+    let set = format!(
+        "serve.loras={{style: {}, quick: {}, merged: {{path: a.safetensors}}}}",
+        file("ic_tiny_a_plain"),
+        file("ic_tiny_a")
+    );
     let server = TestConverter::new("nano", &[&set]);
     let good = |loras: Value| server.good(&json!({"seed": 1, "loras": loras}));
-    let (none, style) = (server.good(&json!({"seed": 1})), json!({"name": "style", "apply": "add"}));
-    let (added, other) = (good(json!([style])), good(json!([{"name": "quick", "scale": -1}])));
+    let none = server.good(&json!({"seed": 1}));
+    let (added, other) = (good(json!(["style"])), good(json!([{"name": "quick", "scale": -1}])));
     assert_eq!([&added, &other].map(|job| job.config().model.loras[0].apply), [LoraApply::Add; 2]);
     assert_eq!(added.shape, other.shape);
     assert_ne!(added.shape, none.shape);
-    let merged = good(json!([{"name": "quick", "apply": "merge"}]));
-    assert_eq!(merged.shape, none.shape);
+    assert_eq!(good(json!(["merged"])).shape, none.shape);
+    let refused =
+        server.json(&json!({"prompt": "a", "lora": {"name": "merged", "apply": "add"}})).expect_err("refused");
+    assert!(refused.message.contains("apply"), "the operator chooses: {refused}");
 }
 
 #[test]
