@@ -19,7 +19,8 @@ fn norm_weight(p: &Params, channels: usize) -> Value {
 
 /// Applies an RMS norm with a learned weight; returns f32.
 fn norm(p: &Params, name: &str, x: &Value) -> Value {
-    rms(x, EPS) * norm_weight(&p.pp(name), x.dim(-1)).to(DType::F32)
+    let weight = norm_weight(&p.pp(name), x.dim(-1));
+    rms(x, EPS) * weight.to(DType::F32)
 }
 
 pub(super) fn normed(p: &Params, name: &str, x: &Value) -> Value {
