@@ -167,7 +167,7 @@ mod tests {
     use crate::tune::{example_collective, example_report};
 
     #[test]
-    fn figures_of_some_blocks_are_extrapolated_to_all_and_say_so() {
+    fn figures_of_some_blocks_are_extrapolated_and_labeled() {
         let mut report = example_report("cpu:2");
         assert!(table(&report).contains("program     denoise, 1 blocks, compiled in"), "{}", table(&report));
         assert!(!table(&report).contains("for all"), "{}", table(&report));

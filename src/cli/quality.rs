@@ -84,7 +84,7 @@ pub(crate) fn run(args: &QualityArgs) -> anyhow::Result<()> {
         None => config.jobs()?,
     };
     prepare_run(config);
-    // A pipe or a device receives only the results of all prompts.
+    // A pipe or a device receives only the final results.
     let file = json_file(args.json.as_deref()).filter(|path| !Destination::is_stream(path));
     let mut replaces = args.force || earlier.is_some();
     let measurement = Measurement { config, jobs: &jobs, toys: toys.as_deref(), caches: &variants };

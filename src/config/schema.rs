@@ -175,7 +175,7 @@ pub struct Lora {
     /// `dfr` use the LoRAs of stage 1.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
-    /// Whether the LoRA is merged into the weights or added beside them. `model.lora_merge` determines only whether
+    /// Whether the LoRA is merged into the weights or added in programs. `model.lora_merge` determines only whether
     /// the alphas of added LoRAs apply.
     #[serde(default)]
     pub apply: LoraApply,
@@ -939,8 +939,8 @@ with_defaults! {
         pub tiling: Option<Tiling> = None,
         /// Whether programs loop over the layers of a network or unroll them.
         pub layers: LayerForm = LayerForm::Auto,
-        /// Form of layers of the run that a sidecar records, which `layers: auto` repeats on the same platform. `None`: the
-        /// configuration is not that of a sidecar.
+        /// Form of layers of the run that a sidecar records, which `layers: auto` repeats on the same platform. `None`: no
+        /// sidecar, or the form was configured.
         #[serde(skip)]
         pub recorded_layers: Option<RecordedLayers> = None,
         /// Weights that stay on the devices between programs.

@@ -446,7 +446,6 @@ fn microbenchmarks_are_timed_and_fitted() {
     assert!(text(&out.stderr).contains("--from nowhere.json: "), "{}", text(&out.stderr));
 }
 
-/// Benchmarks requests with a keyframe image appended to the video tokens, with a retake span, and with audio only.
 /// Only the matrices of a LoRA are read from a file.
 #[needs(cpu)]
 fn loras_are_added_to_random_weights_but_not_merged() {
@@ -478,6 +477,7 @@ fn loras_are_added_to_random_weights_but_not_merged() {
     }
 }
 
+/// Benchmarks requests with a keyframe image appended to the video tokens, with a retake span, and with audio only.
 #[needs(cpu, full)]
 fn conditioned_requests_are_benchmarked() {
     let folder = tempfile::tempdir().expect("a folder");

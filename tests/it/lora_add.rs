@@ -1,4 +1,4 @@
-//! LoRAs that programs add beside the weights (`apply: add`) give the results of merged ones, and are replaced without
+//! LoRAs that programs add at run time (`apply: add`) give the results of merged ones, and are replaced without
 //! loading weights or compiling programs.
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ const TWO: Written = Written {
     alpha: None,
 };
 
-/// Writes a LoRA for the modules that the model has. The last module has one rank more than the others.
+/// Writes a LoRA for the modules that the model has. The rank of the last module is larger by one.
 fn written(path: &Path, source: &ModelSource, lora: &Written, seed: u64) -> PathBuf {
     let checkpoint = source.checkpoint(Component::Transformer).expect("a transformer");
     let mut all = BTreeMap::new();
@@ -265,7 +265,7 @@ fn each_stage_adds_its_own_loras() {
     assert!(made(&[], ADD) == none, "the weights are unchanged");
 }
 
-/// Weights with 8 bits stay as stored; merged LoRAs would quantize them again.
+/// 8-bit weights stay unchanged; merging LoRAs would quantize them again.
 #[needs(cpu)]
 fn quantized_weights_stay_unchanged() {
     if !full() {

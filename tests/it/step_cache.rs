@@ -61,7 +61,7 @@ struct Replayed {
 }
 
 /// Runs the denoising loop on the host: one call of the program without a cache for each step that is not skipped.
-/// `known`: number of video tokens, the first ones, that do not count for the decision.
+/// `known`: number of leading video tokens that the decision ignores.
 fn replay(
     pass: &Pass,
     executor: &mut Executor,

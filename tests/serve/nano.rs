@@ -596,7 +596,7 @@ fn lora_job_leaves_the_model_unchanged() {
     assert_eq!(server.make(&plain).hashes(), before.hashes());
 }
 
-/// Sums over all programs of a video's process, and the bytes that it loaded.
+/// Returns the number of compiles and cache hits, and the bytes loaded.
 fn set_up(video: &Video) -> [u64; 2] {
     let timings = &video.sidecar()["timings"];
     let programs = timings["programs"].as_object().expect("programs").values();

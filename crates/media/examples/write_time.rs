@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{:<40}{:>8} bytes", "file", whole.len());
     match timed("ffmpeg, frames and sound", || write(Some(&sound), &ffmpeg)) {
         Ok(_) => println!("{:<40}{:>8} bytes", "file", Path::new(&path).metadata()?.len()),
-        Err(error) => println!("no ffmpeg: {error}"),
+        Err(error) => println!("ffmpeg: {error}"),
     }
     Ok(())
 }

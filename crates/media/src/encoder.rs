@@ -29,7 +29,7 @@ impl std::fmt::Display for Encoder {
 /// Path, modification time and size of a program's file.
 type ProgramFile = (PathBuf, SystemTime, u64);
 
-/// The last ffmpeg that has the encoders, and its version line. Asking it again would take 0.1 s for each video.
+/// The last ffmpeg that has the encoders, and its version line. Probing it again would take 0.1 s per video.
 static KNOWN: Mutex<Option<(ProgramFile, String)>> = Mutex::new(None);
 
 /// Returns the file of `program`, a path or a name that is looked up on PATH. `None`: there is no such file.

@@ -27,7 +27,7 @@ pub struct Build {
     pub unquantized: Arc<BTreeSet<String>>,
     /// Selection of the weights that are in host memory. `None`: all weights are in device memory.
     pub streaming: Option<Streaming>,
-    /// LoRAs that programs add beside the weights. `None`: linear layers have no LoRA matrices.
+    /// LoRAs that programs add at run time. `None`: linear layers have no LoRA matrices.
     pub added_loras: Option<AddedLoras>,
 }
 

@@ -79,7 +79,7 @@ pub fn affine(p: &Params, x: &Value, weight: &Weight, bias: Option<&Value>, out_
     affine_with_lora(p, x, weight, bias, None, out_axes)
 }
 
-/// Same as [`affine`], and adds LoRAs to the result.
+/// Same as [`affine`], with LoRAs applied.
 pub(super) fn affine_with_lora(
     p: &Params,
     x: &Value,

@@ -1,4 +1,4 @@
-//! LoRAs that are added in linear layers: `y = x·W + (x·A)·B` or, for inputs with many rows, `y = x·(W + B·A)`. Strength
+//! LoRAs that are added in linear layers: `y = x·Wᵀ + (x·Aᵀ)·Bᵀ` or, for inputs with many rows, `y = x·(W + B·A)ᵀ`. Strength
 //! and alpha are factors of `B`.
 
 use super::layout::Axis;
@@ -65,7 +65,7 @@ impl LoraMatrices {
         Some(LoraMatrices { down, up, is_fused, shards })
     }
 
-    /// Returns `(x·A)·B`, `[rows…, out…]`, for `x [rows…, in]`.
+    /// Returns `xAᵀBᵀ`, `[rows…, out…]`, for `x [rows…, in]`.
     pub(super) fn values(&self, p: &Params, x: &Value) -> Value {
         let product = linear_nd(p, x, &self.down);
         if !self.is_fused {
@@ -89,7 +89,7 @@ impl LoraMatrices {
     pub(super) fn folded(&self, p: &Params, x: &Value, weight: &Value) -> Option<Value> {
         let (inner, rows) = (x.dim(-1), x.ty().elements() / x.dim(-1));
         let outer = weight.ty().elements() / inner;
-        // The sum reads and writes the weight. The products read the input and write a result like the output; cuBLAS
+        // The sum reads and writes the weight. The products read the input and write an output-sized result; cuBLAS
         // reads this result as the initial accumulators of a matmul that is limited by compute.
         let (sum, products) = (2 * inner * outer / self.shards, rows * (inner + outer) / p.layout().mesh.devices());
         if sum > products {

@@ -148,7 +148,7 @@ pub struct NamedLora {
     /// Stages that use the LoRA: 1, 2 or both.
     #[serde(default = "both_stages")]
     pub stages: Vec<u8>,
-    /// Whether the LoRA is merged or added, unless a request chooses.
+    /// Whether the LoRA is merged or added; requests cannot choose.
     #[serde(default)]
     pub apply: LoraApply,
 }
@@ -160,7 +160,7 @@ pub enum LoraApply {
     /// The host merges it into the weights when they are loaded; steps take the same time as without LoRAs.
     #[default]
     Merge,
-    /// Programs multiply by its matrices beside the weights. Other LoRAs of similar rank replace it without reloading
+    /// Programs apply the LoRA's matrices in each step. Other LoRAs of similar rank replace it without reloading
     /// weights or compiling programs, and quantized weights stay unchanged. Only for LoRAs of transformer blocks.
     Add,
 }

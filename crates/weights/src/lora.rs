@@ -177,8 +177,8 @@ impl LoraFile {
     /// `shapes`: shapes of the transformer's tensors.
     ///
     /// # Errors
-    /// Returns an error for the first tensor that does not fit, or if a name has `_` instead of `.`, because such names
-    /// are found in weight files.
+    /// Returns an error for the first tensor that does not fit, or if a name has `_` instead of `.`, because only
+    /// weight files resolve them.
     pub fn check_shapes(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<(), WeightsError> {
         if let Some(update) = self.flat.values().next() {
             let reason =

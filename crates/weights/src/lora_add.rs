@@ -1,4 +1,4 @@
-//! LoRAs that programs add beside the weights instead of merging them: matrices of all LoRAs of a run, concatenated along
+//! LoRAs that are added at run time instead of merged: matrices of all LoRAs of a run, concatenated along
 //! the rank.
 
 use half::{bf16, f16};
@@ -32,7 +32,7 @@ pub fn program_rank(loras: &[ScaledLora]) -> Option<usize> {
     (!loras.is_empty()).then_some(rounded)
 }
 
-/// Returns whether programs can add a LoRA beside a tensor: the weights of the linear layers of transformer blocks.
+/// Returns whether programs can add a LoRA to this tensor, a weight of a linear layer in a transformer block.
 fn is_covered(component: Component, name: &str) -> bool {
     component == Component::Transformer && name.starts_with("transformer_blocks.") && name.ends_with(".weight")
 }
@@ -141,7 +141,7 @@ impl AddedMatrix {
 }
 
 impl Part {
-    /// Copies the rows of `A` that are among the rows of `values`, the first of which is row `first` of all.
+    /// Copies the rows of `A` that `values` covers; its first row is row `first` of the whole matrix.
     fn copy_rows(&self, first: usize, columns: usize, values: &mut [f32]) -> Result<(), WeightsError> {
         let end = first + values.len() / columns.max(1);
         let (from, to) = (first.max(self.first), end.min(self.first + self.view.shape()[0]));

@@ -71,7 +71,7 @@ impl<'a> TensorFile<'a> {
         Ok(TensorFile { file, path, starts })
     }
 
-    /// Writes bytes of a tensor, from an offset in the tensor.
+    /// Writes bytes of a tensor at an offset in the tensor.
     pub(crate) fn write(&self, tensor: usize, offset: usize, bytes: &[u8]) -> Result<(), WeightsError> {
         let written = self.file.write_all_at(bytes, self.starts[tensor] + offset as u64);
         written.map_err(WeightsError::io(self.path, "cannot write"))

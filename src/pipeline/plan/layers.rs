@@ -100,7 +100,7 @@ struct LayerChoice {
     reason: String,
 }
 
-/// Returns the form of layers with which a rerun of a sidecar has the bits of the recorded run. `None`: the run is not a
+/// Returns the form of layers with which a rerun of a sidecar reproduces the run bit for bit. `None`: the run is not a
 /// rerun, the recorded run had another platform, the configuration sets the form, or this run's weights need unrolled
 /// layers.
 fn recorded_form(config: &Config, toolchain: &Toolchain) -> Option<LayerForm> {
@@ -109,7 +109,7 @@ fn recorded_form(config: &Config, toolchain: &Toolchain) -> Option<LayerForm> {
     let is_same = recorded.platform.as_ref().is_none_or(|platform| *platform == toolchain.platform);
     let needs_unrolled = runtime.weights == WeightType::Fp8 || runtime.stream == WeightStreaming::On;
     let can_repeat = recorded.form == LayerForm::Unrolled || !needs_unrolled;
-    // Other platforms have only one default, which needs no record.
+    // Where `auto` always selects a loop, no record is needed.
     let has_choice = (toolchain.spec().lowering)(toolchain).unroll_layers;
     (is_same && can_repeat && has_choice).then_some(recorded.form)
 }

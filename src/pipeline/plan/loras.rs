@@ -24,12 +24,12 @@ struct PassLora {
     apply: LoraApply,
 }
 
-/// LoRAs that apply at the same time.
+/// LoRAs that apply to one pass.
 #[derive(Clone, Debug, Default)]
 pub(in crate::pipeline) struct ActiveLoras {
     /// LoRAs that are merged into the weights.
     pub(in crate::pipeline) merged: Vec<ScaledLora>,
-    /// LoRAs that programs add beside the weights.
+    /// LoRAs that programs add at run time.
     pub(in crate::pipeline) added: Vec<ScaledLora>,
 }
 

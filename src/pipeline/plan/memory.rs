@@ -87,7 +87,7 @@ pub(crate) struct MemoryPlan {
     /// Components for whose parameters the two passes have different LoRAs, so that the run has two copies of them. The
     /// copy for the inactive pass is evicted first when memory is short.
     by_pass: BTreeSet<&'static str>,
-    /// Memory of LoRA matrices for the inactive pass, of which `components` counts only one set.
+    /// Memory of the inactive pass's LoRA matrices if `components` counts only one set.
     other_matrices: Footprint,
     pub(super) limits: Limits,
 }

@@ -56,7 +56,7 @@ pub struct Programs {
     own_by_pass: bool,
     /// LoRA matrices in the programs of the first and of the second pass.
     added_loras: [Option<AddedLoras>; 2],
-    /// Whether these matrices have the same size but other values in each pass.
+    /// Whether these matrices have equal sizes but different values per pass.
     own_matrices_by_pass: bool,
     pub(crate) origin: String,
 }

@@ -257,7 +257,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the LoRA matrices that a program has; `None` if its pass adds no LoRAs.
+    /// Returns the LoRA matrices that a program has; `None` if it has no added LoRAs.
     pub(crate) fn added_loras(&self, program: ProgramKind) -> Option<AddedLoras> {
         let loras = self.by_pass.of_pass(program.pass()).in_programs();
         loras.filter(|loras| program.declaration().component.folder() == loras.component)
@@ -397,8 +397,8 @@ impl Executor {
         Ok(compiled)
     }
 
-    /// Loads, or draws from the seed, the parameters of a network that are not on the devices. LoRA matrices are always
-    /// loaded.
+    /// Loads, or draws from the seed, the parameters of a network that are not on the devices. LoRA matrices are never
+    /// drawn.
     fn load(&mut self, network: &Network) -> Result<()> {
         let files = self.files();
         let (parameters, program, params) = (&mut self.parameters, &network.program, &network.params);

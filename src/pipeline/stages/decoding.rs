@@ -102,7 +102,7 @@ impl Run<'_> {
             Pixels::Values => whole(self.frames_of(fixed(decoded.tensor("video")?.into_f32())?)?),
             Pixels::Bytes => {
                 let rate = request.output_rate();
-                // The other videos of a batch wait for the first one, so that each gets all cores.
+                // Other videos are encoded when their files are written, so each gets all cores.
                 let mut encode = encoder(self.options, request);
                 let videos = decoded_frames(&decoded, asked)?.into_iter();
                 Ok(videos.map(|frames| DecodedFrames::encoding(frames, rate, encode.take())).collect())

@@ -368,8 +368,8 @@ impl Pass<'_> {
         Ok(Some(SkippedSteps { pass: self.names.phase(), steps: steps.map(|(step, _)| step).collect(), total }))
     }
 
-    /// Returns the error for a call after which the latents of `stream` are not finite. It has the step, or the steps of
-    /// the call if the call cannot be repeated. `before`: latents before the call.
+    /// Returns the error for a call after which the latents of `stream` are not finite. It names the step, or all steps
+    /// of a call that cannot be repeated. `before`: latents before the call.
     fn not_finite_error(
         &self,
         executor: &Executor,

@@ -91,7 +91,7 @@ struct ModelDevice {
     /// Maximum number of frames of a video. Predicted numbers of frames are checked against it.
     max_frames: usize,
     shapes: PreparedShapes,
-    /// LoRAs that are currently merged into the weights, and the order in which they were merged. `None`: a change failed.
+    /// LoRAs that are currently applied, and the order in which they are merged. `None`: a change failed.
     loras: Option<(Vec<Lora>, MergeOrder)>,
     reading: ModelReadSettings,
     /// Models that were read with other settings, kept for later jobs.

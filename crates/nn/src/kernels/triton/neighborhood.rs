@@ -41,7 +41,7 @@ const GROUP: [usize; 2] = [4, 16];
 
 impl KernelGrid {
     /// Returns the numbers of frames, rows and columns of a block of queries. The plane of keys should fill whole
-    /// parts: with a window of 11, the 18 x 14 keys of `[2, 8, 4]` queries fill four parts but for four keys.
+    /// parts: with a window of 11, the 18 x 14 keys of `[2, 8, 4]` queries leave 4 of 256 places free.
     fn block(&self) -> [usize; 3] {
         if self.axes[1].window > 8 { [2, LONGEST, 4] } else { [4, 4, 4] }
     }
@@ -91,7 +91,7 @@ impl KernelGrid {
         let queries = block.iter().product();
         let slab = [0, 1, 2].map(|axis| self.axes[axis].slab(block[axis]));
         let parts = code.int((slab[1] * slab[2]).div_ceil(KEYS));
-        // f16 cannot hold weights above 1.
+        // Weights of 2^100 overflow f16.
         let is_small = arrays[3].load().is_at_most(if self.dtype == DType::F16 { -1.0 } else { LARGEST_EXPONENT });
         let small_parts = is_small.select(&parts, &code.int(0));
         // Returns the bias of a part's keys and the offsets of the keys in a frame.

@@ -319,7 +319,7 @@ impl TritonTile {
         self.code.define(&format!("arith.cmpi ult, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
     }
 
-    /// Returns flags for the f32 values that are at most `limit`; NaN is not.
+    /// Returns flags for f32 values that are at most `limit`; false for NaN.
     pub(crate) fn is_at_most(&self, limit: f64) -> TritonTile {
         let [a, b] = self.joined(&self.operand(limit));
         self.code.define(&format!("arith.cmpf ole, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
