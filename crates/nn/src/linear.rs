@@ -107,7 +107,10 @@ pub(super) fn affine_with_lora(
 
 /// Returns the product of `x` and the weight, plus `added` and the bias.
 fn map(p: &Params, x: &Value, weight: &Weight, added: Option<&Value>, bias: Option<&Value>) -> Value {
-    let plus = |y: Value, term: Option<&Value>| term.map_or_else(|| y.clone(), |term| &y + term);
+    let plus = |y: Value, term: Option<&Value>| match term {
+        Some(term) => y + term,
+        None => y,
+    };
     match weight {
         // In this order, XLA's CUDA compiler initializes the accumulators of the matrix product with `added`.
         Weight::Plain(weight) => plus(plus(linear_nd(p, x, weight), added), bias),

@@ -1,5 +1,5 @@
-//! LoRAs that are added in linear layers: `y = x·Wᵀ + (x·Aᵀ)·Bᵀ` or, for inputs with many rows, `y = x·(W + B·A)ᵀ`. Strength
-//! and alpha are factors of `B`.
+//! LoRAs that are added in linear layers: `y = x·Wᵀ + (x·Aᵀ)·Bᵀ` or, for inputs with many rows, `y = x·(W + B·A)ᵀ`.
+//! Strength and alpha are factors of `B`.
 
 use super::layout::Axis;
 use super::linear::linear_nd;
