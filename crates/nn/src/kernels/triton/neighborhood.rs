@@ -106,20 +106,26 @@ impl KernelGrid {
             let bias = shown.select(&code.full(0.0, &[queries, KEYS]), &code.full(MASK_VALUE, &[queries, KEYS]));
             (bias, offsets(&row.at_most(slab[1] - 1).times(extended[2]).plus(&column)))
         };
-        // Returns the keys and values of a part in a frame, and whether each query's window contains the frame.
-        let load = |frame: &TritonTile, offsets: &TritonTile| {
-            let ahead = frame.times(extended[1] * extended[2] * self.channels());
-            let [k, v] = [&keys, &values].map(|array| array.ahead(&ahead).ahead(offsets).load());
-            (k, v, frame.minus(&cells.begins[0]).is_within(self.axes[0].window))
-        };
+        // Both load the keys or values of a part in a frame, `ahead` of the first frame. The first keeps the sums of array and
+        // offsets, 64-bit pointers, in registers throughout the loop over frames; the second adds 32-bit offsets in each
+        // iteration. Mixed as below, XLA's compiler needs 168 registers per thread, so that a multiprocessor of an H100
+        // or H200 runs three programs; with pointers alone it needs 180 and runs two.
+        let by_pointer =
+            |array: &TritonTile, ahead: &TritonTile, offsets: &TritonTile| array.ahead(ahead).ahead(offsets).load();
+        let by_offset =
+            |array: &TritonTile, ahead: &TritonTile, offsets: &TritonTile| array.ahead(&offsets.plus(ahead)).load();
+        let ahead = |frame: &TritonTile| frame.times(extended[1] * extended[2] * self.channels());
+        // Returns whether each query's window contains the frame.
+        let sees = |frame: &TritonTile| frame.minus(&cells.begins[0]).is_within(self.axes[0].window);
         let start = [code.full(0.0, &[queries, self.dim]), code.full(0.0, &[queries])];
         let [sum, denominator] = code.repeat(&small_parts, start, |part, kept| {
             let (bias, offsets) = part_of(part);
             code.repeat(slab[0], kept.clone(), |frame, [sum, denominator]| {
-                let (k, v, sees) = load(frame, &offsets);
+                let ahead = ahead(frame);
+                let (k, v) = (by_offset(&keys, &ahead, &offsets), by_pointer(&values, &ahead, &offsets));
                 let scores = q.product(&k.transposed(), &code.full(0.0, &[queries, KEYS]));
                 let weights = scores.times_plus(scale, &bias).exp2();
-                let sees = sees.column().broadcast(&[queries, KEYS]);
+                let sees = sees(frame).column().broadcast(&[queries, KEYS]);
                 let weights = sees.select(&weights, &code.full(0.0, &[queries, KEYS]));
                 [weights.narrowed(self.dtype).product(&v, sum), denominator.plus(&weights.row_sum())]
             })
@@ -128,20 +134,21 @@ impl KernelGrid {
         let [sum, _, denominator] = code.repeat(&parts.minus(&small_parts), start, |part, kept| {
             let (bias, offsets) = part_of(part);
             code.repeat(slab[0], kept.clone(), |frame, [sum, largest, denominator]| {
-                let (k, v, sees) = load(frame, &offsets);
+                let (ahead, sees) = (ahead(frame), sees(frame));
+                let [k, v] = [&keys, &values].map(|array| by_offset(array, &ahead, &offsets));
                 let scores = q.product(&k.transposed(), &bias);
                 let now = largest
                     .max_ignoring_nan(&sees.select(&scores.row_max_ignoring_nan(), &code.full(LEAST, &[queries])));
-                let powers = now.times(scale);
+                let powers = now.times(-scale);
                 // For frames outside a query's window, all weights must be 0.
-                let subtracted = sees.select(&powers, &code.full(-MASK_VALUE, &[queries]));
-                let weights = scores.times(scale).minus(&subtracted.column()).exp2();
-                let shrink = largest.times(scale).minus(&powers).exp2();
+                let subtracted = sees.select(&powers, &code.full(MASK_VALUE, &[queries]));
+                let weights = scores.times_plus(scale, &subtracted.column()).exp2();
+                let shrink = largest.times(scale).plus(&powers).exp2();
                 let kept = sum.times(&shrink.column());
                 [
                     weights.narrowed(self.dtype).product(&v, &kept),
                     now,
-                    denominator.times(&shrink).plus(&weights.row_sum()),
+                    denominator.times_plus(&shrink, &weights.row_sum()),
                 ]
             })
         });

@@ -216,10 +216,10 @@ impl RowAttention<'_> {
         for (query_head, q) in query_heads.iter().zip(&queries) {
             let q = rope.as_ref().map_or(q.clone(), |rope| rope.apply(q, 0));
             let q = q.map(|half| half.widened().times(self.scale * std::f64::consts::LOG2_E));
-            let scores = keys[0].times(&q[0]).plus(&keys[1].times(&q[1])).row_sum().column().plus(&bias);
+            let scores = keys[0].times_plus(&q[0], &keys[1].times(&q[1])).row_sum().column().plus(&bias);
             let largest = scores.column_max_propagating_nan().max_propagating_nan(LOWEST);
             let weights = scores.minus(&largest.column()).exp2();
-            let sums = values.times(&weights).column_sum().row();
+            let sums = values.column_product_sum(&weights).row();
             let part = query_head.times(self.blocks()).plus(&block);
             results[0].ahead(&part.times(dim)).ahead(&feature).store(&sums);
             for (array, x) in [(1, largest), (2, weights.column_sum())] {
@@ -246,10 +246,10 @@ impl RowAttention<'_> {
         // largest one.
         let largest = arrays[1].ahead(&first.plus(&block.at_most(blocks - 1))).load();
         let shares = largest.minus(&largest.column_max_propagating_nan().column()).exp2();
-        let total = arrays[2].ahead(&first.plus(&block)).load_where(&is_block).times(&shares).column_sum().column();
+        let total = arrays[2].ahead(&first.plus(&block)).load_where(&is_block).column_product_sum(&shares).column();
         let offsets = block.times(dim).plus(&feature);
         let sums = arrays[0].ahead(&first.times(dim)).ahead(&offsets).load_where(&is_block);
-        let attended = sums.times(&shares).column_sum().row().over(&total);
+        let attended = sums.column_product_sum(&shares).row().over(&total);
         arrays[3].ahead(&head.times(dim)).ahead(&feature).store(&attended.narrowed(self.q.dtype()));
     }
 }
@@ -294,7 +294,7 @@ impl LoadedRope<'_> {
     fn apply(&self, halves: &[TritonTile; 2], kind: usize) -> [TritonTile; 2] {
         let (dtype, half) = (self.scales[kind].weight.dtype(), self.scales[kind].weight.ty().elements() / 2);
         let wide = halves.each_ref().map(TritonTile::widened);
-        let [a, b] = wide.each_ref().map(|x| x.times(x).row_sum());
+        let [a, b] = wide.each_ref().map(|x| x.row_product_sum(x));
         let mean = a.plus(&b).over(2.0 * half as f64);
         let norm = |n: usize| {
             let y = self.scales[kind].scaled(&wide[n], &mean, self.eps, &self.weights[kind][n]);

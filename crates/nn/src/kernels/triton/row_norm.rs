@@ -120,7 +120,7 @@ impl RowNorm<'_> {
         let load = |array: &TritonTile| array.ahead(column).load_where(is_inside).widened();
         // Elements outside the row are 0, so they do not change the sums.
         let norm = |x: &TritonTile, scale: &RowScale, weight: &TritonTile| {
-            let mean = x.times(x).row_sum().over(n as f64);
+            let mean = x.row_product_sum(x).over(n as f64);
             scale.scaled(x, &mean, self.eps, weight).narrowed(dtype)
         };
         let loaded: Vec<TritonTile> = (0..self.operands().len()).map(|i| load(&arrays[i])).collect();

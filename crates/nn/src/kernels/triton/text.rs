@@ -90,6 +90,19 @@ fn ty(element: TileElement, dims: &[usize]) -> String {
     format!("tensor<{dims}{}>", element.text())
 }
 
+/// Returns the operation that applies the PTX instruction `name` to f32 values of the type `ty`.
+fn instruction(name: &str, operands: &[&str], ty: &str) -> String {
+    let places: Vec<String> = (1..=operands.len()).map(|n| format!("${n}")).collect();
+    let types = vec![ty; operands.len()].join(", ");
+    format!(
+        "tt.elementwise_inline_asm \"{name} $0, {};\" {{constraints = \"=f{}\", packed_element = 1 : i32, \
+         pure = true}} {} : {types} -> {ty}",
+        places.join(", "),
+        ",f".repeat(operands.len()),
+        operands.join(", ")
+    )
+}
+
 impl TritonCode {
     /// Returns a module with the function `name`, which has one pointer argument per array, with the element types
     /// `arrays`. `body` writes the code of the function.
@@ -326,10 +339,17 @@ impl TritonTile {
     }
 
     /// Returns `self · factor + summand`, rounded once.
-    pub(crate) fn times_plus(&self, factor: f64, summand: &TritonTile) -> TritonTile {
-        let [a, summand] = self.joined(summand);
-        let factor = self.code.full(factor, &a.dims);
+    pub(crate) fn times_plus(&self, factor: impl Into<Operand>, summand: &TritonTile) -> TritonTile {
+        let [a, factor] = self.joined(&self.operand(factor));
+        let [a, summand] = a.joined(summand);
+        let [a, factor] = a.joined(&factor);
         a.same(&format!("math.fma {}, {}, {} : {}", a.name, factor.name, summand.name, a.ty()))
+    }
+
+    /// Returns the f32 result of the PTX instruction `name` for each element of `self` and `others`, all of one shape.
+    fn instruction(&self, name: &str, others: &[&TritonTile]) -> TritonTile {
+        let names: Vec<&str> = [self].iter().chain(others).map(|tile| tile.name.as_str()).collect();
+        self.same(&instruction(name, &names, &self.ty()))
     }
 
     pub(crate) fn select(&self, yes: &TritonTile, no: &TritonTile) -> TritonTile {
@@ -347,8 +367,9 @@ impl TritonTile {
         self.code.define(&format!("arith.cmpi eq, {}, {} : {}", a.name, b.name, a.ty()), TileElement::Flag, &a.dims)
     }
 
+    /// Returns `2^self`; subnormal results are 0. `math.exp2` has three more instructions, for subnormal numbers.
     pub(crate) fn exp2(&self) -> TritonTile {
-        self.same(&format!("math.exp2 {} : {}", self.name, self.ty()))
+        self.instruction("ex2.approx.ftz.f32", &[])
     }
 
     /// Converts integers to 64 bits.
@@ -409,14 +430,36 @@ impl TritonTile {
     }
 
     fn reduced(&self, op: &str, axis: usize) -> TritonTile {
+        self.reduced_by(axis, |a, b| format!("arith.{op} {a}, {b} : f32"))
+    }
+
+    /// Combines the elements along `axis`, two scalars at a time: `combine` writes the operation on their names.
+    fn reduced_by(&self, axis: usize, combine: impl FnOnce(&str, &str) -> String) -> TritonTile {
         let [a, b, c] = [0; 3].map(|_| self.code.fresh());
         let (name, dims) = (self.code.fresh(), vec![self.dims[1 - axis]]);
         self.code.line(&format!("{name} = \"tt.reduce\"({}) <{{axis = {axis} : i32}}> ({{", self.name));
         self.code.line(&format!("^bb0({a}: f32, {b}: f32):"));
-        self.code.line(&format!("  {c} = arith.{op} {a}, {b} : f32"));
+        self.code.line(&format!("  {c} = {}", combine(&a, &b)));
         self.code.line(&format!("  tt.reduce.return {c} : f32"));
         self.code.line(&format!("}}) : ({}) -> {}", self.ty(), ty(self.element, &dims)));
         TritonTile { code: self.code.clone(), name, element: self.element, dims }
+    }
+
+    /// Returns the sum of `self · other` along `axis`. Unlike the operations of `arith`, which XLA rounds one by one, these
+    /// instructions let the assembler fuse each product with its addition.
+    fn product_sum(&self, other: &TritonTile, axis: usize) -> TritonTile {
+        let [a, b] = self.joined(other);
+        a.instruction("mul.f32", &[&b]).reduced_by(axis, |a, b| instruction("add.f32", &[a, b], "f32"))
+    }
+
+    /// Returns the sum of `self · other` of each row.
+    pub(crate) fn row_product_sum(&self, other: &TritonTile) -> TritonTile {
+        self.product_sum(other, 1)
+    }
+
+    /// Returns the sum of `self · other` of each column.
+    pub(crate) fn column_product_sum(&self, other: &TritonTile) -> TritonTile {
+        self.product_sum(other, 0)
     }
 
     /// Returns the maximum of each row.
