@@ -2,7 +2,7 @@
 
 use ltx2::hlo::{DType, Value};
 use ltx2::models::{Network, transformer};
-use ltx2::nn::kernels::{RowAttention, RowNorm, RowNormProduct, RowRope, RowScale, RowWeight};
+use ltx2::nn::kernels::{RowAttention, RowNorm, RowProducts, RowRope, RowScale, RowWeight};
 use ltx2::nn::rope::{Pairing, rotate};
 use ltx2::nn::{Axis, Build, Init, Params, RoundingPoints, gelu_tanh, linear_into, rms};
 use ltx2::pipeline::plan::origin::Weights;
@@ -87,16 +87,18 @@ fn normalized(x: &Value, scale: &RowScale) -> Value {
 
 #[needs(gpu)]
 fn row_products_equal_a_dot() {
-    compare(2, |p, plain| {
+    compare(4, |p, plain| {
         let x = drawn(p, "x", &[1, 1, 4096], 1.0);
         let o = drawn(p, "o", &[3840, 4096], 0.016);
-        let odd = drawn(p, "odd", &[4098, 4096], 0.016);
+        let odd = drawn(p, "odd", &[4097, 4096], 0.016);
+        let (short, ragged) = (drawn(p, "short", &[1, 1, 4136], 1.0), drawn(p, "ragged", &[640, 4136], 0.016));
         let inner = drawn(p, "inner", &[1, 1, 15360], 1.0);
         let down = drawn(p, "down", &[3840, 15360], 0.008);
         vec![
             pair("attention", &linear_into(p, &x, &o, DType::F32), &product(plain, &x, &o), F32),
-            // Not a multiple of the kernel's rows: computed as a sum.
             pair("odd", &linear_into(p, &x, &odd, DType::F32), &product(plain, &x, &odd), F32),
+            // Two rounds of loads; the last tile is not full.
+            pair("ragged", &linear_into(p, &short, &ragged, DType::F32), &product(plain, &short, &ragged), F32),
             pair("down", &linear_into(p, &inner, &down, DType::BF16), &product(plain, &inner, &down), BF16),
         ]
     });
@@ -104,7 +106,7 @@ fn row_products_equal_a_dot() {
 
 #[needs(gpu)]
 fn products_of_a_normalized_row_equal_a_norm_and_a_dot() {
-    compare(5, |p, plain| {
+    compare(6, |p, plain| {
         let row = |name: &str| drawn(p, name, &[1, 1, 3840], 1.0);
         let (x, h, first, second) = (row("x"), row("h"), scale(p, "first", 3840), scale(p, "second", 3840));
         let alone = || RowNorm { x: &x, eps: EPS, scale: first.clone(), residual: None, next: None };
@@ -116,29 +118,25 @@ fn products_of_a_normalized_row_equal_a_norm_and_a_dot() {
         let q = drawn(p, "q", &[16, 256, 3840], 0.016);
         let kv = drawn(p, "kv", &[2, 8, 256, 3840], 0.016);
         let mlp = drawn(p, "mlp", &[2, 15360, 3840], 0.016);
-        let run = |norm, weights: &[(&Value, usize)], dtype, is_gated| {
+        let run = |x: &Value, weights: &[(&Value, usize)], dtype, is_gated| {
             let weights = weights.iter().map(|&(weight, parts)| RowWeight { weight, parts }).collect();
-            RowNormProduct { norm, weights, dtype, is_gated }.run(p).expect("supported")
+            RowProducts { x, weights, dtype, is_gated }.run(p).expect("supported")
         };
-        let logits = run(joined(), &[(&table, 1)], DType::F32, false);
-        let heads = run(joined(), &[(&q, 1), (&kv, 2)], DType::BF16, false);
-        let gated = run(joined(), &[(&mlp, 2)], DType::BF16, true);
-        let queries = run(alone(), &[(&q, 1)], DType::BF16, false);
         let norms = joined().run(p).expect("supported");
-        assert!(queries.sum.is_none());
+        let logits = run(&norms[1], &[(&table, 1)], DType::F32, false);
+        let heads = run(&norms[1], &[(&q, 1), (&kv, 2)], DType::BF16, false);
+        let gated = run(&norms[1], &[(&mlp, 2)], DType::BF16, true);
+        let queries = run(&alone().run(p).expect("supported")[0], &[(&q, 1)], DType::BF16, false);
         let (all_kv, both) = (product(plain, &next, &kv), product(plain, &next, &mlp));
         vec![
             pair("sum", &norms[0], &sum, NORM),
             pair("next norm", &norms[1], &next, NORM),
-            pair("logits", &logits.products[0], &product(plain, &next, &table), NORM),
-            pair("sum of logits", &logits.sum.expect("a sum"), &sum, NORM),
-            pair("queries", &heads.products[0], &product(plain, &next, &q), BF16),
-            pair("keys", &heads.products[1], &all_kv.at(2, 0), BF16),
-            pair("values", &heads.products[2], &all_kv.at(2, 1), BF16),
-            pair("sum of heads", &heads.sum.expect("a sum"), &sum, NORM),
-            pair("gated", &gated.products[0], &(gelu_tanh(&both.at(2, 0)) * both.at(2, 1)), BF16),
-            pair("sum of gated", &gated.sum.expect("a sum"), &sum, NORM),
-            pair("queries of one norm", &queries.products[0], &product(plain, &one, &q), BF16),
+            pair("logits", &logits[0], &product(plain, &next, &table), NORM),
+            pair("queries", &heads[0], &product(plain, &next, &q), BF16),
+            pair("keys", &heads[1], &all_kv.at(2, 0), BF16),
+            pair("values", &heads[2], &all_kv.at(2, 1), BF16),
+            pair("gated", &gated[0], &(gelu_tanh(&both.at(2, 0)) * both.at(2, 1)), BF16),
+            pair("queries of one norm", &queries[0], &product(plain, &one, &q), BF16),
         ]
     });
 }

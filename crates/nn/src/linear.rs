@@ -1,7 +1,7 @@
 //! Linear layers and activation functions.
 
 use super::build::{Quantization, RowProductForm};
-use super::kernels::RowProduct;
+use super::kernels::{RowProducts, RowWeight};
 use super::layout::Axis;
 use super::lora::LoraMatrices;
 use super::param::Init;
@@ -41,15 +41,15 @@ pub(super) fn linear_by_batch(p: &Params, x: &Value, weight: &Value, dtype: DTyp
 
 /// Multiplies a single row `x [1…, in]` by `weight [out…, in]`, with a kernel or as a sum over the last dimension.
 fn row_product(p: &Params, x: &Value, weight: &Value, dtype: DType) -> Value {
-    let kernel = RowProduct::new(x, weight, dtype).filter(|_| p.has_row_kernels(x));
-    let y = kernel.map_or_else(
+    let products = RowProducts { x, weights: vec![RowWeight { weight, parts: 1 }], dtype, is_gated: false };
+    products.run(p).map_or_else(
         || {
             let row = x.to(DType::F32).reshape([&vec![1; weight.rank() - 1][..], &[x.dim(-1)]].concat());
-            (weight.to(DType::F32) * row).sum(&[-1]).to(dtype)
+            let y = (weight.to(DType::F32) * row).sum(&[-1]).to(dtype);
+            y.reshape([&x.dims()[..x.rank() - 1], y.dims()].concat())
         },
-        |kernel| kernel.value(),
-    );
-    y.reshape([&x.dims()[..x.rank() - 1], y.dims()].concat())
+        |mut products| products.remove(0),
+    )
 }
 
 fn product(x: &Value, weight: &Value, dtype: DType) -> Value {

@@ -1,6 +1,6 @@
 //! Decoder layer shared by Gemma 3 and Gemma 4: attention and MLP, each with a norm before and after it.
 
-use ltx2_nn::kernels::{RowNorm, RowNormProduct, RowNormProducts, RowScale, RowWeight};
+use ltx2_nn::kernels::{RowNorm, RowProducts, RowScale, RowWeight};
 use ltx2_nn::{Axis, Heads, Init, Params, Weight, affine, gelu_tanh, project, rms};
 use ltx2_stablehlo::{DType, Value};
 
@@ -107,21 +107,15 @@ impl NormInput<'_> {
     }
 
     /// Returns the sum of the residual stream and its addend, and the products of its norm, a single row, and `weights`,
-    /// in the element type `dtype`. Returns `None` if the kernel does not support them. `is_gated`: see [`RowNormProduct`].
+    /// in the element type `dtype`. Returns `None` if the kernel does not support them. `is_gated`: see [`RowProducts`].
     pub(crate) fn products(
         &self,
         weights: Vec<RowWeight>,
         dtype: DType,
         is_gated: bool,
     ) -> Option<(Value, Vec<Value>)> {
-        let (Residual { h, addend }, eps) = (&self.residual, self.norm.eps);
-        let own = self.norm.scale(self.p, self.width());
-        let norm = match addend {
-            None => RowNorm { x: h, eps, scale: own, residual: None, next: None },
-            Some(Addend { x, scale }) => RowNorm { x, eps, scale: scale.clone(), residual: Some(h), next: Some(own) },
-        };
-        let RowNormProducts { sum, products } = RowNormProduct { norm, weights, dtype, is_gated }.run(self.p)?;
-        Some((sum.unwrap_or_else(|| h.clone()), products))
+        let [h, x] = self.values();
+        Some((h, RowProducts { x: &x, weights, dtype, is_gated }.run(self.p)?))
     }
 }
 

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use ltx2_stablehlo::{DType, Type, Value};
 
 pub use mosaic::Tpu;
+pub(crate) use triton::RowRotation;
 pub use triton::{GridAxis, WindowAttention, window_reach};
-pub use triton::{RowAttended, RowAttention, RowNorm, RowNormProduct, RowNormProducts, RowRope, RowScale, RowWeight};
-pub(crate) use triton::{RowProduct, RowRotation};
+pub use triton::{RowAttended, RowAttention, RowNorm, RowProducts, RowRope, RowScale, RowWeight};
 
 /// Maximum number of elements of a materialized score matrix. If all queries together have more scores, they are
 /// processed in chunks.

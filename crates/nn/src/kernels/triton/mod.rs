@@ -6,7 +6,6 @@ mod neighborhood;
 mod rotation;
 mod row_attention;
 mod row_norm;
-mod row_norm_product;
 mod row_product;
 #[cfg(test)]
 mod tests;
@@ -15,8 +14,7 @@ mod text;
 pub(crate) use rotation::RowRotation;
 pub use row_attention::{RowAttended, RowAttention, RowRope};
 pub use row_norm::{RowNorm, RowScale};
-pub use row_norm_product::{RowNormProduct, RowNormProducts, RowWeight};
-pub(crate) use row_product::RowProduct;
+pub use row_product::{RowProducts, RowWeight};
 
 use std::f64::consts::LOG2_E;
 

@@ -106,49 +106,36 @@ fn rotation_kernel_is_used_for_int8_activations_on_one_cuda_device() {
 }
 
 #[test]
-fn row_product_kernel_matches_snapshot() {
-    let b = Builder::new("row_product");
-    let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
-    let (x, weight) = (argument("x", &[1, 1, 1280]), argument("weight", &[2, 8, 1280]));
-    let product = RowProduct::new(&x, &weight, DType::BF16).expect("supported");
-    insta::assert_snapshot!(product.text());
-    for (x, weight, dtype) in [
-        (argument("rows", &[2, 1280]), &weight, DType::BF16),
-        (argument("short", &[1, 1, 640]), &argument("narrow", &[8, 640]), DType::BF16),
-        (x.clone(), &argument("few", &[6, 1280]), DType::BF16),
-        (x.to(DType::F32), &weight.to(DType::F32), DType::F32),
-    ] {
-        assert!(RowProduct::new(&x, weight, dtype).is_none(), "{} and {}", x.ty(), weight.ty());
-    }
-}
-
-#[test]
-fn row_norm_product_kernels_match_snapshots() {
+fn row_product_kernels_match_snapshots() {
     let lowering = Lowering { row_products: RowProductForm::Kernel, ..Lowering::default() };
     let p = Params::new("rows", "text_encoder", &Build { lowering, ..Build::new(DType::BF16) }).generating();
-    let b = p.builder();
-    let argument = |name: &str, dims: &[usize]| b.argument(name, Type::new(DType::BF16, dims));
-    let scale = |name: &str| RowScale { weight: argument(name, &[240]), offset: 1.0 };
-    let (x, h, first, next) = (argument("x", &[1, 1, 240]), argument("h", &[1, 1, 240]), scale("w"), scale("next"));
-    let norm =
-        |residual| RowNorm { x: &x, eps: 1e-6, scale: first.clone(), residual, next: residual.map(|_| next.clone()) };
-    let (q, kv) = (argument("q", &[2, 8, 240]), argument("kv", &[2, 8, 240]));
-    let weights = vec![RowWeight { weight: &q, parts: 1 }, RowWeight { weight: &kv, parts: 2 }];
-    let product = RowNormProduct { norm: norm(None), weights, dtype: DType::BF16, is_gated: false };
-    insta::assert_snapshot!("row_norm_product_of_several_weights", product.text());
-    let (three, few) = (argument("three", &[3, 8, 240]), argument("few", &[2, 6, 240]));
-    let gated = |weight, parts, residual| {
-        let weights = vec![RowWeight { weight, parts }];
-        RowNormProduct { norm: norm(residual), weights, dtype: DType::BF16, is_gated: true }
+    let argument = |name: &str, dims: &[usize]| p.builder().argument(name, Type::new(DType::BF16, dims));
+    let (x, q, kv) = (argument("x", &[1, 1, 240]), argument("q", &[2, 8, 240]), argument("kv", &[2, 8, 240]));
+    let products = |x, weights: &[(_, usize)], is_gated| {
+        let weights = weights.iter().map(|&(weight, parts)| RowWeight { weight, parts }).collect();
+        RowProducts { x, weights, dtype: DType::BF16, is_gated }
     };
-    insta::assert_snapshot!("gated_row_norm_product", gated(&kv, 2, Some(&h)).text());
-    let done = gated(&kv, 2, Some(&h)).run(&p).expect("supported");
-    assert_eq!(done.sum.expect("a sum").dims(), [1, 1, 240]);
-    assert_eq!(done.products[0].dims(), [1, 1, 8]);
-    assert!(gated(&three, 3, None).run(&p).is_none(), "three parts");
-    assert!(gated(&few, 2, None).run(&p).is_none(), "rows");
-    let half = RowNormProduct { norm: RowNorm { next: None, ..norm(Some(&h)) }, ..gated(&kv, 2, None) };
-    assert!(half.run(&p).is_none(), "a residual stream without a second norm");
+    let several = products(&x, &[(&q, 1), (&kv, 2)], false);
+    insta::assert_snapshot!("row_products_of_several_weights", several.text());
+    let dims =
+        |products: RowProducts| products.run(&p).map(|y| y.iter().map(|y| y.dims().to_vec()).collect::<Vec<_>>());
+    assert_eq!(dims(several), Some(vec![vec![1, 1, 2, 8], vec![1, 1, 8], vec![1, 1, 8]]));
+    // Several rounds of whole tiles.
+    let (long, wide) = (argument("long", &[1, 8192]), argument("wide", &[2, 6, 8192]));
+    insta::assert_snapshot!("gated_row_product", products(&long, &[(&wide, 2)], true).text());
+    assert_eq!(dims(products(&long, &[(&wide, 2)], true)), Some(vec![vec![1, 6]]));
+    let (rows, three) = (argument("rows", &[2, 240]), argument("three", &[3, 8, 240]));
+    let exact = x.to(DType::F32);
+    let (full, rest) = (q.to(DType::F32), argument("rest", &[8, 320]));
+    for unsupported in [
+        products(&rows, &[(&q, 1)], false),
+        products(&x, &[(&three, 3)], true),
+        products(&x, &[(&q, 1), (&kv, 2)], true),
+        products(&x, &[(&rest, 1)], false),
+        products(&exact, &[(&full, 1)], false),
+    ] {
+        assert!(!unsupported.is_supported(), "{} and {}", unsupported.x.ty(), unsupported.weights[0].weight.ty());
+    }
 }
 
 #[test]
