@@ -32,8 +32,9 @@ pub struct Summary {
     pub seed: u64,
     /// Number of steps of the first denoising pass.
     pub steps: usize,
-    /// LoRAs of the job as text; jobs with equal texts use the same LoRAs.
-    pub loras: String,
+    /// LoRAs that are merged into the weights, as text; jobs with equal texts need the same weights. LoRAs that programs add
+    /// are not included, because they are replaced without a merge.
+    pub merged_loras: String,
     /// Whether the video has sound.
     pub has_audio: bool,
     /// Whether a chat server enhances the prompt.
@@ -135,6 +136,7 @@ struct OutputKeys {
 impl From<ConfigKeys> for Summary {
     fn from(keys: ConfigKeys) -> Self {
         let ConfigKeys { pipeline, request, sampler, model, output, enhance } = keys;
+        let merged = model.loras.iter().filter(|lora| lora["apply"] != "add");
         let given = sampler.sigmas.map(|levels| levels.iter().filter(|level| **level != 0.0).count());
         Summary {
             pipeline,
@@ -145,7 +147,7 @@ impl From<ConfigKeys> for Summary {
             frame_rate: request.frame_rate,
             seed: request.seed,
             steps: given.unwrap_or(sampler.steps),
-            loras: model.loras.iter().map(Value::to_string).collect::<Vec<_>>().join(" "),
+            merged_loras: merged.map(Value::to_string).collect::<Vec<_>>().join(" "),
             has_audio: output.audio,
             asks_endpoint: request.enhance_prompt && enhance.endpoint.is_some(),
         }
@@ -178,7 +180,7 @@ pub(crate) mod tests {
         let text = r#"{"pipeline":"hq","request":{"prompt":"a","width":64,"height":32,"num_frames":"auto",
             "frame_rate":23.976023976023978,"seed":18446744073709551615,"other":1e0,
             "enhance_prompt":true},"enhance":{"endpoint":"http://h/v1"},"sampler":{"steps":4,
-            "sigmas":[1.0,0.5,0.0]},"model":{"loras":[{"path":"a"},{"path":"b"}]},"output":{"audio":false}}"#;
+            "sigmas":[1.0,0.5,0.0]},"model":{"loras":[{"path":"a"},{"apply":"merge","path":"b"},{"apply":"add","path":"c"}]},"output":{"audio":false}}"#;
         let config: JobConfig = serde_json::from_str(text).expect("a configuration");
         assert_eq!(serde_json::to_string(&config).expect("text"), text);
         let expected = Summary {
@@ -190,7 +192,7 @@ pub(crate) mod tests {
             frame_rate: 23.976_023_976_023_978,
             seed: u64::MAX,
             steps: 2,
-            loras: r#"{"path":"a"} {"path":"b"}"#.into(),
+            merged_loras: r#"{"path":"a"} {"apply":"merge","path":"b"}"#.into(),
             has_audio: false,
             asks_endpoint: true,
         };

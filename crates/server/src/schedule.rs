@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Maximum number of queued jobs, after the first one, that the scheduler considers.
 pub(crate) const AHEAD: usize = 64;
-/// Maximum number of jobs that may overtake a job because they need no new program and no LoRA switch.
+/// Maximum number of jobs that may overtake a job because they need no new program and no LoRA merge.
 pub(crate) const MAX_OVERTAKEN: usize = 4;
 
 /// Properties of a job that determine when it runs.
@@ -15,7 +15,7 @@ pub(crate) struct ScheduleCandidate {
     pub(crate) shape: Arc<str>,
     /// Batch key: jobs with equal keys can run in one batch.
     pub(crate) batch_key: Arc<str>,
-    /// The LoRAs of the job, as text.
+    /// The merged LoRAs of the job, as text. Added LoRAs are switched too fast to matter.
     pub(crate) loras: Arc<str>,
     /// Number of jobs that have overtaken this one.
     pub(crate) overtaken: usize,
@@ -31,9 +31,9 @@ pub(crate) struct LoadedPrograms {
 }
 
 impl LoadedPrograms {
-    /// Returns whether a job needs neither a new program nor a LoRA switch.
+    /// Returns whether a job needs neither a new program nor a LoRA merge.
     fn suits(&self, job: &ScheduleCandidate) -> bool {
-        // Before the first run, every job needs a LoRA switch, so the switch gives no job an advantage.
+        // Before the first run, it is unknown which job needs a merge, so merges give no job an advantage.
         self.shapes.contains(&job.shape) && self.loras.as_ref().is_none_or(|loras| *loras == job.loras)
     }
 
@@ -59,7 +59,7 @@ impl LoadedPrograms {
 
 /// Returns the queue indices of the jobs in the next batch, in ascending order; empty if the queue is empty.
 ///
-/// The first job leads the batch, unless it needs a new program or a LoRA switch and a later job, which needs neither,
+/// The first job leads the batch, unless it needs a new program or a LoRA merge and a later job, which needs neither,
 /// may still overtake it. Jobs with the leader's batch key join the batch, which has at most `most` jobs.
 pub(crate) fn pick(waiting: &[ScheduleCandidate], loaded: &LoadedPrograms, most: usize) -> Vec<usize> {
     let waiting = &waiting[..waiting.len().min(AHEAD + 1)];
@@ -121,7 +121,7 @@ mod tests {
             (&["s a ", "t b "], &nothing, 1, &[0]),
             // A job that needs no new program runs first.
             (&["x a ", "s b ", "s b "], &all, 4, &[1, 2]),
-            // A job that needs no LoRA switch runs first.
+            // A job that needs no LoRA merge runs first.
             (&["s a lora", "s b ", "s c "], &all, 4, &[1]),
             // If every job needs a new program, the first job runs.
             (&["x a ", "y b "], &all, 4, &[0]),

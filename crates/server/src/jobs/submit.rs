@@ -260,7 +260,7 @@ fn candidate(accepted: &AcceptedJob) -> ScheduleCandidate {
     ScheduleCandidate {
         shape: Arc::from(accepted.shape.as_str()),
         batch_key: Arc::from(accepted.batch_key.as_str()),
-        loras: Arc::from(accepted.config.summary().loras.as_str()),
+        loras: Arc::from(accepted.config.summary().merged_loras.as_str()),
         overtaken: 0,
     }
 }
