@@ -38,6 +38,7 @@ use super::job::AcceptedJob;
 use super::job_config::JobConfig;
 use super::jobs::Caller;
 use crate::config::{Config, LoadedConfig, Pipeline, Serve, ServeSeed};
+use crate::weights::lora_add::LoraRanks;
 use request_fields::RequestFields;
 use resolve::Resolver;
 
@@ -51,6 +52,8 @@ pub struct Fields {
     served: Vec<Pipeline>,
     inputs: Arc<InputStore>,
     resolver: Resolver,
+    /// Ranks of the LoRAs that programs add.
+    ranks: LoraRanks,
 }
 
 /// Returns the id of the finished job whose video an edit or extension uses; `None` if the request uploads a video. The
@@ -78,7 +81,7 @@ impl Fields {
     /// Returns a converter for a server with the configuration `loaded` that runs the pipelines `served`.
     pub fn new(loaded: LoadedConfig, served: Vec<Pipeline>, inputs: Arc<InputStore>) -> Self {
         let resolver = Resolver::from_config(&loaded.config);
-        Fields { loaded, served, inputs, resolver }
+        Fields { loaded, served, inputs, resolver, ranks: LoraRanks::default() }
     }
 
     fn serve(&self) -> &Serve {
@@ -238,7 +241,7 @@ impl Generator for Fields {
             fields.insert("pipeline".into(), config.pipeline.name().into());
         }
         Ok(AcceptedJob {
-            shape: keys::shape(&config),
+            shape: keys::shape(&config, &self.ranks),
             batch_key: keys::batch(&config, &id),
             id,
             created_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

@@ -34,8 +34,7 @@ pub(crate) use update::{Delta, Factor, Norms};
 #[derive(Debug)]
 pub struct LoraFile {
     path: PathBuf,
-    /// Path, size and modification time, because the path may refer to another file later.
-    identity: (PathBuf, u64, Option<std::time::SystemTime>),
+    identity: FileIdentity,
     /// `model_version` in the file's header.
     version: Option<String>,
     updates: BTreeMap<(Component, String), Update>,
@@ -43,6 +42,22 @@ pub struct LoraFile {
     flat: BTreeMap<(String, &'static str), Update>,
     /// The updates in `flat`, by component and tensor name; set by [`LoraFile::check`].
     resolved: OnceLock<BTreeMap<(Component, String), Update>>,
+}
+
+/// Path, size and modification time of a file, because the path may refer to another file later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FileIdentity {
+    path: PathBuf,
+    bytes: u64,
+    modified: Option<std::time::SystemTime>,
+}
+
+impl FileIdentity {
+    pub(super) fn of(path: &Path) -> Result<Self, WeightsError> {
+        let meta = std::fs::metadata(path).map_err(WeightsError::io(path, "cannot read its size"))?;
+        let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        Ok(FileIdentity { path: whole, bytes: meta.len(), modified: meta.modified().ok() })
+    }
 }
 
 /// A LoRA file with its strength.
@@ -92,10 +107,8 @@ impl LoraFile {
         if updates.is_empty() && flat.is_empty() {
             return Err(wrong(&path, "lora_A", "is missing: the file contains no tensors"));
         }
-        let meta = std::fs::metadata(&path).map_err(WeightsError::io(&path, "cannot read its size"))?;
-        let whole = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         let version = checkpoint.metadata(unsupported::VERSION).map(String::from);
-        let identity = (whole, meta.len(), meta.modified().ok());
+        let identity = FileIdentity::of(&path)?;
         Ok(LoraFile { identity, path, version, updates, flat, resolved: OnceLock::new() })
     }
 
@@ -128,7 +141,7 @@ impl LoraFile {
     }
 
     /// Returns the largest rank of the file's LoRAs; 0 if it has none.
-    pub(crate) fn largest_rank(&self) -> usize {
+    pub fn largest_rank(&self) -> usize {
         self.updates.values().chain(self.flat.values()).filter_map(Update::rank).max().unwrap_or(0)
     }
 

@@ -1,12 +1,15 @@
 //! LoRAs that are added at run time instead of merged: matrices of all LoRAs of a run, concatenated along
 //! the rank.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use half::{bf16, f16};
 
 use super::Component;
 use super::checkpoint::{TensorView, widen};
 use super::error::WeightsError;
-use super::lora::{Delta, LoraFile, ScaledLora, updates};
+use super::lora::{Delta, FileIdentity, LoraFile, ScaledLora, locate, updates};
 use super::merge_order::MergeOrder;
 use super::validate::check_finite;
 use ltx2_stablehlo::DType;
@@ -25,11 +28,33 @@ const RANKS: [usize; 4] = [16, 32, 64, 128];
 
 /// Returns the rank of programs that add LoRAs: the sum of the largest ranks of the files, rounded up, so that LoRAs of
 /// similar rank use the same programs. It does not depend on the strengths. `None`: there are no LoRAs.
-pub fn program_rank(loras: &[ScaledLora]) -> Option<usize> {
-    let total: usize = loras.iter().map(|lora| lora.file.largest_rank()).sum();
+pub fn program_rank(ranks: impl IntoIterator<Item = usize>) -> Option<usize> {
+    let total = ranks.into_iter().reduce(|total, rank| total + rank)?;
     let last = RANKS[RANKS.len() - 1];
-    let rounded = RANKS.into_iter().find(|rank| *rank >= total).unwrap_or_else(|| total.next_multiple_of(last));
-    (!loras.is_empty()).then_some(rounded)
+    Some(RANKS.into_iter().find(|rank| *rank >= total).unwrap_or_else(|| total.next_multiple_of(last)))
+}
+
+/// Largest ranks of LoRA files. A file is read only once unless its path, size or modification time changes.
+#[derive(Debug, Default)]
+pub struct LoraRanks(Mutex<BTreeMap<String, (FileIdentity, usize)>>);
+
+impl LoraRanks {
+    /// Returns the largest rank of a file. `name`: as in [`LoraFile::open`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`LoraFile::open`].
+    pub fn largest(&self, name: &str) -> Result<usize, WeightsError> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let identity = FileIdentity::of(&locate(name)?)?;
+        if let Some((known, rank)) = lock().get(name)
+            && *known == identity
+        {
+            return Ok(*rank);
+        }
+        let rank = LoraFile::open(name)?.largest_rank();
+        lock().insert(name.into(), (identity, rank));
+        Ok(rank)
+    }
 }
 
 /// Returns whether programs can add a LoRA to this tensor, a weight of a linear layer in a transformer block.

@@ -8,7 +8,8 @@ use crate::nn::AddedLoras;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::programs::configs::ModelConfigs;
 use crate::pipeline::programs::parameters::parameters;
-use crate::weights::{Component, LoraFile, MergeOrder, ModelSource, ScaledLora, lora_add};
+use crate::weights::lora_add::{self, LoraRanks};
+use crate::weights::{Component, LoraFile, MergeOrder, ModelSource, ScaledLora};
 
 /// Opened LoRA files, with the strength of each and the passes (1 or 2) to which it applies.
 #[derive(Clone, Debug, Default)]
@@ -36,9 +37,14 @@ pub(in crate::pipeline) struct ActiveLoras {
 impl ActiveLoras {
     /// Returns the LoRA matrices that the transformer's programs have; `None` if no LoRAs are added.
     pub(in crate::pipeline) fn in_programs(&self) -> Option<AddedLoras> {
-        let rank = lora_add::program_rank(&self.added)?;
-        Some(AddedLoras { component: Component::Transformer.folder(), rank })
+        added_loras(self.added.iter().map(|lora| lora.file.largest_rank()))
     }
+}
+
+/// Returns the LoRA matrices for LoRAs with these largest ranks; `None` if there are no LoRAs.
+fn added_loras(ranks: impl IntoIterator<Item = usize>) -> Option<AddedLoras> {
+    let rank = lora_add::program_rank(ranks)?;
+    Some(AddedLoras { component: Component::Transformer.folder(), rank })
 }
 
 /// Returns whether the two passes apply different LoRAs or strengths in the given way. Compares only paths and strengths
@@ -58,30 +64,28 @@ impl Loras {
     /// # Errors
     /// Returns an error if a file cannot be opened or is not a LoRA.
     pub fn open(model: &config::Model) -> Result<Self> {
-        let loras = Loras::read(&model.loras, model.lora_merge)?;
-        let warnings = loras.files.iter().filter_map(|own| own.lora.file.unused_alpha(loras.order));
-        warnings.for_each(|warning| tracing::warn!("{warning}"));
-        Ok(loras)
-    }
-
-    fn read<'a>(entries: impl IntoIterator<Item = &'a config::Lora>, order: MergeOrder) -> Result<Self> {
         let read = |entry: &config::Lora| {
             let file = Arc::new(LoraFile::open(&entry.path)?);
             let lora = ScaledLora { file, strength: entry.strength };
             Ok(PassLora { lora, passes: entry.stages.clone(), apply: entry.apply })
         };
-        Ok(Loras { files: entries.into_iter().map(read).collect::<Result<_>>()?, order })
+        let files = model.loras.iter().map(read).collect::<Result<_>>()?;
+        let loras = Loras { files, order: model.lora_merge };
+        let warnings = loras.files.iter().filter_map(|own| own.lora.file.unused_alpha(loras.order));
+        warnings.for_each(|warning| tracing::warn!("{warning}"));
+        Ok(loras)
     }
 
-    /// Returns the LoRA matrices that the transformer's programs of the first and of the second pass have. Opens only the
-    /// LoRAs that are added.
+    /// Returns the LoRA matrices that the transformer's programs of the first and of the second pass have. Opens only
+    /// LoRAs that are added and whose ranks are not in `known`.
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened or is not a LoRA.
-    pub(crate) fn in_programs(model: &config::Model) -> Result<[Option<AddedLoras>; 2]> {
+    pub(crate) fn in_programs(model: &config::Model, known: &LoraRanks) -> Result<[Option<AddedLoras>; 2]> {
         let added = model.loras.iter().filter(|entry| entry.apply == LoraApply::Add);
-        let loras = Loras::read(added, model.lora_merge)?;
-        Ok([1, 2].map(|pass| loras.of_pass(pass).in_programs()))
+        let ranks = added.map(|entry| Ok((&entry.stages, known.largest(&entry.path)?))).collect::<Result<Vec<_>>>()?;
+        Ok([1, 2]
+            .map(|pass| added_loras(ranks.iter().filter(|(stages, _)| stages.contains(&pass)).map(|(_, rank)| *rank))))
     }
 
     /// Checks the LoRAs of both passes; see [`check`]. Also checks that a model with random weights has every tensor that

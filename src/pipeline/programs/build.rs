@@ -27,6 +27,7 @@ use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
 use crate::request::{self, ModelSizes, Request, Shapes};
 use crate::runtime::{Footprint, noise};
 use crate::sampling::denoise::DenoiseShape;
+use crate::weights::lora_add::LoraRanks;
 use crate::weights::{Component, WeightsError};
 
 /// A request and a model, from which programs are built.
@@ -149,7 +150,7 @@ impl Programs {
             Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
         });
         let generation = generation_spec(config, &configs)?;
-        let added_loras = Loras::in_programs(&config.model)?;
+        let added_loras = Loras::in_programs(&config.model, &LoraRanks::default())?;
         Ok(Programs {
             configs,
             sizes,

@@ -8,6 +8,7 @@ use crate::pipeline::plan::loras::Loras;
 use crate::request;
 use crate::sampling::step_cache::{CachePolicy, StepCacheConfig};
 use crate::serve::id::VideoId;
+use crate::weights::lora_add::LoraRanks;
 
 /// Returns the batch key. Requests with equal batch keys differ only in prompt and seed (see
 /// [`crate::Request::can_batch_with`]). The key of a request is unique, so that it runs alone, if the number of frames
@@ -25,8 +26,8 @@ pub(super) fn batch(config: &Config, id: &VideoId) -> String {
 
 /// Returns the shape key. Requests with equal shape keys run the same programs. Prompts, their enhancement, seeds, numbers of steps,
 /// noise levels, guidance scales, merged LoRAs and the contents of input files do not affect the key, because they do not
-/// change the programs. Of added LoRAs, only their total rank does.
-pub(super) fn shape(config: &Config) -> String {
+/// change the programs. Of added LoRAs, only their total rank does. `ranks`: known ranks of LoRA files.
+pub(super) fn shape(config: &Config, ranks: &LoraRanks) -> String {
     let mut own = config.clone();
     let r = &mut own.request;
     (r.prompt, r.negative_prompt, r.seed, r.enhance_prompt) = (None, String::new(), 0, false);
@@ -53,7 +54,7 @@ pub(super) fn shape(config: &Config) -> String {
     }
     let perturbed = config.scales().map(|scales| scales.stg != 0.0);
     let mut key = json!({"config": own, "branches": branches, "perturbed": [perturbed.video, perturbed.audio]});
-    if let Some(ranks) = added_ranks(config) {
+    if let Some(ranks) = added_ranks(config, ranks) {
         key["added_loras"] = ranks;
     }
     hash(&key)
@@ -61,10 +62,10 @@ pub(super) fn shape(config: &Config) -> String {
 
 /// Returns the ranks of the LoRA matrices in the programs of both passes, or the LoRAs if a file cannot be read; the job
 /// reports that error. `None`: the request adds no LoRAs.
-fn added_ranks(config: &Config) -> Option<Value> {
+fn added_ranks(config: &Config, ranks: &LoraRanks) -> Option<Value> {
     let added = || config.model.loras.iter().filter(|lora| lora.apply == LoraApply::Add);
     added().next()?;
-    Some(match Loras::in_programs(&config.model) {
+    Some(match Loras::in_programs(&config.model, ranks) {
         Ok(passes) => json!(passes.map(|loras| loras.map(|loras| loras.rank))),
         Err(_) => json!(added().collect::<Vec<_>>()),
     })

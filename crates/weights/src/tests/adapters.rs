@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::lora::{lora_fingerprint, updates};
-use super::super::lora_add::{AddedMatrix, LoraSide, program_rank};
+use super::super::lora_add::{AddedMatrix, LoraRanks, LoraSide, program_rank};
 use super::super::lora_merge::{MergedTensor, memory, merge};
 use super::super::*;
 use super::{fails, open, put};
@@ -71,6 +71,30 @@ fn merged(model: &ModelSource, name: &str, loras: &[ScaledLora], order: MergeOrd
     merge(&view, None, order, &found).map(|merged| numbers(&merged))
 }
 
+#[test]
+fn ranks_are_read_again_only_from_changed_files() {
+    let dir = TempDir::new().unwrap();
+    let [a, b] = ["A", "B"].map(|matrix| format!("transformer.{Q}.lora_{matrix}.weight"));
+    let path = dir.path().join("lora.safetensors");
+    let put = |rank: usize| write(&path, &tensors(&[(&a, &[rank, 8]), (&b, &[6, rank])]), &[]);
+    let open = || std::fs::File::options().write(true).open(&path).unwrap();
+    let (ranks, name) = (LoraRanks::default(), path.to_str().unwrap());
+    put(3);
+    let time = open().metadata().unwrap().modified().unwrap();
+    let size = open().metadata().unwrap().len();
+    assert_eq!(ranks.largest(name).unwrap(), 3);
+    // Other contents of the same size and time are not read.
+    std::fs::write(&path, vec![0; size as usize]).unwrap();
+    open().set_modified(time).unwrap();
+    assert_eq!(ranks.largest(name).unwrap(), 3);
+    open().set_modified(time + std::time::Duration::from_secs(9)).unwrap();
+    assert!(ranks.largest(name).unwrap_err().to_string().contains("lora.safetensors"));
+    put(5);
+    assert_eq!(ranks.largest(name).unwrap(), 5);
+    std::fs::remove_file(&path).unwrap();
+    assert!(ranks.largest(name).is_err());
+}
+
 /// The product of the concatenated matrices is the sum of both updates. Rows that are read alone equal those of the
 /// whole matrix.
 #[test]
@@ -86,7 +110,7 @@ fn added_matrices_are_concatenated_and_read_by_rows() {
     };
     let scaled = |file: &Arc<LoraFile>, strength| ScaledLora { file: file.clone(), strength };
     let (one, two) = (file("one.safetensors", 3), file("two.safetensors", 2));
-    let ranks = |count: usize| program_rank(&vec![scaled(&one, 1.0); count]);
+    let ranks = |count: usize| program_rank(vec![one.largest_rank(); count]);
     assert_eq!(
         [0, 1, 5, 6, 11, 22, 43, 86].map(ranks),
         [0, 16, 16, 32, 64, 128, 256, 384].map(|n| (n > 0).then_some(n))

@@ -139,6 +139,24 @@ fn only_the_ranks_of_added_loras_change_the_shape_key() {
     assert!(refused.message.contains("apply"), "the operator chooses: {refused}");
 }
 
+/// Ranks of LoRA files are read once: other contents of the same size and time do not change the key.
+#[test]
+fn lora_files_are_read_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.safetensors");
+    std::fs::copy("tests/fixtures/lora/ic_tiny_a.safetensors", &path).expect("copied");
+    let server = TestConverter::new("nano", &[&format!("serve.loras={{a: {{path: {}, apply: add}}}}", path.display())]);
+    let shape = || server.good(&json!({"seed": 1, "lora": "a"})).shape;
+    let first = shape();
+    let meta = std::fs::metadata(&path).expect("a file");
+    std::fs::write(&path, vec![0; meta.len() as usize]).expect("written");
+    let file = std::fs::File::options().write(true).open(&path).expect("a file");
+    file.set_modified(meta.modified().expect("a time")).expect("the time that it had");
+    assert_eq!(shape(), first);
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("another time");
+    assert_ne!(shape(), first);
+}
+
 #[test]
 fn model_names_and_size_aliases_are_resolved() {
     let server = TestConverter::new("nano", &[]);
