@@ -263,11 +263,17 @@ impl Generator for Fields {
     }
 
     fn warm_up(&self, ids: &Ids) -> Result<Vec<JobBatch>, String> {
-        let order = |shape: &Shape| {
-            let accepted = self.warm(shape, ids).map_err(|error| format!("--warm {shape}: {error}"))?;
-            Ok(JobBatch { jobs: vec![Arc::new(accepted)], steps: None, resume: false })
-        };
-        self.warm_shapes()?.iter().map(order).collect()
+        let mut batches = Vec::new();
+        for shape in self.warm_shapes()? {
+            for lora in self.warm_loras(shape.pipeline) {
+                let accepted = self.warm(&shape, lora, ids).map_err(|error| match lora {
+                    Some(lora) => format!("--warm {shape} with the LoRA {lora}: {error}"),
+                    None => format!("--warm {shape}: {error}"),
+                })?;
+                batches.push(JobBatch { jobs: vec![Arc::new(accepted)], steps: None, resume: false });
+            }
+        }
+        Ok(batches)
     }
 }
 

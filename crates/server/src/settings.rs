@@ -28,9 +28,10 @@ with_defaults! {
         /// Pipelines that requests may select, in addition to the configured one.
         pub pipelines: Vec<String> = Vec::new(),
         /// Sizes to compile and run before the server reports ready, as `WxHxF` or `WxHxF@pipeline`; `none` disables
-        /// warming. If empty: the configured size.
+        /// warming. If empty: the configured size. Each size is compiled without added LoRAs, and for the rank of each LoRA in
+        /// `loras` with `apply: add`.
         pub warm: Vec<String> = Vec::new(),
-        /// Whether to reject sizes other than those of `warm`.
+        /// Whether to reject sizes other than those of `warm`, and added LoRAs whose total rank is not compiled at startup.
         pub only_warm: bool = false,
         /// Maximum number of queued videos.
         #[schemars(range(min = 1))]
@@ -41,7 +42,7 @@ with_defaults! {
         /// Maximum number of videos per batch; null uses the batch size of the layout.
         #[schemars(range(min = 1))]
         pub max_batch: Option<usize> = None,
-        /// Maximum number of sizes whose programs stay loaded.
+        /// Maximum number of sizes whose programs stay loaded. A size counts again for each rank of added LoRAs.
         #[schemars(range(min = 1))]
         pub max_shapes: usize = 8,
         /// Maximum number of video tokens in the last stage of a request.

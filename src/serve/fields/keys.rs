@@ -60,15 +60,19 @@ pub(super) fn shape(config: &Config, ranks: &LoraRanks) -> String {
     hash(&key)
 }
 
-/// Returns the ranks of the LoRA matrices in the programs of both passes, or the LoRAs if a file cannot be read; the job
-/// reports that error. `None`: the request adds no LoRAs.
-fn added_ranks(config: &Config, ranks: &LoraRanks) -> Option<Value> {
+/// Returns the ranks of the LoRA matrices in the programs of each pass, or the LoRAs if a file cannot be read; the job
+/// reports that error. `None`: the programs have no such matrices.
+pub(super) fn added_ranks(config: &Config, ranks: &LoraRanks) -> Option<Value> {
     let added = || config.model.loras.iter().filter(|lora| lora.apply == LoraApply::Add);
     added().next()?;
-    Some(match Loras::in_programs(&config.model, ranks) {
-        Ok(passes) => json!(passes.map(|loras| loras.map(|loras| loras.rank))),
-        Err(_) => json!(added().collect::<Vec<_>>()),
-    })
+    match Loras::in_programs(&config.model, ranks) {
+        Ok([first, second]) => {
+            let second = second.filter(|_| config.pipeline.spec().has_two_stages());
+            let ranks = [first, second].map(|loras| loras.map(|loras| loras.rank));
+            ranks.iter().any(Option::is_some).then(|| json!(ranks))
+        }
+        Err(_) => Some(json!(added().collect::<Vec<_>>())),
+    }
 }
 
 fn hash(value: &Value) -> String {

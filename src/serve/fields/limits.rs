@@ -1,10 +1,12 @@
 //! Checks a request against the server's limits.
 
+use serde_json::{Value, json};
+
 use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::table::MAX_PROMPT;
-use super::{Endpoint, Fields, layer};
-use crate::config::{Config, LoadedConfig, NumFrames, Pipeline, ValueOrigin, VideoUse};
+use super::{Endpoint, Fields, keys, layer};
+use crate::config::{Config, LoadedConfig, LoraApply, Model, NumFrames, Pipeline, ValueOrigin, VideoUse};
 use crate::serve::error::ApiError;
 use crate::serve::form::Form;
 use crate::serve::generator::Generator;
@@ -77,17 +79,42 @@ impl Fields {
         }
     }
 
-    /// Returns a warm-up request that runs the programs for a shape. If the pipeline needs input files, synthetic ones
-    /// are created.
+    /// Returns the LoRAs with which each shape of a pipeline is compiled before the server is ready: no LoRA of
+    /// `serve.loras`, and one for each rank of programs that a single added LoRA of `serve.loras` needs.
+    pub(super) fn warm_loras(&self, pipeline: Pipeline) -> Vec<Option<&str>> {
+        let (mut loras, mut ranks) = (vec![None], vec![self.ranks_with(pipeline, None)]);
+        for (name, lora) in &self.serve().loras {
+            let rank = (lora.apply == LoraApply::Add).then(|| self.ranks_with(pipeline, Some(name)));
+            if let Some(rank) = rank.filter(|rank| !ranks.contains(rank)) {
+                loras.push(Some(name.as_str()));
+                ranks.push(rank);
+            }
+        }
+        loras
+    }
+
+    /// Returns the ranks of the programs for a request that selects at most one LoRA; see [`keys::added_ranks`].
+    fn ranks_with(&self, pipeline: Pipeline, lora: Option<&str>) -> Option<Value> {
+        let named: Value = lora.iter().map(|name| json!({"name": name, "scale": 1})).collect();
+        let loras = self.with_loras(&named).as_array().cloned().unwrap_or_default();
+        let loras = loras.into_iter().filter_map(|lora| serde_json::from_value(lora).ok()).collect();
+        let own = &self.loaded.config;
+        let model = Model { loras, ..own.model.clone() };
+        keys::added_ranks(&Config { pipeline, model, ..own.clone() }, &self.ranks)
+    }
+
+    /// Returns a warm-up request that runs the programs for a shape, with at most one LoRA of `serve.loras`. If the
+    /// pipeline needs input files, synthetic ones are created.
     ///
     /// # Errors
     /// Returns an error if no request can have this shape, or if an input file cannot be written.
-    pub fn warm(&self, shape: &Shape, ids: &Ids) -> Result<AcceptedJob, ApiError> {
+    pub fn warm(&self, shape: &Shape, lora: Option<&str>, ids: &Ids) -> Result<AcceptedJob, ApiError> {
         let made_up = |error| ApiError::new(500, "internal", format!("cannot create a warm-up file: {error}"));
         let mut fields = self.warm_fields(shape).map_err(made_up)?;
         fields.insert("seed".into(), 0.into());
         fields.insert("prompt".into(), "warm-up".into());
         fields.insert("pipeline".into(), shape.pipeline.name().into());
+        fields.extend(lora.map(|name| ("lora".to_string(), json!({"name": name}))));
         let form = Form { fields, ..Form::default() };
         self.accept(form, Endpoint::Create, &Caller { name: String::new(), sees_all: true }, ids)
     }
@@ -135,14 +162,14 @@ impl Fields {
         Ok(())
     }
 
-    /// If `serve.only_warm` is set, rejects shapes that are not compiled at startup.
+    /// If `serve.only_warm` is set, rejects shapes and ranks of added LoRAs that are not compiled at startup.
     fn check_warm(&self, config: &Config, given: &RequestFields) -> Result<(), ApiError> {
         if !self.serve().only_warm {
             return Ok(());
         }
         let warm = self.warm_shapes().expect("validated at start");
         if Shape::from_config(config).is_some_and(|own| warm.contains(&own)) {
-            return Ok(());
+            return self.check_warm_ranks(config, given);
         }
         let names: Vec<String> = warm.iter().map(Shape::to_string).collect();
         let field = given.name("size");
@@ -157,6 +184,17 @@ impl Fields {
             &field,
             format!("{field}: {own} is not a warmed-up shape; the server accepts only: {}", names.join(", ")),
         ))
+    }
+
+    fn check_warm_ranks(&self, config: &Config, given: &RequestFields) -> Result<(), ApiError> {
+        let wanted = keys::added_ranks(config, &self.ranks);
+        let mut warm = self.warm_loras(config.pipeline).into_iter();
+        if warm.any(|lora| self.ranks_with(config.pipeline, lora) == wanted) {
+            return Ok(());
+        }
+        let field = given.name("lora");
+        let why = format!("{field}: no programs are warmed up for the total rank of these LoRAs; select only one");
+        Err(ApiError::field("shape_not_warm", field, why))
     }
 }
 

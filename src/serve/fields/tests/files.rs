@@ -391,7 +391,7 @@ fn every_video_pipeline_can_be_warmed_up() {
         (Pipeline::IcLora, 1),
     ] {
         let shape = Shape { width: 128, height: 128, num_frames: 25, pipeline };
-        let accepted = server.fields.warm(&shape, &server.ids).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let accepted = server.fields.warm(&shape, None, &server.ids).unwrap_or_else(|error| panic!("{shape}: {error}"));
         assert_eq!(Shape::from_config(&accepted.config()), Some(shape));
         assert_eq!(accepted.inputs.len(), files, "{shape}");
     }

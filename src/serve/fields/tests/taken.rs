@@ -8,6 +8,7 @@ use crate::config::{Decoder, LoraApply, Pipeline};
 use crate::serve::fields::Endpoint;
 use crate::serve::fields::table::FIELDS;
 use crate::serve::form::Form;
+use crate::serve::generator::Generator;
 use crate::serve::job::AcceptedJob;
 
 #[test]
@@ -155,6 +156,57 @@ fn lora_files_are_read_once() {
     assert_eq!(shape(), first);
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("another time");
     assert_ne!(shape(), first);
+}
+
+/// Each rank of programs that one LoRA of the server needs is warmed up; with `only_warm`, requests with others are
+/// rejected.
+#[test]
+fn ranks_of_served_loras_are_warmed_up() {
+    let file = |name: &str, more: &str| format!("{{path: tests/fixtures/lora/{name}.safetensors{more}}}");
+    let set = [
+        "serve.only_warm=true".to_string(),
+        "serve.warm=[128x96x25, 128x128x9@two_stage]".into(),
+        "serve.pipelines=[two_stage]".into(),
+        format!(
+            "serve.loras={{a: {}, b: {}, large: {}, late: {}, merged: {}}}",
+            file("ic_tiny_a", ", apply: add"),
+            file("ic_tiny_a_plain", ", apply: add"),
+            file("plain", ", apply: add"),
+            file("ic_tiny_a", ", apply: add, stages: [2]"),
+            file("plain", "")
+        ),
+    ];
+    let server = TestConverter::new("nano", &set.each_ref().map(String::as_str));
+    let warm = server.fields.warm_up(&server.ids).expect("batches");
+    let loras: Vec<_> = warm
+        .iter()
+        .map(|batch| {
+            let config = batch.jobs[0].config();
+            let paths = config.model.loras.iter().map(|lora| (lora.path.clone(), lora.stages.clone()));
+            (config.pipeline, paths.collect::<Vec<_>>())
+        })
+        .collect();
+    let one = |name: &str, stages: &[u8]| vec![(format!("tests/fixtures/lora/{name}.safetensors"), stages.to_vec())];
+    let (single, two) = (Pipeline::TextToVideo, Pipeline::TwoStage);
+    let (a, large) = (one("ic_tiny_a", &[1, 2]), one("plain", &[1, 2]));
+    let want = [
+        (single, Vec::new()),
+        (single, a.clone()),
+        (single, large.clone()),
+        (two, Vec::new()),
+        (two, a),
+        (two, large),
+        (two, one("ic_tiny_a", &[2])),
+    ];
+    assert_eq!(loras, want);
+    let ask = |loras: Value| json!({"seed": 1, "size": "128x96", "num_frames": 25, "loras": loras});
+    for (loras, batch) in
+        [(json!(["merged"]), 0), (json!(["b"]), 1), (json!(["a", "b"]), 1), (json!(["large", "merged"]), 2)]
+    {
+        assert_eq!(server.good(&ask(loras.clone())).shape, warm[batch].jobs[0].shape, "{loras}");
+    }
+    let refused = (400, "shape_not_warm", Some("loras".to_string()));
+    assert_eq!(server.bad(&ask(json!(["large", "a"]))), refused);
 }
 
 #[test]
