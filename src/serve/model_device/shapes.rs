@@ -30,14 +30,38 @@ struct ShapePlans {
 }
 
 /// Returns a key that distinguishes the plans for one shape. It contains the batch size, the number of frames, which
-/// may be predicted, the LoRAs, whose memory use depends on the stages that they apply to, and the program that enhances
-/// prompts. Of LoRAs that programs add, it contains the ranks and stages, but not the files.
+/// may be predicted, the LoRAs ([`lora_keys`]), the ranks of added LoRAs, and the program that enhances prompts.
 fn plan_key(plan: &RunPlan, rows: usize) -> String {
     let config = &plan.config;
-    let file = |lora: &'_ Lora| (lora.apply == LoraApply::Merge).then(|| lora.path.clone());
-    let loras: Vec<_> = config.model.loras.iter().map(|lora| (file(lora), &lora.stages)).collect();
+    let loras = lora_keys(&config.model.loras);
     let (added, generation) = (plan.programs.added_loras(), plan.programs.generation());
     format!("{rows} {:?} {loras:?} {added:?} {generation:?}", config.request.num_frames)
+}
+
+/// What the memory of a run depends on, besides the ranks of added LoRAs, for one LoRA.
+#[derive(Debug, PartialEq)]
+struct LoraKey<'a> {
+    /// Path of a merged LoRA, whose components may have weights for each stage. `None`: an added LoRA.
+    merged: Option<&'a str>,
+    stages: &'a [u8],
+    /// Index of the first LoRA with the same file and strength. `None`: the strength is 0.
+    first: Option<usize>,
+}
+
+/// Returns the keys of LoRAs. A run has two copies of weights or of LoRA matrices if the two stages have different LoRAs.
+/// Strengths matter only because the same file may have a different strength in each stage, so the keys contain which
+/// strengths are equal, and not their values: requests that differ only in scales usually share a plan.
+fn lora_keys(loras: &[Lora]) -> Vec<LoraKey<'_>> {
+    let is_same = |a: &Lora, b: &Lora| a.path == b.path && a.strength.to_bits() == b.strength.to_bits();
+    let first = |lora: &Lora| loras.iter().position(|other| is_same(lora, other)).filter(|_| lora.strength != 0.0);
+    loras
+        .iter()
+        .map(|lora| LoraKey {
+            merged: (lora.apply == LoraApply::Merge).then_some(lora.path.as_str()),
+            stages: &lora.stages,
+            first: first(lora),
+        })
+        .collect()
 }
 
 impl PreparedShapes {
@@ -110,5 +134,27 @@ impl PreparedShapes {
         let before = runner.executor.program_count();
         runner.drop_programs(&dropped);
         tracing::info!("unloaded programs of {shape}: {} of {before}", before - runner.executor.program_count());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file whose strengths differ between the stages needs memory for two copies of the weights that it changes.
+    #[test]
+    fn keys_contain_which_strengths_are_equal() {
+        for apply in [LoraApply::Merge, LoraApply::Add] {
+            let lora = |path: &str, strength, stage| Lora { path: path.into(), strength, stages: vec![stage], apply };
+            let by_stage = |first, second| [lora("a", first, 1), lora("a", second, 2)];
+            let [same, other, differ, off] =
+                [(1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (1.0, 0.0)].map(|(first, second)| by_stage(first, second));
+            assert_eq!(lora_keys(&same), lora_keys(&other), "{apply:?}");
+            assert_ne!(lora_keys(&same), lora_keys(&differ), "{apply:?}");
+            assert_ne!(lora_keys(&off), lora_keys(&differ), "{apply:?}");
+            assert_eq!(lora_keys(&differ), lora_keys(&by_stage(-1.0, 2.0)), "{apply:?}");
+            let files = [lora("b", 1.0, 1), lora("b", 1.0, 2)];
+            assert_eq!(lora_keys(&same) == lora_keys(&files), apply == LoraApply::Add);
+        }
     }
 }
