@@ -90,6 +90,7 @@ pub fn generate(
         return Ok(Vec::new());
     }
     processes::compare(group, config, &videos)?;
+    processes::compare_loras(group, config.model.loras.iter().map(|lora| lora.path.as_str()))?;
     let replaceable = outputs::replaceable(config, &videos);
     let planned = plan_run(config, &mut videos, group, observer)?;
     observer.planned(&videos.jobs);

@@ -1,6 +1,7 @@
 //! One process of a multi-process run: joins the other processes, checks that all run the same request, and exits when
 //! another process fails.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::{Arc, mpsc};
@@ -17,6 +18,7 @@ use crate::interrupts;
 use crate::pjrt::end_process;
 use crate::runtime::processes::{Group, Launch, LaunchOptions, Timeouts};
 use crate::temporaries;
+use crate::weights::lora::lora_fingerprint;
 
 /// Config keys whose values may differ between processes, in addition to the [`model_paths`]: paths on the processes'
 /// hosts, process ids and addresses.
@@ -122,6 +124,35 @@ pub(crate) fn compare(group: Option<&Arc<Group>>, config: &Config, videos: &RunV
         }
     };
     Ok(group.ensure_equal(&own.to_string(), differ)?)
+}
+
+/// Checks that the LoRA files of all processes have the same contents, by the fingerprints that sidecars record. A process
+/// that cannot read a file differs from those that can. `paths`: equal in all processes.
+///
+/// # Errors
+/// Returns an error with the file and the first process that differs from process 0. All processes return the same error.
+pub(crate) fn compare_loras<'a>(
+    group: Option<&Arc<Group>>,
+    paths: impl Iterator<Item = &'a str>,
+) -> Result<(), PipelineError> {
+    let Some(group) = group else { return Ok(()) };
+    let paths: BTreeSet<&str> = paths.collect();
+    if paths.is_empty() {
+        return Ok(());
+    }
+    let own: Vec<_> = paths.iter().map(|path| lora_fingerprint(path).unwrap_or_else(|e| e.to_string())).collect();
+    let differ = |name: &str, its: &str, first: &str| {
+        let [its, first] = [its, first].map(|text| serde_json::from_str::<Vec<String>>(text).ok());
+        let mut all = paths.iter().zip(its.iter().flatten().zip(first.iter().flatten()));
+        match all.find(|(_, (its, first))| its != first) {
+            Some((path, (its, first))) => format!(
+                "{path}: the LoRA file of {name} ({its}) differs from that of process 0 ({first}); copy the same file to all \
+                 hosts"
+            ),
+            None => format!("{name} and process 0 have different LoRAs; use the same LoRAs in all processes"),
+        }
+    };
+    Ok(group.ensure_equal(&json!(own).to_string(), differ)?)
 }
 
 /// Waits until all processes have finished, including writing their files. If a process released its devices earlier,

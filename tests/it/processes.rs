@@ -2,7 +2,7 @@
 //! itself once per process.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -292,7 +292,13 @@ fn contradictory_launch_options_are_reported() {
 
 /// Starts `ltx2 generate` as process `id` of two on the CPU.
 fn generate(id: usize, place: &str, more: &[&str]) -> Member {
+    generate_in(Path::new("."), id, place, more)
+}
+
+/// Same as [`generate`], with a working directory.
+fn generate_in(folder: &Path, id: usize, place: &str, more: &[&str]) -> Member {
     let mut command = support::ltx2();
+    command.current_dir(folder);
     command.args([
         "generate",
         "-c",
@@ -326,6 +332,32 @@ fn request_mismatch_is_reported_before_loading() {
     }
     // With equal requests they are opened.
     assert!(both(["3", "3"]).iter().any(|(code, text)| *code == Some(1) && text.contains("/dev/null")));
+}
+
+/// Both processes have the same configuration, but the file that it names differs, or only one process has it.
+#[needs(nothing)]
+fn different_lora_files_are_reported_before_loading() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora");
+    let both = |second: Option<&str>| {
+        let (place, folders) = (place(), [0, 1].map(|_| tempfile::tempdir().expect("a folder")));
+        for (folder, file) in folders.iter().zip([Some("plain"), second]) {
+            let Some(file) = file else { continue };
+            let from = fixtures.join(format!("{file}.safetensors"));
+            std::fs::copy(from, folder.path().join("style.safetensors")).expect("copied");
+        }
+        let more = ["--model", "no/such/model", "--lora", "style.safetensors"];
+        let members = [0, 1].map(|id| generate_in(folders[id].path(), id, &place, &more));
+        members.map(|member| member.ended(HANGS))
+    };
+    for (second, why) in [(Some("wide"), "v2:"), (None, "No such file")] {
+        for (code, text) in both(second) {
+            assert_eq!(code, Some(1), "{text}");
+            let said = "style.safetensors: the LoRA file of process 1";
+            assert!(text.contains(said) && text.contains(why) && text.contains("copy the same file"), "{text}");
+            assert!(!text.contains("no/such/model"), "{text}");
+        }
+    }
+    assert!(both(Some("plain")).iter().any(|(_, text)| text.contains("no/such/model")));
 }
 
 #[needs(nothing)]

@@ -250,3 +250,30 @@ fn only_first_process_handles_signals() {
     assert_eq!(first.wait().expect("the process ends").code(), Some(0), "{:#?}", rest.join().expect("read"));
     assert_eq!(second.wait().expect("the process ends").code(), Some(0));
 }
+
+/// Only process 0 lists the LoRAs that requests may name. Their files are compared before the model is opened.
+#[needs(cpu)]
+fn server_does_not_start_if_a_process_has_another_lora_file() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/lora");
+    let folder = quick_folder();
+    let place =
+        ltx2::runtime::processes::store::StoreServer::start("127.0.0.1:0").expect("listens").address().to_string();
+    let member = |id: &str, file: &str, more: &[&str]| {
+        let own = folder.path().join(id);
+        std::fs::create_dir(&own).expect("a folder");
+        std::fs::copy(fixtures.join(file), own.join("style.safetensors")).expect("copied");
+        let mut command = serve(&["--listen", "127.0.0.1:0", "--platform", "cpu", "--min-free", "0B"]);
+        command.args(["--warm", "none", "--state", "state"]).args(more).current_dir(own);
+        command.args(["--coordinator", &place, "--num-processes", "2", "--process-id", id]);
+        command.env("LTX2_REHEARSE_PROCESSES", "1").spawn().expect("the process starts")
+    };
+    let served = "serve.loras={style: {path: style.safetensors, apply: add}}";
+    let members =
+        [member("0", "ic_tiny_a.safetensors", &["--set", served]), member("1", "ic_tiny_a_plain.safetensors", &[])];
+    for member in members {
+        let done = member.wait_with_output().expect("the process ends");
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{text}");
+        assert!(text.contains("style.safetensors: the LoRA file of process 1"), "{text}");
+    }
+}

@@ -124,6 +124,8 @@ impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
         let process_group = ServerProcesses::meet(group, &plain)?;
+        let served = config.serve.loras.values().map(|lora| lora.path.as_str());
+        process_group.compare_loras(plain.model.loras.iter().map(|lora| lora.path.as_str()).chain(served))?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         Enhancer::new(config, &model.configs, Some(&*model.tokenizer))?;
@@ -201,6 +203,8 @@ impl ModelDevice {
         if self.loras.as_ref() != Some(&loras) {
             watch.check(JobPhase::Loading)?;
             let since = Instant::now();
+            // The files may have changed since the server was started.
+            self.process_group.compare_loras(config.model.loras.iter().map(|lora| lora.path.as_str()))?;
             let (opened, model) = (Loras::open(&config.model)?, &self.session.runner.model);
             opened.check(&model.weights, &model.configs)?;
             // A change that fails may leave some weights changed.

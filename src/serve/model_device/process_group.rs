@@ -13,7 +13,7 @@ use super::files::InputFolder;
 use super::{Config, JobBatch, ModelDevice, PipelineError, RunError, Stop, one_line};
 use crate::config::Serve;
 use crate::pipeline::plan::videos::RunVideos;
-use crate::pipeline::processes::{compare, wait_for_all};
+use crate::pipeline::processes::{compare, compare_loras, wait_for_all};
 use crate::runtime::processes::Group;
 
 /// A device call that process 0 broadcasts to the other processes.
@@ -86,6 +86,19 @@ impl ServerProcesses {
             compare(Some(group), &same, &RunVideos::default())?;
         }
         Ok(ServerProcesses(group.cloned()))
+    }
+
+    /// Checks that the LoRA files of all processes have the same contents. `paths`: those of process 0 count.
+    ///
+    /// # Errors
+    /// Returns an error with the file and the first process that differs from process 0, in all processes.
+    pub(super) fn compare_loras<'a>(&self, paths: impl Iterator<Item = &'a str>) -> Result<(), PipelineError> {
+        let Some(group) = &self.0 else { return Ok(()) };
+        let own: Vec<&str> = paths.collect();
+        let all = group.all_gather(&serde_json::json!(own).to_string())?;
+        let first: Vec<String> = serde_json::from_str(&all[0])
+            .map_err(|e| PipelineError::Bug(format!("invalid paths from process 0: {e}")))?;
+        compare_loras(Some(group), first.iter().map(String::as_str))
     }
 
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
