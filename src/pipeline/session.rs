@@ -157,15 +157,18 @@ impl SessionDevices {
         }
         let (chip, capacity) = (chip.ok(), engine.own_device().memory().ok().and_then(|memory| memory.limit));
         plan.place(RankingDevices { toolchain, count, capacity, chip: chip.as_ref() })?;
-        let build = setup::build_for(&plan.config, count, engine.toolchain())?;
-        check_mesh_use(&plan.config, &build, &engine)?;
-        plan.programs.check(&build)?;
-        let mut build = Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build };
+        let build_options = |plan: &RunPlan| -> Result<Build> {
+            let build = setup::build_for(&plan.config, count, engine.toolchain())?;
+            check_mesh_use(&plan.config, &build, &engine)?;
+            plan.programs.check(&build)?;
+            Ok(Build { streaming: stream::initial(plan, &engine, &build, group)?, ..build })
+        };
+        let mut build = build_options(plan)?;
         let config = Config::clone(&plan.config);
         let limits = || Limits::new(&config, &engine, Footprint::default(), &build, group);
         let form = plan.choose_layers(chip.as_ref(), &build, limits)?;
-        if form == LayerForm::Loop && build.lowering.unroll_layers {
-            build = setup::build_for(&plan.config, count, engine.toolchain())?;
+        if form != LayerForm::Auto && build.lowering.unroll_layers != (form == LayerForm::Unrolled) {
+            build = build_options(plan)?;
         }
         Ok(SessionDevices { engine, build, versions })
     }

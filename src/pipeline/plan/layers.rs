@@ -2,8 +2,8 @@
 //!
 //! Only `ltx2 generate` on a platform that unrolls layers has a choice. It depends on the request and the devices, but
 //! not on the compile cache, so that a request has the same result whether or not its programs are cached. A rerun of a
-//! sidecar does not choose: it has the recorded form on the platform of the recorded run. On another platform, it chooses
-//! as any run.
+//! sidecar does not choose: it has the recorded form on the platform of the recorded run, unless that is a loop whose
+//! weights may not fit in the memory of this device. On another platform, it chooses as any run.
 
 use super::layouts::{RankingDevices, step_ms};
 use super::memory::Limits;
@@ -39,6 +39,9 @@ pub(in crate::pipeline) const PLATFORM_DEFAULT: &str = "default of the platform"
 
 /// Reason for the form of layers in a rerun of a sidecar.
 const RECORDED: &str = "form of the run that the sidecar records";
+
+/// Reason for unrolled layers if the estimated needs of a loop exceed the memory.
+const MAY_NOT_FIT: &str = "the weights may not fit in memory and would be streamed, which a loop does not support";
 
 /// Predicted times of all denoising loops of a command, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -125,7 +128,8 @@ impl RunPlan {
     }
 
     /// Replaces `runtime.layers: auto` by a form if the platform unrolls layers, and logs the choice of `ltx2 generate`.
-    /// Returns the resulting value of `runtime.layers`. `build`: options with the platform's form, and with the
+    /// Replaces a recorded loop, with a warning, if the weights may not fit in memory. Returns the resulting value of
+    /// `runtime.layers`. `build`: options with the configured or recorded form, otherwise the platform's, and with the
     /// streaming that was chosen without compiling. `limits`: usable memory.
     ///
     /// # Errors
@@ -137,6 +141,9 @@ impl RunPlan {
         limits: impl FnOnce() -> Result<Limits>,
     ) -> Result<LayerForm> {
         let form = self.config.runtime.layers;
+        if form == LayerForm::Loop && self.layer_reason.as_deref() == Some(RECORDED) {
+            return self.check_recorded_loop(build, limits()?);
+        }
         if form != LayerForm::Auto || !build.lowering.unroll_layers {
             return Ok(form);
         }
@@ -150,6 +157,20 @@ impl RunPlan {
         self.config.set_layers(choice.form);
         self.layer_reason = Some(choice.reason);
         Ok(choice.form)
+    }
+
+    /// Replaces a recorded loop by unrolled layers if the weights may not fit in memory.
+    fn check_recorded_loop(&mut self, build: &Build, limits: Limits) -> Result<LayerForm> {
+        if stream::fits_unstreamed(&self.config, &self.programs, build, limits)? {
+            return Ok(LayerForm::Loop);
+        }
+        tracing::warn!(
+            "runtime.layers: auto: the sidecar records a loop, but {MAY_NOT_FIT}; the layers are unrolled, so the result may \
+             differ from the recorded run; to use a loop, set runtime.layers to loop"
+        );
+        self.config.set_layers(LayerForm::Unrolled);
+        self.layer_reason = Some(MAY_NOT_FIT.into());
+        Ok(LayerForm::Unrolled)
     }
 
     fn layer_choice(
@@ -176,7 +197,7 @@ impl RunPlan {
         let looped = Build { lowering: Lowering { unroll_layers: false, ..build.lowering }, ..build.clone() };
         let choice = LayerTimes::new(self, chip, &looped, videos)?.choice();
         if choice.form == LayerForm::Loop && !stream::fits_unstreamed(config, &self.programs, &looped, limits()?)? {
-            return unrolled("the weights may not fit in memory and would be streamed, which a loop does not support");
+            return unrolled(MAY_NOT_FIT);
         }
         Ok(choice)
     }
@@ -200,14 +221,16 @@ pub(crate) fn describe_layers(config: &Config, devices: RankingDevices) -> Resul
     }
     let mut plan = RunPlan::of_programs(config, None)?;
     plan.place(devices)?;
-    if let Some(reason) = plan.layer_reason {
-        return Ok(Some(LayerChoice { form: plan.config.runtime.layers, reason }.line()));
-    }
     let build = setup::build_for(&plan.config, devices.count, devices.toolchain)?;
+    let capacity = Limits::of_capacity(&plan.config, devices.capacity);
+    let limits = || Ok(capacity);
+    if plan.layer_reason.is_some() {
+        let form = plan.choose_layers(devices.chip, &build, limits)?;
+        return Ok(plan.layer_reason.map(|reason| LayerChoice { form, reason }.line()));
+    }
     if !build.lowering.unroll_layers {
         return Ok(None);
     }
-    let limits = || Ok(Limits::of_capacity(&plan.config, devices.capacity));
     Ok(Some(plan.layer_choice(devices.chip, &build, config.jobs()?.len(), limits)?.line()))
 }
 
@@ -337,6 +360,36 @@ mod tests {
         // These weights need unrolled layers.
         assert_eq!(rerun(&h200, Some("cuda"), Loop, &["runtime.stream=on"]), (Auto, true));
         assert_eq!(rerun(&h200, Some("cuda"), Loop, &["runtime.weights=fp8"]), (Auto, true));
+    }
+
+    /// A loop that fits in the memory of the recorded run's device, and not in that of this one.
+    #[test]
+    fn recorded_loop_that_may_not_fit_is_unrolled() {
+        let target: Target = "cuda:h200:1x1x1".parse().expect("a target");
+        let (toolchain, count, capacity) = target.described();
+        let rerun = |form, limit: &str, layers: &str| {
+            let set = [&SMALL[..], &["layout=replicated", layers, limit]].concat();
+            let mut config = Config::load("ltx2_3", set.iter().copied()).expect("a configuration");
+            config.runtime.recorded_layers = Some(RecordedLayers { platform: Some("cuda".into()), form });
+            let mut plan = RunPlan::of_programs(&config, None).expect("a plan");
+            let devices = RankingDevices { toolchain: &toolchain, count, capacity, chip: None };
+            plan.place(devices).expect("placed");
+            let build = setup::build_for(&plan.config, count, &toolchain).expect("a build");
+            let limits = Limits::of_capacity(&plan.config, capacity);
+            let form = plan.choose_layers(None, &build, || Ok(limits)).expect("a choice");
+            assert_eq!(plan.config.runtime.layers, form);
+            let line = describe_layers(&config, devices).expect("a description");
+            assert_eq!(line.is_some(), plan.layer_reason.is_some());
+            assert!(line.is_none_or(|line| line.contains(form.name())));
+            (form, plan.layer_reason)
+        };
+        use LayerForm::{Loop, Unrolled};
+        let (auto, large, small) = ("runtime.layers=auto", "runtime.memory_limit=100", "runtime.memory_limit=30");
+        assert_eq!(rerun(Loop, large, auto), (Loop, Some(RECORDED.into())));
+        assert_eq!(rerun(Loop, small, auto), (Unrolled, Some(MAY_NOT_FIT.into())));
+        // Unrolled layers can be streamed, and a configured loop is never replaced.
+        assert_eq!(rerun(Unrolled, small, auto), (Unrolled, Some(RECORDED.into())));
+        assert_eq!(rerun(Loop, small, "runtime.layers=loop"), (Loop, None));
     }
 
     fn chosen_form(target: &Target, set: &[&str]) -> LayerForm {
