@@ -606,6 +606,17 @@ fn both_gguf(
     })
 }
 
+/// Writes GGUF files of LTX-2.0's tiny transformer and connectors: with matrices of whole blocks in Q8_0, and with the
+/// same values in f32.
+pub(crate) fn q8_0_transformer(folder: &Path) -> [PathBuf; 2] {
+    let (generation, model) = MODELS[0];
+    let metadata = json!({"general.architecture": "ltxv", "config": config(generation).to_string()});
+    let tensors = combined_parts(model, &PARTS[..2]).into_iter();
+    let bare = tensors.map(|(name, tensor)| (name.trim_start_matches("model.diffusion_model.").to_string(), tensor));
+    let files = ["q8_0.gguf", "f32.gguf"].map(|name| folder.join(name));
+    both_types(files, &metadata, bare.collect(), |_, matrix| matrix.shape[1].is_multiple_of(GGUF[0].2).then_some(0))
+}
+
 /// The files of a model.
 struct ModelFiles {
     /// Model that a run opens.

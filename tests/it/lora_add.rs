@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::layouts;
 use crate::lora::{file, model, scattered, stored_tensor, transformer_weights, with_transformer};
 use crate::support::single_file::TensorData;
-use crate::support::{self, Case, cases, cpu, dumped, full, lowering_of, needs, quick, relative_l2};
+use crate::support::{self, Case, cpu, dumped, full, lowering_of, needs, quick, relative_l2};
+use crate::{formats, layouts, quantized};
 use ltx2::config::{self, Config, LoraApply};
 use ltx2::hlo::DType;
-use ltx2::nn::{Build, Lowering, Quantization};
+use ltx2::models::transformer::{self, ForwardShape, TransformerConfig};
+use ltx2::nn::{Build, Lowering, Quantization, Streaming};
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::plan::loras::Loras;
 use ltx2::pipeline::programs::build::ProgramKind;
@@ -107,7 +108,7 @@ struct Bench {
 
 impl Bench {
     fn new(case: &str, build: Build) -> Self {
-        let case = cases("transformer").into_iter().find(|c| c.name == format!("transformer/{case}")).expect("a case");
+        let case = quantized::case(case);
         let folder = tempfile::tempdir().expect("a folder");
         // Stored in f32, so that merging rounds nothing.
         let mut weights = transformer_weights(&case.model);
@@ -116,8 +117,12 @@ impl Bench {
             (*kind, *bytes) = (Dtype::F32, wide.bytes().into_owned());
         }
         let source = model(&with_transformer(&folder.path().join("model"), &case.model, &weights));
+        Bench { folder, ..Bench::of_source(case, source, build) }
+    }
+
+    fn of_source(case: Case, source: Arc<ModelSource>, build: Build) -> Self {
         let executor = Executor::new(Engine::new(cpu(8), quick()), source.clone());
-        Bench { case, source, executor, build, folder }
+        Bench { case, source, executor, build, folder: tempfile::tempdir().expect("a folder") }
     }
 
     fn write(&self, name: &str, lora: &Written, seed: u64) -> PathBuf {
@@ -136,6 +141,13 @@ impl Bench {
 fn f32_build() -> Build {
     Build { lowering: lowering_of("cpu"), ..Build::new(DType::F32) }
 }
+
+/// Modules of the first block.
+const FIRST: Written = Written {
+    modules: &[".0.attn1.to_q", ".0.attn1.to_v", ".0.attn2.to_k", ".0.audio_attn1.to_out.0", ".0.ff.net.2"],
+    rank: 3,
+    alpha: Some(6.0),
+};
 
 /// Runs merged LoRAs in the program that adds LoRAs, with matrices of zeros, to compile only one program.
 fn added_equals_merged(bench: &mut Bench) -> Vec<(String, Tensor)> {
@@ -292,6 +304,75 @@ fn quantized_weights_stay_unchanged() {
         eprintln!("{quantization:?}: {off:.3} from bf16, without LoRAs {base:.3}, moved {moved:.3}");
         assert!(off < 1.5 * base + 0.01 && moved > 0.02, "{off} from bf16, without LoRAs {base}, moved {moved}");
     }
+}
+
+/// Adds LoRAs to stored int8-convrot weights, which stay unchanged, and merges them into the values of these weights. The
+/// limit is that of `quantized::int8_convrot_matches_dequantized_weights_and_has_smaller_error_than_int8`, without LoRAs.
+#[needs(cpu, full)]
+fn added_loras_on_int8_convrot_weights_equal_merges_into_their_values() {
+    let (config, _) = quantized::wide_transformer();
+    let folder = tempfile::tempdir().expect("a folder");
+    let c = TransformerConfig::from_json(&config).expect("valid");
+    let network = transformer::program(&c, &ForwardShape::default(), &Build::new(DType::F32)).expect("builds");
+    let part = Component::Transformer;
+    let [_, narrow, values] = quantized::rotated_models(part, &config, &network, folder.path(), |_| true);
+    let bench = |source, quantization| {
+        Bench::of_source(quantized::wide_transformer().1, source, quantized::looped(DType::F32, quantization))
+    };
+    let mut narrow = bench(narrow, quantized::ROTATED_WEIGHTS);
+    let mut values = bench(values, Quantization::None);
+    let one = narrow.write("one", &FIRST, 40);
+    let plain = narrow.run(&[(&one, 0.0, ADD)]);
+    let added = narrow.run(&[(&one, 0.5, ADD)]);
+    let merged = values.run(&[(&one, 0.5, MERGE), (&one, 0.0, ADD)]);
+    let is_code = |name: &&String| narrow.executor.parameter(name).expect("loaded").ty().dtype == DType::I8;
+    assert!(narrow.executor.parameter_names().iter().filter(is_code).count() > 10);
+    let (off, moved) = (distance(&added, &merged), distance(&added, &plain));
+    eprintln!("int8-convrot: {off:.1e}, moved {moved:.1e}");
+    assert!(off <= 1e-5 && moved > 1e-3, "{off:e} from merged LoRAs, moved {moved:e}");
+}
+
+/// The program is that of `added_loras_equal_exact_merges_and_are_replaced_alone`.
+#[needs(cpu)]
+fn added_loras_on_gguf_weights_equal_merges_into_their_values() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = formats::q8_0_transformer(folder.path());
+    let [narrow_bytes, bytes] = files.each_ref().map(|file| std::fs::metadata(file).expect("a file").len());
+    assert!(2 * narrow_bytes < bytes, "{narrow_bytes} and {bytes} bytes");
+    let [mut narrow, mut values] =
+        files.map(|file| Bench::of_source(quantized::case("tiny_a_batch_masked"), model(&file), f32_build()));
+    let (one, two) = (narrow.write("one", &ONE, 40), narrow.write("two", &TWO, 80));
+    let plain = narrow.run(&[(&one, 0.0, ADD)]);
+    let added = narrow.run(&[(&one, 0.7, ADD), (&two, 0.4, ADD)]);
+    let merged = values.run(&[(&one, 0.7, MERGE), (&two, 0.4, MERGE), (&one, 0.0, ADD)]);
+    let (off, moved) = (distance(&added, &merged), distance(&added, &plain));
+    eprintln!("GGUF: {off:.1e}, moved {moved:.1e}");
+    assert!(off <= 1e-6 && moved > 1e-3, "{off:e} from merged LoRAs, moved {moved:e}");
+}
+
+/// Weights and LoRA matrices of all blocks but one are in host memory.
+#[needs(cpu)]
+fn streamed_blocks_with_added_loras_have_the_same_bits() {
+    let bench = |streaming| {
+        let lowering = Lowering { unroll_layers: true, ..lowering_of("cpu") };
+        Bench::new("tiny_a_batch_masked", Build { lowering, streaming, ..Build::new(DType::F32) })
+    };
+    let mut whole = bench(None);
+    let mut streamed = bench(Some(Streaming { component: "transformer", resident: 1, min_bytes: 1 << 10 }));
+    let (one, two) = (whole.write("one", &ONE, 40), whole.write("two", &TWO, 80));
+    let (one, two) = (one.as_path(), two.as_path());
+    let plain = whole.run(&[(one, 0.0, ADD)]);
+    for entries in [&[(one, 0.5)][..], &[(one, 0.7), (two, 0.4)], &[(two, -1.5)]] {
+        let with = |apply| entries.iter().map(|(path, strength)| (*path, *strength, apply)).collect::<Vec<_>>();
+        let added = whole.run(&with(ADD));
+        assert!(streamed.run(&with(ADD)) == added, "{entries:?}");
+        let merged = streamed.run(&[&with(MERGE)[..], &[(one, 0.0, ADD)]].concat());
+        let (off, moved) = (distance(&added, &merged), distance(&added, &plain));
+        eprintln!("{entries:?}: {off:.1e}, moved {moved:.1e}");
+        assert!(off <= 1e-6 && moved > 1e-3, "{off:e} from merged LoRAs, moved {moved:e}");
+    }
+    let [all, some] = [&whole, &streamed].map(|bench| bench.executor.parameter_bytes());
+    assert!(some < all, "{some} of {all} bytes in device memory");
 }
 
 #[needs(cpu)]

@@ -301,11 +301,11 @@ fn int8_random_weights_are_the_rounded_f32_weights() {
     assert!(distances.iter().all(|d| *d > 1e-4 && *d < NEAR_OF_INTEGERS), "{distances:?}");
 }
 
-const ROTATED_WEIGHTS: Quantization = Quantization::Int8 { activations: false, rotated: true };
+pub(crate) const ROTATED_WEIGHTS: Quantization = Quantization::Int8 { activations: false, rotated: true };
 const ROTATED: Quantization = Quantization::Int8 { activations: true, rotated: true };
 
 /// Returns LTX-2.5's tiny transformer with whole groups of inputs, and a case with inputs of its text width.
-fn wide_transformer() -> (serde_json::Value, Case) {
+pub(crate) fn wide_transformer() -> (serde_json::Value, Case) {
     let mut case = case("tiny_v2_5");
     let config = std::fs::read_to_string(case.model.join("transformer/config.json")).expect("a file");
     let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
@@ -344,7 +344,7 @@ fn wide_text_encoder(model: &str) -> serde_json::Value {
 /// Writes a component to three folders of `folder`, and opens them: with outliers in some columns of the layers'
 /// weights, with those of them as int8-convrot for whose names `is_convrot` returns true, and with the values of the
 /// second.
-fn rotated_models(
+pub(crate) fn rotated_models(
     part: Component,
     config: &serde_json::Value,
     network: &Network,
