@@ -10,6 +10,7 @@ use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::Executor;
+use ltx2::pipeline::runner::Runner;
 use ltx2::request::{Request, Shapes};
 use ltx2::sampling::denoise::denoise;
 use ltx2::sampling::step_cache::{SkipWindow, StepCache};
@@ -19,6 +20,8 @@ use ltx2::weights::{Component, ModelSource, Overrides};
 use ndarray::{ArrayD, Axis, arr0};
 
 use crate::layouts::build;
+use crate::references::Patterns;
+use crate::support::official::cases_of;
 use crate::support::passes::{Pass, scattered};
 use crate::support::{cpu, full, needs, open, plain, relative_l2};
 
@@ -47,9 +50,56 @@ fn request(model: &OpenModel, set: &[&str], cache: Option<StepCache>) -> Request
     Request { cache, ..made }
 }
 
-/// Returns the L1 norm of a video's tokens without the first `known`.
-fn l1(x: &ArrayD<f32>, video: usize, known: usize) -> f64 {
-    x.index_axis(Axis(0), video).slice_axis(Axis(0), (known..).into()).iter().map(|x| f64::from(x.abs())).sum()
+/// Conditioned tokens of a stream, from the fraction of a step's noise level that each token has.
+#[derive(Default)]
+struct Tokens {
+    /// Weights of the tokens in norms. Empty: each counts fully.
+    weights: Vec<f32>,
+    /// Weights `[1, n, 1]` of clean latents and predictions in blended predictions of tokens that are partly known.
+    blend: Option<[ArrayD<f32>; 2]>,
+}
+
+impl Tokens {
+    fn new(fractions: &[f32]) -> Self {
+        let partial: Vec<bool> = fractions.iter().map(|m| *m > 0.0 && *m < 1.0).collect();
+        let column = |of: fn(f32) -> f32, other: f32| {
+            let each = fractions.iter().zip(&partial).map(|(m, partial)| if *partial { of(*m) } else { other });
+            ArrayD::from_shape_vec(vec![1, fractions.len(), 1], each.collect()).expect("a column")
+        };
+        let blend = partial.contains(&true).then(|| [column(|m| 1.0 - m, 0.0), column(|m| m, 1.0)]);
+        Tokens { weights: fractions.to_vec(), blend }
+    }
+
+    /// Returns the same tokens, which all count fully in norms.
+    fn unweighted(&self) -> Self {
+        Tokens { weights: Vec::new(), blend: self.blend.clone() }
+    }
+
+    /// Returns the weighted L1 norm of a video's tokens.
+    fn norm(&self, x: &ArrayD<f32>, video: usize) -> f64 {
+        let own = x.index_axis(Axis(0), video);
+        let weights = self.weights.iter().copied().chain(std::iter::repeat(1.0));
+        let norms = own.outer_iter().map(|token| token.iter().map(|x| f64::from(x.abs())).sum::<f64>());
+        norms.zip(weights).map(|(norm, weight)| norm * f64::from(weight)).sum()
+    }
+
+    /// Returns the velocity of the unblended prediction, given the one of a step from `x`. A known token keeps the
+    /// latter, which leads straight to its clean latents.
+    fn unblended(&self, velocity: ArrayD<f32>, x: &ArrayD<f32>, sigma: f32) -> ArrayD<f32> {
+        let Some([kept, predicted]) = &self.blend else { return velocity };
+        (velocity - kept * (x - clean(x)) / sigma) / predicted
+    }
+
+    /// Returns the velocity of a step from `x`, given the one of the unblended prediction.
+    fn blended(&self, velocity: &ArrayD<f32>, x: &ArrayD<f32>, sigma: f32) -> ArrayD<f32> {
+        let Some([kept, predicted]) = &self.blend else { return velocity.clone() };
+        kept * (x - clean(x)) / sigma + predicted * velocity
+    }
+}
+
+/// Returns the clean latents of [`Pass`] for video latents `x`.
+fn clean(x: &ArrayD<f32>) -> ArrayD<f32> {
+    scattered("clean.video", x.shape()).to_f32()
 }
 
 /// The latents of both streams after all steps, and the skipped steps.
@@ -61,16 +111,16 @@ struct Replayed {
 }
 
 /// Runs the denoising loop on the host: one call of the program without a cache for each step that is not skipped.
-/// `known`: number of leading video tokens that the decision ignores.
+/// `video`: the conditioned video tokens.
 fn replay(
     pass: &Pass,
     executor: &mut Executor,
     prepared: &BTreeMap<String, Tensor>,
     request: &Request,
     cache: &StepCache,
-    known: usize,
+    video: &Tokens,
 ) -> Replayed {
-    let ignored = Av { video: known, audio: 0 };
+    let tokens = Av { video, audio: &Tokens::default() };
     let sigmas = &request.sigmas;
     let steps = sigmas.len() - 1;
     let schedule = cache.schedule(steps);
@@ -80,13 +130,13 @@ fn replay(
     let mut ratios: Option<Av<Vec<f64>>> = None;
     let (mut skipped, mut predicted, mut in_a_row) = (Vec::new(), Vec::new(), 0);
     for step in 0..steps {
-        let length = sigmas[step + 1] - sigmas[step];
+        let (sigma, length) = (sigmas[step], sigmas[step + 1] - sigmas[step]);
         let own = match (&latents, &computed, &ratios) {
             (Some(x), Some(at), Some(ratios)) if schedule[step] => {
-                let changes = x.as_ref().zip(at.as_ref()).zip(ratios.as_ref().zip(ignored)).map(
-                    |((x, [before, velocity]), (ratios, known))| {
+                let changes = x.as_ref().zip(at.as_ref()).zip(ratios.as_ref().zip(tokens)).map(
+                    |((x, [before, velocity]), (ratios, tokens))| {
                         let of = |(video, ratio): (usize, &f64)| {
-                            ratio * l1(&(x - before), video, known) / l1(velocity, video, known)
+                            ratio * tokens.norm(&(x - before), video) / tokens.norm(velocity, video)
                         };
                         ratios.iter().enumerate().map(of).fold(0.0, f64::max)
                     },
@@ -105,7 +155,8 @@ fn replay(
         in_a_row = if skips { in_a_row + 1 } else { 0 };
         if let (true, Some(x), Some(at)) = (skips, &latents, &computed) {
             skipped.push(step);
-            latents = Some(x.as_ref().zip(at.as_ref()).map(|(x, [_, velocity])| x + velocity * length));
+            let both = x.as_ref().zip(at.as_ref()).zip(tokens);
+            latents = Some(both.map(|((x, [_, velocity]), tokens)| x + tokens.blended(velocity, x, sigma) * length));
             continue;
         }
         let mut known = prepared.clone();
@@ -120,11 +171,12 @@ fn replay(
         let x = latents.unwrap_or_else(|| {
             Av::NAMES.zip(shapes).map(|(name, shape)| scattered(&format!("latents.{name}"), shape).to_f32())
         });
-        let velocity = x.as_ref().zip(next.as_ref()).map(|(x, next)| (next - x) / length);
+        let both = x.as_ref().zip(next.as_ref()).zip(tokens);
+        let velocity = both.map(|((x, next), tokens)| tokens.unblended((next - x) / length, x, sigma));
         if let Some(at) = &computed {
-            let both = x.as_ref().zip(velocity.as_ref()).zip(at.as_ref().zip(ignored));
-            ratios = Some(both.map(|((x, velocity), ([before, old], known))| {
-                let ratio = |video| l1(&(velocity - old), video, known) / l1(&(x - before), video, known);
+            let both = x.as_ref().zip(velocity.as_ref()).zip(at.as_ref().zip(tokens));
+            ratios = Some(both.map(|((x, velocity), ([before, old], tokens))| {
+                let ratio = |video| tokens.norm(&(velocity - old), video) / tokens.norm(&(x - before), video);
                 (0..x.shape()[0]).map(ratio).collect()
             }));
         }
@@ -171,7 +223,7 @@ fn cached_loop_matches_replay_on_the_host() {
 
     let fixed = StepCache::Steps(vec![2, 5, 6, 8]);
     let with_fixed = Request { cache: Some(fixed.clone()), ..uncached.clone() };
-    let want = replay(&host, &mut runner.executor, &prepared, &uncached, &fixed, 0);
+    let want = replay(&host, &mut runner.executor, &prepared, &uncached, &fixed, &Tokens::default());
     let pass = Pass::new(&source, &runner.model, &with_fixed);
     let (got, _) = cached(&pass, &mut runner.executor, &one, &prepared);
     assert_close("fixed", &got, &want.latents, 1e-6);
@@ -180,7 +232,7 @@ fn cached_loop_matches_replay_on_the_host() {
     for threshold in [0.0, 0.8, 2.0, 10.0] {
         let adaptive = StepCache::Adaptive { threshold, window: WINDOW };
         let with_adaptive = Request { cache: Some(adaptive.clone()), ..uncached.clone() };
-        let want = replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive, 0);
+        let want = replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive, &Tokens::default());
         let pass = Pass::new(&source, &runner.model, &with_adaptive);
         let (got, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
         eprintln!("threshold {threshold}: skipped {skipped:?}, predicted {:.3?}", want.predicted);
@@ -199,33 +251,71 @@ fn cached_loop_matches_replay_on_the_host() {
     }
 }
 
-/// Tokens of a conditioning image do not count for the decision. Two of the programs are those of
-/// `layouts_skip_the_same_steps_as_one_device`.
-#[needs(cpu)]
-fn known_tokens_do_not_change_the_skipped_steps() {
-    let source = source();
-    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
-    let one = plain(DType::F32);
-    let uncached = request(&runner.model, &[&IMAGE[..], &["guidance.video.cfg=3"]].concat(), None);
-    let host = Pass::of_batch(&source, &runner.model, &uncached, 2);
+/// Compares the skipped steps and the latents of `videos` videos with the replay, in which conditioned tokens count by
+/// their fraction of noise. At a further threshold, other steps would be skipped if they counted fully.
+fn conditioned_tokens_count_by_their_noise(runner: &mut Runner, uncached: &Request, videos: usize, thresholds: &[f32]) {
+    let (source, one) = (source(), plain(DType::F32));
+    let host = Pass::of_batch(&source, &runner.model, uncached, videos);
     let prepared = host.prepared(&mut runner.executor, &one);
-    let tokens = Shapes::from_request(&runner.model.sizes, &uncached).expect("legal sizes").own_tokens();
-    let known = tokens.div_ceil(3);
-    let mut depends = false;
-    for threshold in [0.5, 0.7, 0.9, 1.2] {
-        let adaptive = StepCache::Adaptive { threshold, window: WINDOW };
-        let [want, polluted] =
-            [known, 0].map(|known| replay(&host, &mut runner.executor, &prepared, &uncached, &adaptive, known));
-        let with_adaptive = Request { cache: Some(adaptive), ..uncached.clone() };
-        let pass = Pass::of_batch(&source, &runner.model, &with_adaptive, 2);
+    let shapes = Shapes::from_request(&runner.model.sizes, uncached).expect("legal sizes");
+    let tokens = Tokens::new(&host.noise_fractions(shapes.tokens.video));
+    let adaptive = |threshold| StepCache::Adaptive { threshold, window: WINDOW };
+    let both = [tokens.unweighted(), tokens];
+    let replays = |runner: &mut Runner, threshold| {
+        both.each_ref().map(|own| replay(&host, &mut runner.executor, &prepared, uncached, &adaptive(threshold), own))
+    };
+    // Thresholds between the predicted changes of steps.
+    let mut changes: Vec<f64> = replays(runner, 0.0).into_iter().flat_map(|replayed| replayed.predicted).collect();
+    changes.sort_by(f64::total_cmp);
+    eprintln!("predicted changes: {changes:.3?}");
+    let mut between = changes.windows(2).filter(|pair| pair[1] > 1.01 * pair[0]);
+    let decisive = between.find_map(|pair| {
+        let threshold = (pair[0] * pair[1]).sqrt() as f32;
+        let [unweighted, weighted] = replays(runner, threshold).map(|replayed| replayed.skipped);
+        (unweighted != weighted).then_some(threshold)
+    });
+    let decisive = decisive.expect("a threshold for which the tokens' noise matters");
+    for &threshold in thresholds.iter().chain([&decisive]) {
+        let [unweighted, want] = replays(runner, threshold);
+        let with_adaptive = Request { cache: Some(adaptive(threshold)), ..uncached.clone() };
+        let pass = Pass::of_batch(&source, &runner.model, &with_adaptive, videos);
         let (got, skipped) = cached(&pass, &mut runner.executor, &one, &prepared);
-        eprintln!("threshold {threshold}: skipped {skipped:?}, with known tokens {:?}", polluted.skipped);
-        eprintln!("predicted {:.3?}, with known tokens {:.3?}", want.predicted, polluted.predicted);
+        eprintln!("threshold {threshold}: skipped {skipped:?}, if all tokens count {:?}", unweighted.skipped);
+        eprintln!("predicted {:.3?}, if all tokens count {:.3?}", want.predicted, unweighted.predicted);
         assert_eq!(skipped, want.skipped, "threshold {threshold}: predicted {:?}", want.predicted);
-        assert_close("image", &got, &want.latents, 2e-6);
-        depends |= want.skipped != polluted.skipped;
+        assert!(threshold != decisive || want.skipped != unweighted.skipped, "{skipped:?}");
+        assert_close("conditioned", &got, &want.latents, 2e-6);
     }
-    assert!(depends, "known tokens would change the skipped steps");
+}
+
+/// An image whose strength is 1 or less. Two of the programs are those of `layouts_skip_the_same_steps_as_one_device`; the
+/// strength is an input.
+#[needs(cpu)]
+fn image_tokens_count_by_their_noise() {
+    let mut runner = open(&cpu(8), MODEL, plain(DType::F32));
+    let all = [(1.0, &[0.5, 0.7, 0.9, 1.2][..]), (0.6, &[0.7, 0.9])];
+    for (strength, thresholds) in all {
+        let image = IMAGE.map(|set| set.replace("strength: 1", &format!("strength: {strength}")));
+        let set: Vec<&str> = image.iter().map(String::as_str).chain(["guidance.video.cfg=3"]).collect();
+        let uncached = request(&runner.model, &set, None);
+        conditioned_tokens_count_by_their_noise(&mut runner, &uncached, 2, thresholds);
+    }
+}
+
+/// The tokens of a reference video, which follow those of the video.
+#[needs(cpu, full)]
+fn reference_tokens_count_by_their_noise() {
+    let (all, mut runner) = cases_of(&cpu(8), "references", "tiny_a");
+    let case = all.iter().find(|case| case.name.ends_with("half")).expect("a case");
+    let config = Patterns::new().config(case);
+    let first = runner.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request").passes().0;
+    let shapes = Shapes::from_request(&runner.model.sizes, &first).expect("legal sizes");
+    assert!(shapes.appended > 0);
+    for strength in [1.0, 0.8] {
+        let mut uncached = first.clone();
+        uncached.conditions.video.iter_mut().for_each(|condition| condition.strength = strength);
+        conditioned_tokens_count_by_their_noise(&mut runner, &uncached, 1, &[]);
+    }
 }
 
 /// Devices that share a batch of two videos with a conditioning image skip the same steps as one device, also where a

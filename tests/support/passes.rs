@@ -50,6 +50,12 @@ impl<'a> Pass<'a> {
         self.denoised(executor, build, prepared)
     }
 
+    /// Returns the fraction of a step's noise level that each of `tokens` video tokens has.
+    pub fn noise_fractions(&self, tokens: usize) -> Vec<f32> {
+        let levels = self.levels();
+        self.input("level.video", &[1, tokens]).to_f32().iter().map(|index| levels[*index as usize]).collect()
+    }
+
     /// Returns the results of the program that runs once per request.
     pub fn prepared(&self, executor: &mut Executor, build: &Build) -> BTreeMap<String, Tensor> {
         self.run(executor, "prepare", &prepare(&self.config, &self.shape, build).expect("builds"), BTreeMap::new())
