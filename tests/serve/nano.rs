@@ -638,6 +638,16 @@ fn added_loras_are_switched_without_compiling_or_reading_weights() {
     // The weights were never changed.
     let again = server.make(&plain);
     assert_eq!((again.hashes(), set_up(&again)), (before.hashes(), [programs, 0]));
+
+    // A warm-up with one LoRA compiles the programs for all LoRAs of its rank.
+    let mut warm = Server::start(&["model.lora_merge=exact"]);
+    let [one, other] = ["ic_tiny_a_plain", "ic_tiny_a"].map(|file| warm.job("added", &[&with(file, 1.0, "add")], &[]));
+    warm.device.warm(&order(&[other])).expect("warms");
+    let figures = warm.device.figures();
+    assert!(figures.compiled + figures.cached > 0);
+    assert_eq!(warm.make(&one).hashes(), first.hashes());
+    let figures = warm.device.figures();
+    assert_eq!((figures.compiled, figures.cached), (0, 0), "nothing is compiled for the first request");
 }
 
 #[needs(cpu)]
