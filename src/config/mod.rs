@@ -13,6 +13,7 @@ mod effect_facts;
 mod error;
 mod experiment;
 mod experiment_file;
+pub mod ic_loras;
 mod ineffective;
 mod layout;
 mod legal;
