@@ -23,7 +23,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                 for key in model_paths() {
                     text(node, key, |t| model(folder, t));
                 }
-                each(node, "loras", |lora| text(lora, "path", |t| join(folder, t)));
+                each(node, "loras", |own| text(own, "path", |t| lora(folder, t)));
             }
             "request" => {
                 for key in ["negative_prompt_file", "prompts", "video"] {
@@ -55,7 +55,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
             "serve" => {
                 ["api_key_file", "state"].iter().for_each(|key| text(node, key, |t| join(folder, t)));
                 if let Some(YamlData::Map(loras)) = child(node, "loras").map(|loras| &mut loras.data) {
-                    loras.iter_mut().for_each(|(_, lora)| text(lora, "path", |t| join(folder, t)));
+                    loras.iter_mut().for_each(|(_, own)| text(own, "path", |t| lora(folder, t)));
                 }
             }
             "layout" => change(node, |t| layout(folder, t)),
@@ -87,6 +87,11 @@ pub(crate) fn join(folder: &Path, path: &str) -> String {
 fn model(folder: &Path, name: &str) -> String {
     let known = HubCache::is_name(name) || Preset::named(name).is_some();
     if known && !folder.join(name).exists() { name.into() } else { join(folder, name) }
+}
+
+/// Resolves the path of a LoRA. `org/name/file` is a name on the hub, unless `folder` has such a file.
+fn lora(folder: &Path, path: &str) -> String {
+    if HubCache::is_name(path) && !folder.join(path).exists() { path.into() } else { join(folder, path) }
 }
 
 /// Resolves the name of a layout. If `folder` has no such file, `NAME` and `shardings/NAME.yml` refer to a shipped
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn paths_are_relative_to_their_file() {
-        let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}]}\n\
+        let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}, {path: org/name/a.safetensors}]}\n\
                     layout: shardings/replicated.yml\nruntime: {platform: cpu, compile_cache: cache}\n\
                     output: {path: /abs/x.mp4}\nrequest: {images: [{path: ./i.png}]}\n";
         let mut root = parse(text, "t").unwrap();
@@ -176,7 +181,8 @@ mod tests {
             root.to_value(),
             serde_json::json!({
                 "model": {"path": "models/nano", "vae": "ltx2", "text_encoder": "google/gemma-3-12b-it",
-                          "loras": [{"path": "no_such_folder/a.safetensors"}]},
+                          "loras": [{"path": "no_such_folder/a.safetensors"}, {"path": "org/name/a.safetensors"}]},
+
                 "layout": "shardings/replicated.yml",
                 "runtime": {"platform": "cpu", "compile_cache": "no_such_folder/cache"},
                 "output": {"path": "/abs/x.mp4"},
