@@ -64,7 +64,7 @@ impl RunArgs {
         given.flag("extend", "request.extend.seconds", r.extend);
         given.shared_flag("extend", &["pipeline"], r.extend.map(|_| "extend"));
         given.flag("extend-at", "request.extend.at", r.extend_at);
-        given.flag("reference-video", "request.reference_videos", files(&r.reference_video));
+        given.flag("reference-video", "request.reference_videos", r.references());
         given.flag("audio", "request.audio", r.sound());
         given.flag("width", "request.width", r.width);
         given.flag("height", "request.height", r.height);
@@ -200,6 +200,10 @@ pub(crate) struct RequestArgs {
     /// in_context unless another pipeline is selected
     #[arg(long, value_name = "PATH[=S]")]
     pub(crate) reference_video: Vec<String>,
+    /// Conversion of every --reference-video before it is scaled [default: canny for the IC-LoRA canny-control, otherwise
+    /// none]
+    #[arg(long, value_name = "KIND", requires = "reference_video", value_parser = PREPROCESS)]
+    pub(crate) preprocess: Option<String>,
     /// Regenerates a time span of --video, from FROM to TO seconds; implies --pipeline retake
     #[arg(long, num_args = 2, value_names = ["FROM", "TO"], allow_negative_numbers = true, value_parser = finite)]
     pub(crate) retake: Vec<f64>,
@@ -283,7 +287,21 @@ pub(crate) struct RequestArgs {
     pub(crate) reference: Option<Reference>,
 }
 
+/// Kinds of conversions that --preprocess accepts.
+const PREPROCESS: [&str; 5] = ["none", "gray", "canny", "blur", "downscale"];
+
 impl RequestArgs {
+    /// Returns the value of `request.reference_videos`.
+    fn references(&self) -> Value {
+        let mut videos = files(&self.reference_video);
+        for video in videos.as_array_mut().into_iter().flatten() {
+            if let Some(kind) = &self.preprocess {
+                video["preprocess"] = json!(kind);
+            }
+        }
+        videos
+    }
+
     /// Returns the value of `request.audio`.
     fn sound(&self) -> Option<Value> {
         let more = [("start", self.audio_start), ("duration", self.audio_duration)];

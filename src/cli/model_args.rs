@@ -84,6 +84,10 @@ pub(crate) struct ModelArgs {
     /// LoRA file and its strength [default: 1]; repeatable
     #[arg(long, value_name = "FILE[=S]")]
     pub(crate) lora: Vec<String>,
+    /// IC-LoRA of the first stage, which follows --reference-video: a published one, such as union-control, or a file; and
+    /// its strength [default: the published one, or 1]
+    #[arg(long, value_name = "NAME|FILE[=S]")]
+    pub(crate) ic_lora: Option<String>,
     /// Source of the weights: files, or random numbers generated on the device
     #[arg(long, value_name = "FROM")]
     pub(crate) weights: Option<WeightSource>,
@@ -97,9 +101,19 @@ impl ModelArgs {
         given.flag("model", "model.path", &self.model);
         self.components.add(given);
         given.flag("lora", "model.loras", files(&self.lora));
+        given.flag("ic-lora", "model.ic_lora", self.ic_lora.as_ref().map(|text| ic_lora(text)));
         given.flag("weights", "model.weights", self.weights);
         given.flag("pipeline", "pipeline", self.pipeline);
     }
+}
+
+/// Parses the value of --ic-lora. A missing strength becomes null, which also resets that of a sidecar.
+fn ic_lora(text: &str) -> Value {
+    let mut one = files(&[text.to_string()])[0].clone();
+    if one["strength"].is_null() {
+        one["strength"] = Value::Null;
+    }
+    one
 }
 
 /// Parses `PATH` or `PATH=STRENGTH` flags. The text after the last `=` is a strength only if it is a number.

@@ -84,6 +84,9 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
     if let Some(why) = config.pipeline.spec().references_fault(r.reference_videos.len()) {
         return fail(config.pipeline.spec().reference_videos.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
+    for video in &r.reference_videos {
+        config.reference_filter(video)?;
+    }
     if !r.reference_videos.is_empty() && config.doubles_frames() {
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
         let why = message![why, Setting::Key("request.reference_videos")];

@@ -18,7 +18,7 @@ use super::toy_model::open_model;
 use super::tree::Tree;
 use super::validate::{accepts_text, in_file, validate};
 use super::yaml::{self, YamlData, YamlNode};
-use super::{check, layout, legal, paths, presets, references, sidecar, source};
+use super::{check, ic_lora, layout, legal, paths, presets, references, sidecar, source};
 use crate::models::presets::Preset;
 use crate::models::upsampler::Upsampling;
 use crate::text_file;
@@ -201,6 +201,9 @@ pub(super) fn combine(
     if source::take(&mut merged, &config, duration.is_some())? {
         config = check::typed(&merged)?;
     }
+    if ic_lora::take(&mut merged, &config, version, &layers)? {
+        config = check::typed(&merged)?;
+    }
     if references::take(&mut merged, &config, sidecar::frames(&layers))? {
         config = check::typed(&merged)?;
     }
@@ -226,7 +229,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
 
 /// Returns the generation of a model: read from the model's files if they are available, otherwise from the embedded
 /// configuration of the model, otherwise guessed from the model's name.
-fn version(model: &Model) -> Version {
+pub(super) fn version(model: &Model) -> Version {
     let (model, variant) = (&*model.path, model.variant.clone());
     let found = open_model(model, &Overrides { variant, ..Overrides::default() });
     let found = found.and_then(|source| source.version());

@@ -2,6 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use super::ic_loras::is_name;
 use super::presets::shipped_layout;
 use super::schema::{AUTO, Config};
 use super::yaml::{YamlData, YamlNode};
@@ -24,6 +25,9 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                     text(node, key, |t| model(folder, t));
                 }
                 each(node, "loras", |own| text(own, "path", |t| lora(folder, t)));
+                if let Some(own) = child(node, "ic_lora") {
+                    text(own, "path", |t| if is_name(t) { t.into() } else { lora(folder, t) });
+                }
             }
             "request" => {
                 for key in ["negative_prompt_file", "prompts", "video"] {
@@ -172,7 +176,7 @@ mod tests {
 
     #[test]
     fn paths_are_relative_to_their_file() {
-        let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}, {path: org/name/a.safetensors}]}\n\
+        let text = "model: {path: ../models/nano, vae: ltx2, text_encoder: google/gemma-3-12b-it, loras: [{path: a.safetensors}, {path: org/name/a.safetensors}], ic_lora: {path: deblur}}\n\
                     layout: shardings/replicated.yml\nruntime: {platform: cpu, compile_cache: cache}\n\
                     output: {path: /abs/x.mp4}\nrequest: {images: [{path: ./i.png}]}\n";
         let mut root = parse(text, "t").unwrap();
@@ -181,8 +185,8 @@ mod tests {
             root.to_value(),
             serde_json::json!({
                 "model": {"path": "models/nano", "vae": "ltx2", "text_encoder": "google/gemma-3-12b-it",
-                          "loras": [{"path": "no_such_folder/a.safetensors"}, {"path": "org/name/a.safetensors"}]},
-
+                          "loras": [{"path": "no_such_folder/a.safetensors"}, {"path": "org/name/a.safetensors"}],
+                          "ic_lora": {"path": "deblur"}},
                 "layout": "shardings/replicated.yml",
                 "runtime": {"platform": "cpu", "compile_cache": "no_such_folder/cache"},
                 "output": {"path": "/abs/x.mp4"},

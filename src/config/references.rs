@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
+use super::ic_lora;
+use super::ic_loras::PublishedIcLora;
 use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::{Pipeline, Support};
 use super::presets::is_shipped;
@@ -19,12 +21,17 @@ const VIDEOS: &str = "request.reference_videos";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
 /// Selects a pipeline that the inputs imply, in the top layer `line`, and returns whether the pipeline changed.
-/// Reference videos select `in_context` if no pipeline is set. Images select `image_to_video` instead of
+/// Reference videos, or an IC-LoRA, select `in_context` if no pipeline is set. Images select `image_to_video` instead of
 /// `text_to_video`, unless the user chose `text_to_video` in the same layer as the images or above it.
 pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
     let origin = merged.origin("pipeline");
-    if !config.request.reference_videos.is_empty() && origin == ValueOrigin::Default {
-        line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(VIDEOS));
+    let implied_by = match (config.request.reference_videos.is_empty(), &config.model.ic_lora) {
+        (false, _) => Some(VIDEOS),
+        (true, Some(_)) => Some(ic_lora::KEY),
+        (true, None) => None,
+    };
+    if let Some(key) = implied_by.filter(|_| origin == ValueOrigin::Default) {
+        line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(key));
         return true;
     }
     let is_chosen = origin != ValueOrigin::Default && !is_shipped(&origin);
@@ -90,14 +97,20 @@ fn default_loras_to_first_stage(merged: &mut Tree) {
 fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let loras = || config.model.loras.iter().filter(|lora| lora.stages.contains(&1));
     if loras().next().is_none() {
-        tracing::warn!("{VIDEOS}: models need an IC-LoRA to follow reference videos; pass one with --lora FILE");
+        tracing::warn!(
+            "{VIDEOS}: models need an IC-LoRA to follow reference videos; pass one with --ic-lora NAME or --lora FILE"
+        );
     }
     if SCALES.iter().all(|key| merged.leaf(key).is_some()) {
         return Ok(());
     }
     let mut found: [Option<(usize, &str)>; 2] = [None, None];
     for lora in loras() {
-        let scales = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?;
+        let mut scales = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?;
+        if config.model.ic_lora.as_ref().is_some_and(|own| own.path == lora.path) {
+            let published = PublishedIcLora::of_file(&lora.path).and_then(|row| row.downscale);
+            scales.downscale = scales.downscale.or(published);
+        }
         for ((found, own), key) in found.iter_mut().zip([scales.downscale, scales.temporal]).zip(SCALES) {
             match (own, &found) {
                 (Some(own), Some((known, first))) if own != *known => {
@@ -322,6 +335,7 @@ mod tests {
             attention_strength: 1.0,
             attention_mask: None,
             frames: None,
+            preprocess: None,
         };
         let config = Config::default();
         let said = |width, height, frames, frame_rate: f64| {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::Pipeline;
 use super::{LoraApply, Serve};
 use crate::kernels::AttentionKernel;
-use crate::media::ImageH264;
+use crate::media::{ImageH264, Preprocess};
 use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
@@ -121,6 +121,10 @@ with_defaults! {
         pub blocks: Option<usize> = None,
         /// LoRAs of the transformer, applied in this order.
         pub loras: Vec<Lora> = Vec::new(),
+        /// IC-LoRA of the first stage, which follows `request.reference_videos`. When the configuration is loaded, it is
+        /// added to `loras`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub ic_lora: Option<IcLora> = None,
         /// Order of rounding when LoRAs are merged into the weights. `official` and `official_1_0`: as in the
         /// loaders of Lightricks 1.2.0 and 1.0.0; `diffusers`: as in `fuse_lora` of diffusers; `exact`: computes in f32
         /// and rounds once.
@@ -177,6 +181,21 @@ pub struct Lora {
     pub stages: Vec<u8>,
     /// Whether the LoRA is merged into the weights or added in programs. `model.lora_merge` determines only whether
     /// the alphas of added LoRAs apply.
+    #[serde(default)]
+    pub apply: LoraApply,
+}
+
+/// IC-LoRA with its strength.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IcLora {
+    /// Name of a published IC-LoRA for the model's generation, such as `union-control`; or a safetensors file. A name
+    /// also sets the spatial scale if the file does not state it, and the default of `preprocess`.
+    pub path: String,
+    /// Factor by which the weight update is multiplied; null uses the published strength, or 1 if none is published.
+    #[serde(default)]
+    pub strength: Option<f64>,
+    /// Whether the LoRA is merged into the weights or added in programs.
     #[serde(default)]
     pub apply: LoraApply,
 }
@@ -332,6 +351,11 @@ pub struct ReferenceVideo {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub frames: Option<usize>,
+    /// Conversion of the frames, at the size of the file, before they are scaled: `none`, `gray`, `canny`, `blur`,
+    /// `downscale`, or a map with this `kind` and its parameters. Null uses the default of a published `model.ic_lora`,
+    /// which is `canny` for `canny-control` and otherwise `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preprocess: Option<Preprocess>,
 }
 
 /// Input audio: a span of a file, as long as the video. If the file ends earlier, silence is appended.

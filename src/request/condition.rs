@@ -8,6 +8,7 @@ use super::{ClipChain, RequestError};
 use crate::av::Av;
 use crate::config::ConfigErrorKind::OutOfRange;
 use crate::config::{self, Config, ConfigError, ExtendAt, PlacedImage, Reference, VideoUse};
+use crate::media::FrameFilter;
 use crate::sampling::latents::VideoShape;
 
 /// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
@@ -55,6 +56,8 @@ pub enum Content {
         path: PathBuf,
         /// Mask video whose brightness scales the attention to the reference at each location.
         mask: Option<PathBuf>,
+        /// Conversion of the frames before they are scaled.
+        filter: FrameFilter,
     },
     /// Sound of the input video; has no effect if the video has no sound.
     VideoSound {
@@ -206,15 +209,16 @@ impl Condition {
 
     /// Returns a condition that appends a reference video. The configuration must already contain the scales and the
     /// number of frames of the reference.
-    fn reference(given: &config::ReferenceVideo, conditioning: &config::Conditioning) -> Self {
-        let [downscale, step] = conditioning.reference_scales();
+    fn reference(given: &config::ReferenceVideo, config: &Config) -> Result<Self, RequestError> {
+        let [downscale, step] = config.conditioning.reference_scales();
         let content = Content::Reference {
             path: given.path.clone().into(),
             mask: given.attention_mask.as_ref().map(PathBuf::from),
+            filter: config.reference_filter(given)?,
         };
         let frames = config::encoded_frames(given.frames.unwrap_or(1), step);
         let grid = ReferenceGrid { frames, downscale, step, attention: given.attention_strength as f32 };
-        Condition { content, placement: Placement::AppendedReference(grid), strength: given.strength as f32 }
+        Ok(Condition { content, placement: Placement::AppendedReference(grid), strength: given.strength as f32 })
     }
 
     fn kept(content: Content, placement: Placement) -> Self {
@@ -363,7 +367,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let references = config.request.reference_videos.iter();
     // Reference videos come last, as in both reference implementations: weighted tokens do not attend to tokens
     // appended earlier.
-    let references = references.map(|given| Condition::reference(given, &config.conditioning));
+    let references = references.map(|given| Condition::reference(given, config)).collect::<Result<Vec<_>, _>>()?;
     let kept = given_video(config, frames);
     let chained = config
         .request

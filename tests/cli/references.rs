@@ -64,7 +64,10 @@ fn video_with_reference_is_generated_and_repeated() {
     assert!(made.status.success(), "{told}");
     // Cropping 70x50 to the aspect of 64x96 is reported, and so is the missing IC-LoRA.
     assert!(told.contains("70x50, but the video is 64x96: 52 % of each reference frame is cropped"), "{told}");
-    assert!(told.contains("models need an IC-LoRA to follow reference videos; pass one with --lora FILE"), "{told}");
+    assert!(
+        told.contains("models need an IC-LoRA to follow reference videos; pass one with --ic-lora NAME or --lora FILE"),
+        "{told}"
+    );
     let read = |name: &str| -> Value {
         serde_json::from_str(&fs::read_to_string(path(name)).expect("a sidecar")).expect("JSON")
     };
@@ -209,4 +212,161 @@ fn plan_counts_reference_tokens() {
     assert!(!two_stages.contains("no LoRA specifies"), "{two_stages}");
     let one_stage = plan(&ONE_STAGE);
     assert!(one_stage.contains("references 128 tokens, appended to the first stage's video"), "{one_stage}");
+}
+
+/// Puts a file into a Hugging Face cache as the only file of a repository.
+fn cache(root: &Path, name: &str, file: &Path) {
+    let mut parts = name.splitn(3, '/');
+    let mut part = || parts.next().expect("org/name/file");
+    let folder = root.join(format!("models--{}--{}", part(), part()));
+    fs::create_dir_all(folder.join("snapshots/c0")).expect("a folder");
+    fs::create_dir_all(folder.join("refs")).expect("a folder");
+    fs::write(folder.join("refs/main"), "c0").expect("written");
+    fs::copy(file, folder.join("snapshots/c0").join(part())).expect("copied");
+}
+
+/// Runs the binary with this Hugging Face cache.
+fn with_cache(root: &Path, arguments: &[&str]) -> Output {
+    support::ltx2().env("HF_HUB_CACHE", root).args(arguments).output().expect("the binary runs")
+}
+
+/// The spatial scale comes from the table if the file does not state it, and otherwise from the file.
+#[needs(nothing)]
+fn ic_lora_name_selects_file_scale_and_pipeline() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let nine = video(&path("nine"), (9, 32, 32));
+    let silent = lora(&path("silent.safetensors"), &[]);
+    let two = lora(&path("two.safetensors"), &[("reference_downscale_factor", "2")]);
+    let repository = "Lightricks/LTX-2.3-22b-IC-LoRA-Pixel-Spatial-Upscaler";
+    let x2 = format!("{repository}/ltx-2.3-22b-ic-lora-pixel-spatial-upscaler-x2-0.9.safetensors");
+    let x4 = format!("{repository}/ltx-2.3-22b-ic-lora-pixel-spatial-upscaler-x4-0.9.safetensors");
+    cache(folder.path(), &x2, two.as_ref());
+    cache(folder.path(), &x4, silent.as_ref());
+    cache(folder.path(), "Lightricks/LTX-2.5-22b-IC-LoRA-Deblur/any-name.safetensors", silent.as_ref());
+    let run = |model: &str, more: &[&str]| {
+        let size = ["--width", "512", "--height", "256", "--num-frames", "17"];
+        let given = ["generate", "-m", model, "--reference-video", &nine];
+        let output = with_cache(folder.path(), &[&given[..], &size, more].concat());
+        assert!(output.status.success(), "{more:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned() + &said(&output)
+    };
+    // Latents of 2 frames: a first stage of 256 x 128 at half size, then one stage of 512 x 256 at a quarter.
+    let plan = run("ltx2_3", &["--ic-lora", "pixel-spatial-upscaler-x2", "--dry-run"]);
+    assert!(plan.contains("pipeline   in_context, preset ltx2_3_distilled"), "{plan}");
+    assert!(plan.contains("references 16 tokens"), "{plan}");
+    let one = [&ONE_STAGE[..], &["--ic-lora", "pixel-spatial-upscaler-x4=0.75", "--dry-run"]].concat();
+    let plan = run("ltx2_3", &one);
+    assert!(plan.contains("references 16 tokens") && !plan.contains("no LoRA specifies"), "{plan}");
+    let config = run("ltx2_3", &["--ic-lora", "pixel-spatial-upscaler-x4=0.75", "--print-config"]);
+    for line in [
+        format!("path: {x4}  # flag --ic-lora"),
+        "strength: 0.75  # flag --ic-lora".into(),
+        format!("reference_downscale_factor: 4  # LoRA {x4}"),
+    ] {
+        assert!(config.contains(&line), "{line}: {config}");
+    }
+    // The only file of a repository whose file name is unknown; one LoRA per generation has this name.
+    let config = run("ltx2_5", &["--ic-lora", "deblur", "--lora", &silent, "--print-config"]);
+    let deblur = "Lightricks/LTX-2.5-22b-IC-LoRA-Deblur/any-name.safetensors";
+    assert!(config.contains(&format!("path: {deblur}")), "{config}");
+    assert!(config.contains("silent.safetensors"), "{config}");
+    // A file needs no cache, and other files of the YAML key are relative to the YAML file.
+    let yaml = path("own.yml");
+    fs::write(&yaml, "model:\n  ic_lora: {path: two.safetensors}\n").expect("written");
+    let config = run("ltx2_3", &["-c", yaml.to_str().expect("UTF-8"), "--print-config"]);
+    assert!(config.contains(&format!("path: \"{two}\"")) && config.contains("strength: 1.0"), "{config}");
+}
+
+#[needs(nothing)]
+fn ic_lora_errors_name_what_is_needed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nine = video(&folder.path().join("nine"), (9, 32, 32));
+    let error = |model: &str, more: &[&str]| {
+        let output = with_cache(folder.path(), &[&["generate", "-m", model, "--dry-run"][..], more].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
+        said.lines().find(|line| line.starts_with("error: ")).expect("an error").to_string()
+    };
+    let given = ["--reference-video", &nine];
+    for (model, lora, why) in [
+        (
+            "ltx2_3",
+            "deblur",
+            "run `ltx2 pull Lightricks/LTX-2.3-22b-IC-LoRA-Deblur/ltx-2.3-22b-ic-lora-deblur-0.9.safetensors`",
+        ),
+        ("ltx2_5", "union-control", "was published for LTX-2.3, but the model is LTX-2.5"),
+        ("ltx2", "deblur", "was published for LTX-2.3 and LTX-2.5, but the model is LTX-2.0"),
+        ("ltx2_3", "hdr", "generates HDR video, which needs its own decoding"),
+        ("ltx2_3", "sharpen", "is neither a file (.safetensors) nor a published IC-LoRA; names: canny-control, "),
+    ] {
+        let error = error(model, &[&given[..], &["--ic-lora", lora]].concat());
+        assert!(
+            error.contains(&format!("model.ic_lora = {lora} (flag --ic-lora): ")) && error.contains(why),
+            "{error}"
+        );
+    }
+    let file = lora(&folder.path().join("ltx-2-19b-ic-lora-depth-control.safetensors"), &[]);
+    let missing = error("ltx2", &["--ic-lora", &file]);
+    assert!(
+        missing.contains("needs a reference video (depth maps, from your own file): --reference-video PATH"),
+        "{missing}"
+    );
+    let wrong = |item: &str| error("ltx2", &["--set", &format!("request.reference_videos=[{{path: {nine}, {item}}}]")]);
+    assert!(wrong("preprocess: sharpen").contains("none, gray, canny, blur, downscale"));
+    let sigma = wrong("preprocess: {kind: canny, sigma: 2}");
+    assert!(sigma.contains("preprocess canny of") && sigma.contains("sigma applies only to blur"), "{sigma}");
+    let alone = with_cache(folder.path(), &["generate", "--preprocess", "canny"]);
+    assert!(alone.status.code() == Some(2) && said(&alone).contains("--reference-video"), "{}", said(&alone));
+}
+
+/// The IC-LoRA canny-control converts references to edges unless the reference sets another conversion.
+#[needs(cpu)]
+fn ic_lora_is_recorded_and_repeated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let wide = video(&path("wide"), (12, 50, 70));
+    let name = "Lightricks/LTX-2-19b-IC-LoRA-Canny-Control/ltx-2-19b-ic-lora-canny-control.safetensors";
+    cache(folder.path(), name, "tests/fixtures/lora/ic_tiny_a_plain.safetensors".as_ref());
+    let run = |config: &str, out: &str, more: &[&str]| {
+        let out = path(out);
+        let given = ["generate", "-c", config, "-o", out.to_str().expect("UTF-8")];
+        let output = with_cache(folder.path(), &[&given[..], more].concat());
+        assert!(output.status.success(), "{more:?}: {}", said(&output));
+        let sidecar = fs::read_to_string(out.with_extension("json")).expect("a sidecar");
+        serde_json::from_str::<Value>(&sidecar).expect("JSON")
+    };
+    let given = format!("{wide}=0.75");
+    let with = |more: &[&'static str]| {
+        [&ONE_STAGE.map(String::from)[..], &["--reference-video".into(), given.clone()]]
+            .concat()
+            .into_iter()
+            .chain(more.iter().map(|word| (*word).to_string()))
+            .collect::<Vec<String>>()
+    };
+    let start = |out: &str, more: &[&'static str]| {
+        let words = with(more);
+        run(support::tiny(), out, &words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let edges = start("a.mp4", &["--ic-lora", "canny-control=0.5"]);
+    let model = &edges["config"]["model"];
+    assert_eq!(model["ic_lora"], serde_json::json!({"path": name, "strength": 0.5, "apply": "merge"}));
+    assert_eq!((&model["loras"][0]["path"], &model["loras"][0]["strength"]), (&name.into(), &0.5.into()));
+    let sidecar = path("a.json");
+    let sidecar = sidecar.to_str().expect("UTF-8");
+    let again = run(sidecar, "b.mp4", &[]);
+    assert_eq!(again["sha256"], edges["sha256"]);
+    assert_eq!(again["config"]["model"], *model, "the IC-LoRA is applied once");
+    let same = start("c.mp4", &["--ic-lora", "canny-control=0.5", "--preprocess", "canny"]);
+    assert_eq!(same["sha256"], edges["sha256"]);
+    let plain = start("d.mp4", &["--ic-lora", "canny-control=0.5", "--preprocess", "none"]);
+    assert_ne!(plain["sha256"]["frames"], edges["sha256"]["frames"]);
+    // Another IC-LoRA replaces that of the sidecar, and --preprocess of the sidecar stays.
+    let file = "tests/fixtures/lora/ic_tiny_a_plain.safetensors";
+    let other = run(path("d.json").to_str().expect("UTF-8"), "e.mp4", &["--ic-lora", &format!("{file}=0.5")]);
+    assert_eq!(other["config"]["model"]["loras"].as_array().map(Vec::len), Some(1));
+    assert_eq!(other["sha256"], plain["sha256"]);
+    // Without the IC-LoRA, only the reference is left.
+    let none = run(path("d.json").to_str().expect("UTF-8"), "f.mp4", &["--set", "model.ic_lora=null"]);
+    assert_eq!(none["config"]["model"]["loras"], serde_json::json!([]));
 }

@@ -64,6 +64,7 @@ mod tests {
             attention_strength: strength,
             attention_mask,
             frames: None,
+            preprocess: None,
         }];
         let before = of_given(&config).expect("hashes");
         let mut known: Vec<&str> = before.keys().map(String::as_str).collect();

@@ -22,7 +22,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
-const ELSEWHERE: [(&str, &str); 40] = [
+const ELSEWHERE: [(&str, &str); 41] = [
     ("request.enhance_prompt", "prompts"),
     ("enhance", "prompts"),
     ("model.path", "weights"),
@@ -39,6 +39,7 @@ const ELSEWHERE: [(&str, &str); 40] = [
     ("model.weights", "weights"),
     ("model.weights_seed", "weights"),
     ("model.loras", "weights"),
+    ("model.ic_lora", "weights"),
     ("model.lora_merge", "weights"),
     ("sampler.progress_every", "progress"),
     ("conditioning.h264", "images"),
@@ -100,6 +101,9 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
         "conditioning.reference_downscale_factor" | "conditioning.reference_temporal_scale_factor" => vec![json!(2)],
         "request.reference_video.path" | "request.reference_video.attention_mask" => vec![file("other")],
         "request.reference_videos[].path" | "request.reference_videos[].attention_mask" => vec![file("other")],
+        "request.reference_video.preprocess" | "request.reference_videos[].preprocess" => vec![json!("gray")],
+        "model.ic_lora.path" => vec![json!("tests/fixtures/lora/ic_tiny_a.safetensors")],
+        "model.ic_lora" => vec![json!({"path": "tests/fixtures/lora/ic_tiny_a.safetensors"})],
         "model.loras[].path" => vec![json!("tests/fixtures/lora/ic_tiny_a_plain.safetensors")],
         "model.loras[].stages" => vec![json!([2])],
         "model.loras" => vec![json!([{"path": "tests/fixtures/lora/ic_tiny_a.safetensors"}])],
@@ -136,6 +140,9 @@ fn required_with(key: &str) -> &'static [&'static str] {
         key if key.starts_with("two_stage.cache.") => &["two_stage.cache.kind=adaptive", EIGHT_STEPS],
         "sampler.schedule" | "sampler.sigma_shift" => &["sampler.steps=4"],
         "guidance.apg.eta" | "guidance.apg.threshold" | "guidance.apg.momentum" => &["guidance.kind=legacy_apg"],
+        "model.ic_lora.strength" | "model.ic_lora.apply" => {
+            &["model.ic_lora.path=tests/fixtures/lora/ic_tiny_a.safetensors"]
+        }
         "runtime.activations" => &["runtime.weights=int8"],
         "dfr.sigmas" => &["dfr.temporal_rounds=1"],
         // With the official reference, prompts always begin with BOS.

@@ -9,7 +9,7 @@ use ndarray::{Array3, Array4, Array5, Axis, s};
 use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
 use crate::av::Av;
 use crate::config;
-use crate::media::{self, Audio, Clip, Frames, RoundTrip};
+use crate::media::{self, Audio, Clip, FrameFilter, Frames, RoundTrip};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::runner::Runner;
@@ -27,7 +27,7 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        Content::Reference { path, mask } => {
+        Content::Reference { path, mask, .. } => {
             let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
             reference_frames(path, grid)?;
             mask.iter().try_for_each(|path| mask_frames(path, request).map(drop))
@@ -251,7 +251,7 @@ impl Runner {
             }
             Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
             Content::Video(part) => self.video_tokens(part, request)?,
-            Content::Reference { path, .. } => self.reference_tokens(path, condition, request)?,
+            Content::Reference { path, filter, .. } => self.reference_tokens(path, *filter, condition, request)?,
             Content::VideoSound { last, delay } => match clip_sound(&*clip(request)?, request, *last, *delay) {
                 Some(sound) => self.encode_audio(&sound, shapes.audio.length)?,
                 None => return Ok(None),
@@ -298,11 +298,17 @@ impl Runner {
         self.encode_frames(&frames, [request.height, request.width], part.skipped)
     }
 
-    /// Encodes a reference video at the size of the pass, divided by the reference's downscale factor. Returns
-    /// normalised tokens `[1, n, c]`.
-    fn reference_tokens(&mut self, path: &Path, condition: &Condition, request: &Request) -> Result<Array3<f32>> {
+    /// Converts a reference video and encodes it at the size of the pass, divided by the reference's downscale factor.
+    /// Returns normalised tokens `[1, n, c]`.
+    fn reference_tokens(
+        &mut self,
+        path: &Path,
+        filter: FrameFilter,
+        condition: &Condition,
+        request: &Request,
+    ) -> Result<Array3<f32>> {
         let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
-        let frames = reference_frames(path, grid)?;
+        let frames = filter.apply(&reference_frames(path, grid)?);
         self.encode_frames(&frames, [request.height, request.width].map(|side| side / grid.downscale), 0)
     }
 
