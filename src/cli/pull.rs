@@ -14,6 +14,8 @@ use self::select::{Selected, Wanted, check_parts};
 use super::next::program;
 use super::progress::byte_progress;
 use super::{UsageError, print, tell};
+use crate::config::Pipeline;
+use crate::config::ic_loras::{IC_LORAS, PublishedIcLora};
 use crate::interrupts;
 use crate::pipeline::plan::outputs::{check_file_room, free_space};
 use crate::weights::HubCache;
@@ -30,12 +32,14 @@ const LISTINGS: usize = 3;
   ltx2 pull ltx2_5_distilled --dry-run
   ltx2 pull ltx2_5_distilled --files int8
   ltx2 pull Lightricks/LTX-2.5 --files temporal-upscaler,duration-head
+  ltx2 pull union-control
 
 Presets and -m org/name find the downloaded files. Run an interrupted command again to resume. Reads the variables of \
 Hugging Face tools (HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE), HTTPS_PROXY, NO_PROXY \
 and SSL_CERT_FILE.")]
 pub(crate) struct PullArgs {
-    /// Preset, such as ltx2_5_distilled; or repository (org/name), or a path in it (org/name/path)
+    /// Preset, such as ltx2_5_distilled; IC-LoRA, such as union-control; or repository (org/name), or a path in it
+    /// (org/name/path)
     #[arg(value_name = "NAME")]
     name: String,
     /// Of a repository, downloads only files with one of these parts in their path; of a preset, selects variants of its
@@ -351,6 +355,9 @@ fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
     let is_default = args.dir.is_none() && args.revision == MAIN;
     let folder = pulls.first().map(Pull::folder).unwrap_or_default();
     let model = match wanted {
+        Wanted::Repository(name, path) if ic_lora(name, path).is_some() => {
+            return ic_lora_words(wanted, is_default, &folder);
+        }
         Wanted::Repository(name, _) => {
             let place = if is_default { name.into() } else { folder.display().to_string() };
             return vec!["check".into(), place];
@@ -376,6 +383,25 @@ fn next_words(wanted: Wanted, args: &PullArgs, pulls: &[Pull]) -> Vec<String> {
     }
     words.extend(["-p".into(), "a lighthouse over a quiet sea at dawn".into()]);
     words
+}
+
+/// Returns the published IC-LoRA in a repository; `path` is the path of its file.
+fn ic_lora(repository: &str, path: Option<&str>) -> Option<&'static PublishedIcLora> {
+    let is_own = |row: &&PublishedIcLora| row.repository == repository && (row.file == path || path.is_none());
+    IC_LORAS.iter().find(is_own)
+}
+
+/// Returns the words that generate a video with a downloaded IC-LoRA.
+fn ic_lora_words(wanted: Wanted, is_default: bool, folder: &Path) -> Vec<String> {
+    let Wanted::Repository(name, path) = wanted else { return Vec::new() };
+    let Some(row) = ic_lora(name, path) else { return Vec::new() };
+    let own = row.file.filter(|_| !is_default).map(|file| folder.join(file).display().to_string());
+    let lora = own.unwrap_or_else(|| row.name.to_string());
+    let model = PublishedModel::of_preset(Pipeline::IcLora.preset(row.base)).map(|model| model.model.to_string());
+    let model = model.into_iter().flat_map(|model| ["-m".to_string(), model]);
+    let rest =
+        ["--ic-lora", &lora, "--reference-video", "reference.mp4", "-p", "a lighthouse over a quiet sea at dawn"];
+    ["generate".to_string()].into_iter().chain(model).chain(rest.map(String::from)).collect()
 }
 
 /// Returns a text as YAML; in double quotes if it contains characters that may have a meaning in YAML.
@@ -421,6 +447,9 @@ mod tests {
         let wanted = |name| Wanted::parse(name).expect("a name");
         let words = |name| shlex::split(&next_command(wanted(name), &args, &pulls)).expect("a command").split_off(1);
         assert_eq!(words("Org/Name"), ["check", folder]);
+        let file = format!("{folder}/ltx-2.3-22b-ic-lora-union-control-ref0.5.safetensors");
+        let model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors";
+        assert_eq!(words("union-control")[..5], ["generate", "-m", model, "--ic-lora", &file]);
         let generate = words(&args.name);
         let start = ["generate", "-c", "ltx2_5_two_stage", "-m", folder, "--variant", "int8,a b", "--set"];
         assert_eq!(generate[..8], start);

@@ -409,7 +409,7 @@ fn invalid_requests_exit_with_code_two() {
     let home = home.path();
     hub.add("diffusion_models/dev.safetensors", b"weights");
     for (arguments, words) in [
-        (&["ltx25_distilled"][..], "'ltx25_distilled' is neither a preset nor a repository (org/name)"),
+        (&["ltx25_distilled"][..], "'ltx25_distilled' is neither a preset nor an IC-LoRA nor a repository (org/name)"),
         (&["nano"], "run `ltx2 generate -c nano -p \"a red circle bounces on blue, low beeps\"`"),
         (&[LTX_2_5], "Lightricks/LTX-2.5 contains several models; name a preset"),
         (&["Org/Name", "--files", "dew"], "similar names: diffusion_models/dev.safetensors"),

@@ -4,6 +4,7 @@ use ltx2_download::DownloadError;
 use ltx2_download::hub::{HubFile, Listing};
 
 use crate::cli::UsageError;
+use crate::config::ic_loras::{self, PublishedIcLora};
 use crate::config::presets::CONFIGS;
 use crate::config::{CliOverrides, load};
 use crate::weights::HubCache;
@@ -46,18 +47,39 @@ impl<'a> Wanted<'a> {
             };
             return Ok(Wanted::Preset(own.ok_or_else(error)?));
         }
+        if let Some(wanted) = Self::ic_lora(name)? {
+            return Ok(wanted);
+        }
         if HubCache::is_name(name) {
             let repository = published::repository_of(name);
             let path = name.strip_prefix(repository).and_then(|rest| rest.strip_prefix('/'));
             return Ok(Wanted::Repository(repository, path));
         }
         let presets: Vec<&str> = published::MODELS.iter().flat_map(|model| model.presets).copied().collect();
-        let similar = similar(name, presets.iter().copied().chain(published::repositories()));
+        let known = presets.iter().copied().chain(published::repositories()).chain(ic_loras::names());
+        let similar = similar(name, known);
         Err(UsageError(format!(
-            "'{name}' is neither a preset nor a repository (org/name); similar names: {similar}; presets: {}",
+            "'{name}' is neither a preset nor an IC-LoRA nor a repository (org/name); similar names: {similar}; presets: {}",
             presets.join(", ")
         ))
         .into())
+    }
+
+    /// Returns the file of the published IC-LoRA with this name; `None` if there is none.
+    fn ic_lora(name: &str) -> Result<Option<Self>, UsageError> {
+        let rows: Vec<&PublishedIcLora> = PublishedIcLora::named(name).collect();
+        match rows[..] {
+            [] => Ok(None),
+            [row] => Ok(Some(Wanted::Repository(row.repository, row.file))),
+            _ => {
+                let commands = rows.iter().map(|row| format!("ltx2 pull {} (LTX-{})", row.hub_name(), row.base));
+                let commands: Vec<String> = commands.collect();
+                Err(UsageError(format!(
+                    "{name}: several model generations have an IC-LoRA of this name; run {}",
+                    commands.join(" or ")
+                )))
+            }
+        }
     }
 
     /// Returns the repositories, that of the transformer first.
@@ -252,6 +274,20 @@ mod tests {
     }
 
     #[test]
+    fn ic_lora_selects_its_file() {
+        let repository = "Lightricks/LTX-2.3-22b-IC-LoRA-Union-Control";
+        let file = "ltx-2.3-22b-ic-lora-union-control-ref0.5.safetensors";
+        assert_eq!(Wanted::parse("union-control").unwrap().repositories(), [repository]);
+        let all = listing(repository, &[file, "README.md"]);
+        assert_eq!(selected("union-control", &all, &[]).unwrap(), [file]);
+        let error = selected("deblur", &all, &[]).unwrap_err();
+        let commands = "run ltx2 pull Lightricks/LTX-2.3-22b-IC-LoRA-Deblur/ltx-2.3-22b-ic-lora-deblur-0.9.safetensors \
+                        (LTX-2.3) or ltx2 pull Lightricks/LTX-2.5-22b-IC-LoRA-Deblur (LTX-2.5)";
+        assert!(error.ends_with(commands), "{error}");
+        assert!(Wanted::parse("union-contrl").unwrap_err().to_string().contains("similar names: union-control"));
+    }
+
+    #[test]
     fn every_shipped_configuration_of_a_published_model_can_be_pulled() {
         for (name, _) in CONFIGS {
             match Wanted::parse(name) {
@@ -267,6 +303,9 @@ mod tests {
             }
         }
         let error = Wanted::parse("ltx25_distilled").unwrap_err().to_string();
-        assert!(error.contains("neither a preset nor a repository") && error.contains("ltx2_5_distilled,"), "{error}");
+        assert!(
+            error.contains("neither a preset nor an IC-LoRA nor a repository") && error.contains("ltx2_5_distilled,"),
+            "{error}"
+        );
     }
 }
