@@ -214,6 +214,10 @@ impl Generator for Fields {
             let loras = self.read_loras(&name, named)?;
             given.put("lora", Some(name), loras);
         }
+        if let Some((name, named)) = given.take("ic_lora") {
+            let own = self.read_ic_lora(&name, named)?;
+            given.put("ic_lora", Some(name), own);
+        }
         given.expand_auto_duration()?;
         if let Endpoint::Remix(accepted) = endpoint {
             given = given.over(accepted);

@@ -90,6 +90,9 @@ with_defaults! {
         pub seed: ServeSeed = ServeSeed::Random,
         /// LoRAs that requests may select, by name.
         pub loras: BTreeMap<String, NamedLora> = BTreeMap::new(),
+        /// Published IC-LoRAs that requests may select, by name, such as `union-control`; their files must be in the
+        /// Hugging Face cache.
+        pub ic_loras: Vec<String> = Vec::new(),
         /// Aliases of sizes: requested size to actual size; null removes a default alias.
         pub size_aliases: BTreeMap<String, Option<String>> = BTreeMap::from([
             ("1280x720".into(), Some("1280x704".into())),

@@ -22,6 +22,8 @@ pub struct ServerCard {
     pub limits: RequestLimits,
     /// Names of the available LoRAs.
     pub loras: Vec<String>,
+    /// Names of the available published IC-LoRAs.
+    pub ic_loras: Vec<String>,
     pub size_aliases: BTreeMap<String, String>,
 }
 
@@ -92,6 +94,7 @@ impl Fields {
                 only_warm: serve.only_warm,
             },
             loras: serve.loras.keys().cloned().collect(),
+            ic_loras: serve.ic_loras.clone(),
             size_aliases: serve.aliases().map(|(name, size)| (name.clone(), size.clone())).collect(),
         }
     }

@@ -11,7 +11,7 @@ use crate::serve::error::ApiError;
 
 /// Configuration keys that fields with [`FieldEffect::Own`] set. Each key is paired with the field that errors about it
 /// mention.
-const OWN: [(&str, &str); 15] = [
+const OWN: [(&str, &str); 16] = [
     ("request.width", "size"),
     ("request.height", "size"),
     ("request.num_frames", "num_frames"),
@@ -25,6 +25,7 @@ const OWN: [(&str, &str); 15] = [
     ("request.extend", "seconds"),
     ("request.extend.overlap", "overlap"),
     ("model.loras", "lora"),
+    ("model.ic_lora", "ic_lora"),
     ("pipeline", "pipeline"),
     ("request.audio.duration", "input_audio"),
 ];

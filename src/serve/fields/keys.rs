@@ -35,12 +35,14 @@ pub(super) fn shape(config: &Config, ranks: &LoraRanks) -> String {
     r.reference_videos.iter_mut().for_each(|video| {
         video.path.clear();
         video.attention_mask.iter_mut().for_each(String::clear);
+        video.preprocess = None;
     });
     r.video.iter_mut().for_each(String::clear);
     if let Some(audio) = &mut r.audio {
         audio.path.clear();
     }
     own.model.loras.clear();
+    own.model.ic_lora = None;
     (own.output.preview_every, own.output.preview_decoder) = (None, None);
     (own.sampler.steps, own.sampler.sigmas, own.sampler.noise_seed) = (0, None, None);
     (own.two_stage.sigmas, own.dfr.sigmas) = (Vec::new(), Vec::new());

@@ -47,6 +47,10 @@ impl Fields {
         if let Some(loras) = given.get("lora") {
             layer.set(&given.name("lora"), "model.loras", self.with_loras(loras)).map_err(fault)?;
         }
+        if let Some(own) = given.get("ic_lora") {
+            let own = json!({"path": own["name"], "strength": own["scale"]});
+            layer.set(&given.name("ic_lora"), "model.ic_lora", own).map_err(fault)?;
+        }
         if let Some(by_diffusion) = given.get("use_diffusion_decoder").and_then(Value::as_bool)
             && (by_diffusion || self.loaded.has_two_decoders())
         {

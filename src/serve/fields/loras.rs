@@ -22,42 +22,21 @@ impl Fields {
         if items.len() > MAX_LORAS {
             return Err(invalid(field, format!("{} LoRAs exceed the limit of {MAX_LORAS}", items.len())));
         }
-        items.into_iter().map(|item| self.read_lora(field, item)).collect()
+        let is_known = |name: &str| self.serve().loras.contains_key(name);
+        items.into_iter().map(|item| read_lora(field, item, &is_known, &self.known_loras())).collect()
     }
 
-    fn read_lora(&self, field: &str, item: Value) -> Result<Value, ApiError> {
-        let mut item = match structure(field, item)? {
-            Value::Object(item) => item,
-            Value::String(name) => [("name".to_string(), Value::String(name))].into_iter().collect(),
-            other => return Err(invalid(field, format!("must be an object {{name, scale}}, not {}", shown(&other)))),
-        };
-        for path in ["path", "lora_path", "local_path", "lora_weights"] {
-            if take(&mut item, path).is_some() {
-                let why = format!("{field}: LoRAs are selected by name, not by path; {}", self.known_loras());
-                return Err(ApiError::field("parameter_not_allowed", format!("{field}.{path}"), why));
-            }
-        }
-        let names = ["name", "lora_name", "adapter", "lora_nickname"].iter().find_map(|key| take(&mut item, key));
-        let scale = ["scale", "lora_scale", "strength"].iter().find_map(|key| take(&mut item, key));
-        no_more(field, &item, "name, scale")?;
-        let Some(Value::String(name)) = names else { return Err(invalid(field, "a LoRA has no name")) };
-        if !self.serve().loras.contains_key(&name) {
-            return Err(invalid(field, format!("unknown LoRA '{}'; {}", plain(&name), self.known_loras())));
-        }
-        let scale = scale.map_or(Ok(1.0), |scale| number(field, &scale))?;
-        if !(-MAX_SCALE..=MAX_SCALE).contains(&scale) {
-            return Err(invalid(field, format!("scale must be from -{MAX_SCALE} to {MAX_SCALE}, not {scale}")));
-        }
-        Ok(json!({"name": name, "scale": scale}))
+    /// Converts the IC-LoRA of a request into `{name, scale}`. Rejects paths and names that the server does not offer.
+    pub(super) fn read_ic_lora(&self, field: &str, given: Value) -> Result<Value, ApiError> {
+        let own = &self.serve().ic_loras;
+        let is_known = |name: &str| own.iter().any(|known| known == name);
+        let known = if own.is_empty() { "none are available (serve.ic_loras)".into() } else { available(own) };
+        read_lora(field, given, &is_known, &known)
     }
 
     fn known_loras(&self) -> String {
-        let names: Vec<&str> = self.serve().loras.keys().map(String::as_str).collect();
-        if names.is_empty() {
-            "none are available (serve.loras)".into()
-        } else {
-            format!("available: {}", names.join(", "))
-        }
+        let names: Vec<&String> = self.serve().loras.keys().collect();
+        if names.is_empty() { "none are available (serve.loras)".into() } else { available(names) }
     }
 
     /// Returns the LoRAs of the server's configuration, followed by those of the request.
@@ -69,4 +48,35 @@ impl Fields {
         });
         own.chain(added).collect()
     }
+}
+
+fn available<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
+    format!("available: {}", names.into_iter().map(String::as_str).collect::<Vec<_>>().join(", "))
+}
+
+/// Converts a LoRA into `{name, scale}`. `is_known` decides whether the server offers a name; `known` lists these names.
+fn read_lora(field: &str, item: Value, is_known: &dyn Fn(&str) -> bool, known: &str) -> Result<Value, ApiError> {
+    let mut item = match structure(field, item)? {
+        Value::Object(item) => item,
+        Value::String(name) => [("name".to_string(), Value::String(name))].into_iter().collect(),
+        other => return Err(invalid(field, format!("must be an object {{name, scale}}, not {}", shown(&other)))),
+    };
+    for path in ["path", "lora_path", "local_path", "lora_weights"] {
+        if take(&mut item, path).is_some() {
+            let why = format!("{field}: LoRAs are selected by name, not by path; {}", known);
+            return Err(ApiError::field("parameter_not_allowed", format!("{field}.{path}"), why));
+        }
+    }
+    let names = ["name", "lora_name", "adapter", "lora_nickname"].iter().find_map(|key| take(&mut item, key));
+    let scale = ["scale", "lora_scale", "strength"].iter().find_map(|key| take(&mut item, key));
+    no_more(field, &item, "name, scale")?;
+    let Some(Value::String(name)) = names else { return Err(invalid(field, "a LoRA has no name")) };
+    if !is_known(&name) {
+        return Err(invalid(field, format!("unknown LoRA '{}'; {}", plain(&name), known)));
+    }
+    let scale = scale.map_or(Ok(1.0), |scale| number(field, &scale))?;
+    if !(-MAX_SCALE..=MAX_SCALE).contains(&scale) {
+        return Err(invalid(field, format!("scale must be from -{MAX_SCALE} to {MAX_SCALE}, not {scale}")));
+    }
+    Ok(json!({"name": name, "scale": scale}))
 }

@@ -251,6 +251,10 @@ impl Fields {
                 kept.insert(key.into(), value(field, kind, given)?);
             }
         }
+        if let Some(preprocess) = take(&mut item, "preprocess") {
+            // The configuration parser checks kinds and parameters.
+            kept.insert("preprocess".into(), structure(field, preprocess)?);
+        }
         if let Some(mask) = take(&mut item, "mask") {
             let mask = match structure(field, mask)? {
                 Value::Object(mut mask) => self::contents(field, &mut mask)?,
@@ -260,7 +264,7 @@ impl Fields {
             };
             kept.insert("mask".into(), self.keep(field, MediaKind::Video, &mask, parts)?.into());
         }
-        no_more(field, &item, "file, data, strength, attention_strength, mask, frames")?;
+        no_more(field, &item, "file, data, strength, attention_strength, mask, frames, preprocess")?;
         Ok(Value::Object(kept))
     }
 

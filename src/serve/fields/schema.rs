@@ -46,14 +46,10 @@ impl Spec {
                 ("attention_strength", unit()),
                 ("mask", json!({"type": "string"})),
                 ("frames", json!({"type": "integer", "minimum": 1})),
+                ("preprocess", json!({"type": ["string", "object"]})),
             ]))),
-            FieldKind::Loras => {
-                let one = members(&[
-                    ("name", json!({"type": "string"})),
-                    ("scale", json!({"type": "number", "minimum": -2, "maximum": 2})),
-                ]);
-                json!({"anyOf": [{"type": "string"}, one, list(one.clone())]})
-            }
+            FieldKind::Loras => json!({"anyOf": [{"type": "string"}, lora(), list(lora())]}),
+            FieldKind::IcLora => json!({"anyOf": [{"type": "string"}, lora()]}),
             FieldKind::Metadata => {
                 json!({"type": "object", "maxProperties": 16, "additionalProperties": {"type": "string", "maxLength": 512}})
             }
@@ -66,6 +62,11 @@ impl Spec {
             FieldKind::Tree => json!({"type": "object"}),
         }
     }
+}
+
+fn lora() -> Value {
+    let scale = json!({"type": "number", "minimum": -2, "maximum": 2});
+    members(&[("name", json!({"type": "string"})), ("scale", scale)])
 }
 
 fn unit() -> Value {

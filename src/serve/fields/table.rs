@@ -3,8 +3,8 @@
 
 use FieldEffect::{Keys, Neutral, Own};
 use FieldKind::{
-    Flag, Frames, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed, Size,
-    Sound, Text, Tree, Video, Videos, Word,
+    Flag, Frames, IcLora, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed,
+    Size, Sound, Text, Tree, Video, Videos, Word,
 };
 
 use crate::sampling::MAX_STEPS;
@@ -38,6 +38,8 @@ pub enum FieldKind {
     Video,
     Videos,
     Loras,
+    /// `{name, scale}`, or the name.
+    IcLora,
     Metadata,
     /// Time span of a retake: `{start, end, video, audio}`.
     Retake,
@@ -84,7 +86,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
-pub static FIELDS: [Spec; 73] = [
+pub static FIELDS: [Spec; 74] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
     row(
         "enhance_prompt",
@@ -313,7 +315,7 @@ pub static FIELDS: [Spec; 73] = [
         &[],
         Videos,
         Own,
-        "Reference videos of an IC-LoRA: [{file or data, strength, attention_strength, mask, frames}].",
+        "Reference videos of an IC-LoRA: [{file or data, strength, attention_strength, mask, frames, preprocess}].",
     ),
     row("start", &[], Number(0.0, 1e6), Own, "Start of the time span that an edit regenerates, in seconds."),
     row(
@@ -350,6 +352,13 @@ pub static FIELDS: [Spec; 73] = [
         Loras,
         Own,
         "LoRAs by name: {name, scale}, or a list of these. /v1/list_loras lists the names.",
+    ),
+    row(
+        "ic_lora",
+        &[],
+        IcLora,
+        Own,
+        "Published IC-LoRA that follows reference_videos: its name, or {name, scale}. /v1/models lists the names.",
     ),
     row("generate_audio", &["generate_sound"], Flag, Keys(&["output.audio"]), "Whether the MP4 has an audio track."),
     row(

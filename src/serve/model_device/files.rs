@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::job::AcceptedJob;
 use super::super::store::{Variant, job_folder};
 use super::{Config, NumFrames, PipelineError};
-use crate::config::{Lora, Model, Output, Pipeline, Runtime, Support};
+use crate::config::{Lora, Model, Output, Pipeline, Runtime, Support, served_ic_lora};
 
 /// The folder `inputs` in the state folder, which contains the input files of jobs.
 pub(super) struct InputFolder(PathBuf);
@@ -68,20 +68,30 @@ impl InputFolder {
 /// process 0.
 pub(super) fn local(config: &mut Config, own: &Config) {
     let given = &config.model;
-    config.model =
-        Model { decoder: given.decoder, loras: given.loras.clone(), lora_merge: given.lora_merge, ..own.model.clone() };
+    config.model = Model {
+        decoder: given.decoder,
+        loras: given.loras.clone(),
+        ic_lora: given.ic_lora.clone(),
+        lora_merge: given.lora_merge,
+        ..own.model.clone()
+    };
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 
-/// Returns the model with the LoRAs that requests may name, at full strength.
-pub(super) fn with_served_loras(config: &Config) -> Model {
+/// Returns the model with the LoRAs and IC-LoRAs that requests may name, at full strength.
+///
+/// # Errors
+/// Returns an error if the file of an IC-LoRA is not in the Hugging Face cache, or if a name is unknown.
+pub(super) fn with_served_loras(config: &Config) -> Result<Model, PipelineError> {
     let loras = config.serve.loras.values().map(|served| Lora {
         path: served.path.clone(),
         stages: served.stages.clone(),
         strength: 1.0,
         apply: served.apply,
     });
-    Model { loras: loras.collect(), ..config.model.clone() }
+    let ic_loras = config.serve.ic_loras.iter().map(|name| served_ic_lora(name, &config.model));
+    let ic_loras: Vec<Lora> = ic_loras.collect::<Result<_, _>>()?;
+    Ok(Model { loras: loras.chain(ic_loras).collect(), ..config.model.clone() })
 }
 
 /// Returns the configuration with which a device is started. A predicted number of frames is replaced by a fixed one.

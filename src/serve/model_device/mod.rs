@@ -138,7 +138,7 @@ impl ModelDevice {
         }
         let session = Session::start(plan, model, group)?;
         let model = &session.runner.model;
-        Loras::open(&files::with_served_loras(config))?.check(&model.weights, &model.configs)?;
+        Loras::open(&files::with_served_loras(config)?)?.check(&model.weights, &model.configs)?;
         let going_on = || Some("after a restart with the same --state, the server resumes its unfinished jobs".into());
         session.runner.executor.engine().watchdog().continues(going_on);
         Ok(ModelDevice {

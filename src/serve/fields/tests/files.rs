@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::{ParsedConfig, TestConverter, TestPart, at};
 use crate::config::{ExtendAt, Pipeline};
-use crate::media::{Audio, EncoderChoice, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav};
+use crate::media::{
+    Audio, EncoderChoice, FrameFilter, Frames, Mp4Options, WavFormat, read_image, write_mp4, write_wav,
+};
 use crate::serve::error::ApiError;
 use crate::serve::fields::media::takes_file;
 use crate::serve::fields::{Shape, source_video};
@@ -371,6 +373,31 @@ fn reference_videos_are_stored_with_their_masks() {
         accepted.inputs.contains(&video.path)
             && accepted.inputs.contains(video.attention_mask.as_ref().expect("a mask"))
     );
+}
+
+#[test]
+fn reference_videos_select_ic_lora_and_conversion() {
+    let file = "tests/fixtures/lora/ic_tiny_a.safetensors";
+    let set = ["serve.pipelines=[in_context]", &format!("serve.ic_loras=[{file}]")];
+    let server = TestConverter::new("nano", &set);
+    let clip = video(25, 96, 128);
+    let with = |preprocess: &str| {
+        let list = format!(r#"[{{"file": "clip", "preprocess": {preprocess}}}]"#);
+        let lora = format!(r#"{{"name": "{file}", "scale": 0.5}}"#);
+        let fields = [("reference_videos", &*list), ("ic_lora", &lora), ("size", "128x128"), ("num_frames", "25")];
+        create(&server, &fields, &[("clip", &clip)])
+    };
+    let config = with(r#""canny""#).expect("a conversion").config();
+    let [lora] = &config.model.loras[..] else { panic!("one LoRA") };
+    assert_eq!(
+        (config.pipeline, &*lora.path, lora.strength, &lora.stages[..]),
+        (Pipeline::IcLora, file, 0.5, &[1][..])
+    );
+    let preprocess = config.request.reference_videos[0].preprocess.as_ref().expect("a conversion");
+    assert_eq!(preprocess.filter(), Ok(FrameFilter::Canny { low: 100, high: 200 }));
+    let error = with(r#"{"kind": "canny", "low": 300}"#).expect_err("thresholds");
+    assert_eq!((error.code, error.param.as_deref()), ("invalid_value", Some("reference_videos")));
+    assert!(with(r#""sharpen""#).is_err_and(|error| error.param.as_deref() == Some("reference_videos")));
 }
 
 /// Pipelines that need input files are warmed up with synthetic files of the shape's size.

@@ -120,6 +120,23 @@ fn loras_are_selected_by_name() {
 }
 
 #[test]
+fn ic_lora_is_selected_by_name() {
+    let file = "tests/fixtures/lora/ic_tiny_a.safetensors";
+    let set = ["serve.pipelines=[in_context]", &format!("serve.ic_loras=[deblur, {file}]")];
+    let server = TestConverter::new("nano", &set);
+    assert_eq!(json!(server.fields.card())["ic_loras"], json!(["deblur", file]));
+    let error = server.json(&json!({"prompt": "a", "ic_lora": "sharpen"})).expect_err("unknown");
+    assert_eq!((error.code, error.param.as_deref()), ("invalid_value", Some("ic_lora")));
+    assert!(error.message.contains("unknown LoRA 'sharpen'; available: deblur, "), "{error}");
+    let path = json!({"ic_lora": {"path": file}});
+    assert_eq!(server.bad(&path), (400, "parameter_not_allowed", Some("ic_lora.path".into())));
+    // It needs a reference video, and is for another generation than this model.
+    assert_eq!(server.bad(&json!({"ic_lora": file})).2.as_deref(), Some("ic_lora"));
+    let tree = json!({"ltx2": {"model": {"ic_lora": {"path": file}}}});
+    assert_eq!(server.bad(&tree).1, "parameter_not_allowed");
+}
+
+#[test]
 fn only_the_ranks_of_added_loras_change_the_shape_key() {
     let file = |name: &str| format!("{{path: tests/fixtures/lora/{name}.safetensors, apply: add}}");
     let set = format!(
