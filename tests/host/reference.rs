@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::support::needs;
 use ltx2::cli::Cli;
+use ltx2::config::ic_loras::{IC_LORAS, IcLoraInput, PublishedIcLora};
 use ltx2::config::{Pipeline, Support, VideoUse, experiment_schema, json_schema};
 use ltx2::tune::{diagnosis_schema, report_schema};
 use ltx2::weights::Version;
@@ -167,6 +168,53 @@ fn downloads() -> String {
     page
 }
 
+/// Returns the table of published IC-LoRAs.
+fn ic_lora_table() -> String {
+    let mut page = format!(
+        "# IC-LoRAs\n\n{GENERATED}\n\n`--ic-lora NAME` selects the IC-LoRA of this name that was published for the model's \
+         generation; `ltx2 pull NAME` downloads it. The spatial scale in the file's header has precedence over that of the table. \
+         `preprocess` is the conversion of reference videos that do not set one. The sources state no trigger words.\n\n\
+         | name | model | reference video | `preprocess` | mask | spatial scale | strength | file | source |\n\
+         |---|---|---|---|---|---|---|---|---|\n"
+    );
+    for row in &IC_LORAS {
+        let scale = row.downscale.map_or("in the header".to_string(), |scale| scale.to_string());
+        let strength = row.strength.map_or("not published; 1 is used".to_string(), |strength| strength.to_string());
+        let file = row.file.map_or("name unknown".to_string(), |file| format!("`{file}`"));
+        let mask = match row.input {
+            IcLoraInput::Videos => "no".to_string(),
+            IcLoraInput::Masked => "required, painted into the reference video".to_string(),
+            IcLoraInput::Other(what) => format!("rejected by `--ic-lora`: {what}"),
+        };
+        let PublishedIcLora { name, base, repository, reference, source, .. } = row;
+        let (preprocess, link) =
+            (row.preprocess.name(), format!("[{repository}](https://huggingface.co/{repository})"));
+        writeln!(
+            page,
+            "| `{name}` | LTX-{base} | {reference} | `{preprocess}` | {mask} | {scale} | {strength} | {link}: {file} | {source} |"
+        )
+        .unwrap();
+    }
+    page + UPSCALERS
+}
+
+/// Recipe of the upscalers.
+const UPSCALERS: &str = r#"
+## Enlarge a video
+
+```sh
+ltx2 generate -m Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors --ic-lora pixel-spatial-upscaler-x2 \
+    --reference-video small.mp4 --pipeline text_to_video --width 1536 --height 1024 -p "a stone bridge at dawn" \
+    --guidance-scale 1 --stg-scale 0 --modality-scale 1 --guidance-rescale 0 \
+    --set 'sampler.sigmas=[1.0, 0.99375, 0.9875, 0.98125, 0.975, 0.909375, 0.725, 0.421875, 0.0]'
+```
+
+This runs one stage, as Lightricks' workflow does. The reference is encoded at 1/2 (`-x4`: 1/4) of the video's size, which
+`small.mp4` should have; width and height must be multiples of 64 (`-x4`: 128). The workflow uses the sampler `euler_cfg_pp` and
+the dev model with the distilled LoRA at strength 0.5; this command uses the distilled model. Without `--pipeline`, `in_context`
+follows the reference in a first stage of half the size. A lower strength keeps the video closer to the reference.
+"#;
+
 fn report(command: &str, schema: &'static Value) -> String {
     let mut page = format!(
         "# The report of `ltx2 {command} --json`\n\n{GENERATED}\n\n`ltx2 schema --of {command}` prints its JSON Schema. Figures are \
@@ -219,6 +267,7 @@ fn generated_reference_pages_are_up_to_date() {
         ("yaml.md", yaml()),
         ("pipelines.md", pipelines()),
         ("downloads.md", downloads()),
+        ("ic-loras.md", ic_lora_table()),
         ("run.schema.json", schema(json_schema())),
         ("experiment.schema.json", schema(&experiment_schema())),
         ("compile.md", report("compile", report_schema())),
