@@ -12,6 +12,7 @@ use super::layout;
 use super::legal::{FRAME_STEP, fail, remove, remove_one, step_limit};
 use super::message::{Message, Setting, message};
 use super::pipeline::{Pipeline, PipelineSpec, pipeline_names};
+use super::references;
 use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
@@ -84,9 +85,7 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
     if let Some(why) = config.pipeline.spec().references_fault(r.reference_videos.len()) {
         return fail(config.pipeline.spec().reference_videos.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
-    for video in &r.reference_videos {
-        config.reference_filter(video)?;
-    }
+    references::check_options(config)?;
     if !r.reference_videos.is_empty() && config.doubles_frames() {
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
         let why = message![why, Setting::Key("request.reference_videos")];

@@ -11,7 +11,7 @@ use super::ic_loras::PublishedIcLora;
 use super::legal::{FRAME_STEP, whole_frames};
 use super::pipeline::{Pipeline, Support};
 use super::presets::is_shipped;
-use super::schema::{Config, ReferenceVideo};
+use super::schema::{Config, MaskChannel, ReferenceVideo};
 use super::sidecar;
 use super::tree::Tree;
 use crate::media::{ClipInfo, probe_clip};
@@ -160,6 +160,22 @@ fn take_frames(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     }
     let (origin, videos) = (merged.origin(VIDEOS), json!(videos));
     merged.set(VIDEOS, videos, &origin);
+    Ok(())
+}
+
+/// Checks the options of each reference video that do not depend on its file.
+///
+/// # Errors
+/// Returns an error if the parameters of a conversion are invalid, or if a channel is set without a mask.
+pub(super) fn check_options(config: &Config) -> Result<(), ConfigError> {
+    for video in &config.request.reference_videos {
+        config.reference_filter(video)?;
+        if video.attention_mask.is_none() && video.attention_mask_channel == MaskChannel::Alpha {
+            let why = "there is no mask; set attention_mask of this reference video, or remove the channel";
+            let value = format!("attention_mask_channel alpha of {}", video.path);
+            return Err(ConfigError::value(ConfigErrorKind::Missing, VIDEOS, value, why));
+        }
+    }
     Ok(())
 }
 
@@ -334,6 +350,7 @@ mod tests {
             strength: 1.0,
             attention_strength: 1.0,
             attention_mask: None,
+            attention_mask_channel: MaskChannel::default(),
             frames: None,
             preprocess: None,
         };

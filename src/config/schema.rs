@@ -347,6 +347,9 @@ pub struct ReferenceVideo {
     /// video's tokens there; black disables the attention.
     #[serde(default)]
     pub attention_mask: Option<String>,
+    /// Channel of `attention_mask`.
+    #[serde(default, skip_serializing_if = "MaskChannel::is_default")]
+    pub attention_mask_channel: MaskChannel,
     /// Number of frames to read, from the start, at most the length of the generated video; null for all.
     #[serde(default)]
     #[schemars(range(min = 1))]
@@ -356,6 +359,23 @@ pub struct ReferenceVideo {
     /// which is `canny` for `canny-control` and otherwise `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocess: Option<Preprocess>,
+}
+
+/// Channel of a mask video.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskChannel {
+    /// Mean of red, green and blue.
+    #[default]
+    Brightness,
+    /// Alpha of a folder of PNG frames: transparent disables the attention.
+    Alpha,
+}
+
+impl MaskChannel {
+    fn is_default(&self) -> bool {
+        *self == MaskChannel::Brightness
+    }
 }
 
 /// Input audio: a span of a file, as long as the video. If the file ends earlier, silence is appended.

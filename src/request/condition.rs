@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{ClipChain, RequestError};
 use crate::av::Av;
 use crate::config::ConfigErrorKind::OutOfRange;
-use crate::config::{self, Config, ConfigError, ExtendAt, PlacedImage, Reference, VideoUse};
+use crate::config::{self, Config, ConfigError, ExtendAt, MaskChannel, PlacedImage, Reference, VideoUse};
 use crate::media::FrameFilter;
 use crate::sampling::latents::VideoShape;
 
@@ -56,6 +56,8 @@ pub enum Content {
         path: PathBuf,
         /// Mask video whose brightness scales the attention to the reference at each location.
         mask: Option<PathBuf>,
+        /// Channel of the mask.
+        channel: MaskChannel,
         /// Conversion of the frames before they are scaled.
         filter: FrameFilter,
     },
@@ -214,6 +216,7 @@ impl Condition {
         let content = Content::Reference {
             path: given.path.clone().into(),
             mask: given.attention_mask.as_ref().map(PathBuf::from),
+            channel: given.attention_mask_channel,
             filter: config.reference_filter(given)?,
         };
         let frames = config::encoded_frames(given.frames.unwrap_or(1), step);

@@ -316,6 +316,8 @@ fn ic_lora_errors_name_what_is_needed() {
     assert!(wrong("preprocess: sharpen").contains("none, gray, canny, blur, downscale"));
     let sigma = wrong("preprocess: {kind: canny, sigma: 2}");
     assert!(sigma.contains("preprocess canny of") && sigma.contains("sigma applies only to blur"), "{sigma}");
+    let alpha = wrong("attention_mask_channel: alpha");
+    assert!(alpha.contains("attention_mask_channel alpha of") && alpha.contains("there is no mask"), "{alpha}");
     let alone = with_cache(folder.path(), &["generate", "--preprocess", "canny"]);
     assert!(alone.status.code() == Some(2) && said(&alone).contains("--reference-video"), "{}", said(&alone));
 }

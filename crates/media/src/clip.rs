@@ -14,7 +14,7 @@ use super::error::{MediaError, Result, check_rereadable, unusable};
 use super::frame_times::{ClipInfo, listed, rate_of};
 use super::frames::Frames;
 use super::image_file::covering;
-use super::png::{png_size, read_first_png_frames};
+use super::png::{png_size, read_first_png_alphas, read_first_png_frames};
 use super::sound::read_part;
 use super::sound_part::SoundRange;
 use super::tables::{self, FrameTable};
@@ -212,6 +212,20 @@ pub fn read_first_frames(path: &Path, ffmpeg: &Path, most: usize) -> Result<Fram
     Ok(read_frames(path, ffmpeg, Some(most), frame_memory_limit())?.0)
 }
 
+/// Reads the alpha channels of the first `most` frames of a folder of PNG frames as gray frames: white is opaque.
+///
+/// # Errors
+/// Fails for the same reasons as [`read_first_frames`], or if `path` is not a folder, or if a frame has no alpha channel.
+pub fn read_first_alphas(path: &Path, most: usize) -> Result<Frames> {
+    if !path.is_dir() {
+        let why = "alpha is read only from folders of PNG frames; convert it: ffmpeg -i IN -pix_fmt rgba DIR/%05d.png";
+        return Err(unusable(path, why));
+    }
+    let (frames, width, height) = png_size(path)?;
+    check_size(path, frames.min(most), width, height, frame_memory_limit())?;
+    read_first_png_alphas(path, most)
+}
+
 /// Returns the memory budget for frames in bytes. It is a quarter of the free memory, because up to four copies exist
 /// at a time (input, scaled, generated, joined).
 pub fn frame_memory_limit() -> u64 {
@@ -308,6 +322,26 @@ mod tests {
         assert_eq!(tensor[[0, 2, 2, 3, 5]], f32::from(frames.data()[[2, 3, 5, 2]]) / 127.5 - 1.0);
         // Landscape frames are cropped for a portrait size.
         assert_eq!(covering_clip(&frames, 8, 4).dim(), (1, 3, 3, 8, 4));
+    }
+
+    #[test]
+    fn alpha_channels_are_read_as_gray_frames() {
+        let folder = tempfile::tempdir().unwrap();
+        let alpha = |frame: u32, x: u32, y: u32| (frame * 90 + x * 20 + y) as u8;
+        for frame in 0..2 {
+            let pixels = image::RgbaImage::from_fn(4, 3, |x, y| image::Rgba([7, 8, 9, alpha(frame, x, y)]));
+            pixels.save(folder.path().join(format!("{frame}.png"))).unwrap();
+        }
+        let read = read_first_alphas(folder.path(), 9).unwrap();
+        let wanted = Array4::from_shape_fn((2, 3, 4, 3), |(f, y, x, _)| alpha(f as u32, x as u32, y as u32));
+        assert_eq!(*read.data(), wanted);
+        assert_eq!(read_first_alphas(folder.path(), 1).unwrap().count(), 1);
+        let opaque = Frames::new(Array4::zeros((1, 3, 4, 3))).unwrap();
+        write_png_frames(folder.path(), &opaque).unwrap();
+        let error = read_first_alphas(folder.path(), 9).unwrap_err().to_string();
+        assert!(error.contains("frame_00000.png") && error.contains("has no alpha channel"), "{error}");
+        let error = read_first_alphas(Path::new("a.mp4"), 9).unwrap_err().to_string();
+        assert!(error.contains("a.mp4") && error.contains("-pix_fmt rgba"), "{error}");
     }
 
     /// The check needs only the headers, so this test runs without ffmpeg.

@@ -3,7 +3,7 @@
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use image::{ExtendedColorType, ImageEncoder, ImageReader, codecs::png::PngEncoder};
+use image::{DynamicImage, ExtendedColorType, ImageEncoder, ImageReader, codecs::png::PngEncoder};
 use ndarray::Array4;
 
 use super::error::{MediaError, Result};
@@ -98,10 +98,33 @@ pub fn read_png_frames(dir: &Path) -> Result<Frames> {
 
 /// Reads the first `most` files like [`read_png_frames`], but at least one.
 pub(super) fn read_first_png_frames(dir: &Path, most: usize) -> Result<Frames> {
+    read_each(dir, most, read_png)
+}
+
+/// Reads the alpha channels of the first `most` PNG files of a folder as gray frames: white is opaque.
+///
+/// # Errors
+/// Returns an error if the folder has no PNG files, if a file cannot be read or has no alpha channel, or if their sizes
+/// differ.
+pub(super) fn read_first_png_alphas(dir: &Path, most: usize) -> Result<Frames> {
+    read_each(dir, most, |path| {
+        let png = |message: String| MediaError::Png { path: path.to_path_buf(), message };
+        let image = decode_png(path)?;
+        if !image.color().has_alpha() {
+            return Err(png("has no alpha channel; use a mask with one, or attention_mask_channel: brightness".into()));
+        }
+        let rgba = image.to_rgba8();
+        let size = (1, rgba.height() as usize, rgba.width() as usize, 3);
+        let gray = rgba.pixels().flat_map(|pixel| [pixel[3]; 3]).collect();
+        Frames::new(Array4::from_shape_vec(size, gray).map_err(|e| png(e.to_string()))?)
+    })
+}
+
+fn read_each(dir: &Path, most: usize, read: impl Fn(&Path) -> Result<Frames>) -> Result<Frames> {
     let mut paths = png_paths(dir)?;
     paths.truncate(most.max(1));
     let png = |path: &Path, message: String| MediaError::Png { path: path.to_path_buf(), message };
-    let frames = paths.iter().map(|p| read_png(p)).collect::<Result<Vec<_>>>()?;
+    let frames = paths.iter().map(|p| read(p)).collect::<Result<Vec<_>>>()?;
     let first = frames.first().expect("png_paths returns at least one file");
     if let Some((path, other)) = paths.iter().zip(&frames).find(|(_, f)| f.data().dim() != first.data().dim()) {
         let sizes = [other, first].map(|f| format!("{}x{}", f.width(), f.height()));
@@ -139,6 +162,13 @@ pub(super) fn png_size(dir: &Path) -> Result<(usize, usize, usize)> {
 /// # Errors
 /// Returns an error if the file cannot be read, is not a valid PNG or is HDR, or if its pixels are not square.
 pub fn read_png(path: &Path) -> Result<Frames> {
+    let rgb = decode_png(path)?.to_rgb8();
+    let (w, h) = (rgb.width() as usize, rgb.height() as usize);
+    let png = |message: String| MediaError::Png { path: path.to_path_buf(), message };
+    Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb.into_raw()).map_err(|e| png(e.to_string()))?)
+}
+
+fn decode_png(path: &Path) -> Result<DynamicImage> {
     let bytes = std::fs::read(path).map_err(MediaError::io("read", path))?;
     let png = |message: String| MediaError::Png { path: path.to_path_buf(), message };
     if let Some(fault) = ImageMetadata::from_png(&bytes).fault {
@@ -146,9 +176,7 @@ pub fn read_png(path: &Path) -> Result<Frames> {
     }
     let mut reader = ImageReader::new(Cursor::new(bytes));
     reader.set_format(image::ImageFormat::Png);
-    let rgb = reader.decode().map_err(|e| png(e.to_string()))?.to_rgb8();
-    let (w, h) = (rgb.width() as usize, rgb.height() as usize);
-    Frames::new(Array4::from_shape_vec((1, h, w, 3), rgb.into_raw()).map_err(|e| png(e.to_string()))?)
+    reader.decode().map_err(|e| png(e.to_string()))
 }
 
 #[cfg(test)]

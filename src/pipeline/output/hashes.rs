@@ -27,7 +27,7 @@ pub(in crate::pipeline) fn of_given(config: &Config) -> Result<Map<String, Value
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AudioLatents, GivenAudio, Image, ReferenceVideo};
+    use crate::config::{AudioLatents, GivenAudio, Image, MaskChannel, ReferenceVideo};
 
     /// Tests the hashes of an image, an audio file, a video, audio latents, a reference video with its mask, and a
     /// layout file. The video and the mask are folders of frames.
@@ -63,6 +63,7 @@ mod tests {
             strength,
             attention_strength: strength,
             attention_mask,
+            attention_mask_channel: MaskChannel::default(),
             frames: None,
             preprocess: None,
         }];

@@ -8,7 +8,7 @@ use ndarray::{Array3, Array4, Array5, Axis, s};
 
 use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
 use crate::av::Av;
-use crate::config;
+use crate::config::{self, MaskChannel};
 use crate::media::{self, Audio, Clip, FrameFilter, Frames, RoundTrip};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
@@ -27,10 +27,10 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
     match &condition.content {
         Content::Image { path, .. } => Ok(media::read_image(path).map(drop)?),
         Content::AudioLatents { path } => audio_latents(path).map(drop),
-        Content::Reference { path, mask, .. } => {
+        Content::Reference { path, mask, channel, .. } => {
             let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
             reference_frames(path, grid)?;
-            mask.iter().try_for_each(|path| mask_frames(path, request).map(drop))
+            mask.iter().try_for_each(|path| mask_frames(path, *channel, request).map(drop))
         }
         Content::Sound { .. }
         | Content::Video(_)
@@ -60,8 +60,11 @@ fn reference_frames(path: &Path, grid: &ReferenceGrid) -> Result<Frames> {
 }
 
 /// Reads the frames of a reference video's mask.
-fn mask_frames(path: &Path, request: &Request) -> Result<Frames> {
-    Ok(media::read_first_frames(path, Path::new("ffmpeg"), request.num_frames)?)
+fn mask_frames(path: &Path, channel: MaskChannel, request: &Request) -> Result<Frames> {
+    Ok(match channel {
+        MaskChannel::Brightness => media::read_first_frames(path, Path::new("ffmpeg"), request.num_frames)?,
+        MaskChannel::Alpha => media::read_first_alphas(path, request.num_frames)?,
+    })
 }
 
 /// Reads un-normalised audio latents `[1, C, L, M]` from a dump file.
@@ -123,10 +126,10 @@ pub(in crate::pipeline) fn outside(bounds: &Array4<f32>, span: Range<f64>) -> im
 /// 1.
 fn attention_weights(condition: &Condition, latents: &VideoShape, request: &Request) -> Result<Option<Vec<f32>>> {
     let Some(grid) = condition.reference_grid().filter(|_| condition.is_masked()) else { return Ok(None) };
-    let Content::Reference { mask: Some(path), .. } = &condition.content else {
+    let Content::Reference { mask: Some(path), channel, .. } = &condition.content else {
         return Ok(Some(vec![grid.attention; latents.frames * latents.height * latents.width]));
     };
-    let mask = mask_frames(path, request)?;
+    let mask = mask_frames(path, *channel, request)?;
     let group = config::mask_group(mask.count(), latents.frames);
     let group = group.map_err(|reason| PipelineError::File { path: path.clone(), reason })?;
     let weights = weights_by_place(&mask, group, [request.height, request.width], latents);

@@ -201,6 +201,7 @@ pub(crate) fn appended_coords(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MaskChannel;
     use crate::media::FrameFilter;
     use crate::request::{Content, Placement};
     use crate::sampling::latents::AudioShape;
@@ -224,7 +225,12 @@ mod tests {
     /// Returns a condition on a reference video of `latents` latent frames, with the given spatial and temporal scale.
     fn reference(latents: usize, [downscale, step]: [usize; 2], strength: f32, attention: f32) -> Condition {
         let grid = ReferenceGrid { frames: (latents - 1) * 8 + 1, downscale, step, attention };
-        let content = Content::Reference { path: "a.mp4".into(), mask: None, filter: FrameFilter::None };
+        let content = Content::Reference {
+            path: "a.mp4".into(),
+            mask: None,
+            channel: MaskChannel::default(),
+            filter: FrameFilter::None,
+        };
         Condition { content, placement: Placement::AppendedReference(grid), strength }
     }
 

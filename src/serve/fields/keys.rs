@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, LoraApply, RescaleScope};
+use crate::config::{Config, LoraApply, MaskChannel, RescaleScope};
 use crate::pipeline::plan::loras::Loras;
 use crate::request;
 use crate::sampling::step_cache::{CachePolicy, StepCacheConfig};
@@ -35,7 +35,7 @@ pub(super) fn shape(config: &Config, ranks: &LoraRanks) -> String {
     r.reference_videos.iter_mut().for_each(|video| {
         video.path.clear();
         video.attention_mask.iter_mut().for_each(String::clear);
-        video.preprocess = None;
+        (video.preprocess, video.attention_mask_channel) = (None, MaskChannel::default());
     });
     r.video.iter_mut().for_each(String::clear);
     if let Some(audio) = &mut r.audio {
