@@ -74,8 +74,8 @@ class Model:
         video = video[:, : f * h * w].transpose(1, 2).reshape(1, c, f, h, w)
         if not normalised:
             video = video * self.vae.latents_std.view(1, -1, 1, 1, 1) + self.vae.latents_mean.view(1, -1, 1, 1, 1)
-            audio = audio * self.audio_vae.latents_std + self.audio_vae.latents_mean
-        return {"latents.video": video, "latents.audio": audio.reshape(1, length, channels, bins).transpose(1, 2)}
+            audio = audio[:, :length] * self.audio_vae.latents_std + self.audio_vae.latents_mean
+        return {"latents.video": video, "latents.audio": audio[:, :length].reshape(1, length, channels, bins).transpose(1, 2)}
 
     def decoded(self, tokens, shapes, streams=("video", "audio")):
         latents, vocoder = self.unpacked(tokens, shapes, normalised=True), models.load(self.name, "vocoder")

@@ -18,6 +18,7 @@ from PIL import Image
 import cases_2_5
 import models
 from cases_by_diffusers import keys_of
+from cases_given_video import samples
 from cases_official import UPSAMPLERS, Model, image, keys, request
 from cases_pipeline import request_of, run_pipeline, scales
 from common import FIXTURES, REPOSITORY, pattern, write_case
@@ -33,9 +34,11 @@ def frames(path):
 
 
 class InContext(official_pipelines.Run):
+    name = "ic_lora"
+
     def __init__(self, model, asked, path, sizes):
         self.lora = path
-        super().__init__(model.path, model.upsampler, {**asked, "pipeline": "ic_lora"}, model.contexts, sizes)
+        super().__init__(model.path, model.upsampler, {**asked, "pipeline": self.name}, model.contexts, sizes)
 
     def _arguments(self, upsampler):
         loader = ltx("core.loader")
@@ -122,6 +125,39 @@ def by_diffusers(name, case, attention):
     for step, tokens in enumerate(seen[: asked["steps"]], 1):
         kept[f"step_{step}.latents.video"] = tokens.transpose(1, 2).reshape(1, -1, 2, 2, 2) * std + mean
     write(case, name, own, [{**video("square"), "attention_strength": attention}] * 2, kept, asked["seed"])
+
+
+class DubIt(InContext):
+    name = "dub_it"
+
+    def _arguments(self, upsampler):
+        (lora,) = (arguments := super()._arguments(upsampler)).pop("loras")
+        return {**arguments, "ic_lora": lora}
+
+    def __call__(self):
+        r, clip = self.request, lambda *_, frame_cap=None, **__: iter(frames("tall")[:frame_cap].split(1))
+        sound = ltx("core.types").Audio(samples(), 16000)
+        shape = ltx("core.types").VideoPixelShape(1, *SIZES["tall"], 24.0)
+        arguments = {key: own for key, own in call_arguments(r).items() if key not in ("num_frames", "frame_rate")}
+        media = dict(get_videostream_metadata=lambda *_: shape, decode_audio_from_file=lambda *_: sound)
+        with patch.multiple(self.module, **media), patch.object(ltx("pipelines.iclora_utils"), "decode_video_by_frame", clip):
+            self.pipeline(**arguments, reference_video_path="tall", reference_strength=r["strength"], tiling_config=None)
+        return self.passes, self.kept
+
+
+def dub_it():
+    """Writes requests of `DubItPipeline`. The video has 12 frames, of which 9 are used, and longer sound."""
+    for model in official_pipelines.each_model(Model):
+        asked = request("distilled", strength=0.75, images=[image(0)] if model.name == "tiny_a" else [])
+        path, sizes = FIXTURES / "lora" / f"ic_{model.name}_plain.safetensors", model.sizes(asked)
+        passes, kept = DubIt(model, asked, path, sizes)()
+        outputs = model.steps(passes, sizes) | model.unpacked(passes[-1][-1], sizes[-1])
+        assert torch.equal(kept["audio"].transpose(1, 2).flatten(2), passes[0][-1][1][:, : sizes[0][1][2]])
+        replaced = "pipeline=", "request.num_frames", "request.frame_rate"
+        own = [key for key in keys(asked, "official") if not key.startswith(replaced)]
+        own += ["pipeline=dub_it", "request.dub.strength=0.75", f"model.loras=[{{path: {path.relative_to(REPOSITORY)}}}]"]
+        scalars = {"preset": official_pipelines.PRESETS[model.name] + "_distilled", "common": own, "upsampler": UPSAMPLERS[model.name]}
+        write_file("dub_it", model.name, {}, outputs, model=model.name, seed=asked["seed"], scalars=scalars)
 
 
 def reference_states():

@@ -14,7 +14,7 @@ PIPELINES = {
     "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"), "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
     "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"), "distilled": ("distilled", "DistilledPipeline"),
     "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"), "retake": ("retake", "RetakePipeline"),
-    "ic_lora": ("ic_lora", "ICLoraPipeline"),
+    "ic_lora": ("ic_lora", "ICLoraPipeline"), "dub_it": ("dubit", "DubItPipeline"),
 }
 
 
@@ -54,7 +54,8 @@ class Noise:
         """Returns the noise of a packed state `[1, n, c]`, first the video's, then the audio's."""
         generator = self.own or generator
         if self.audio is not None:
-            packed, self.audio = self.audio, None
+            # Appended audio tokens have no noise.
+            packed, self.audio = torch.nn.functional.pad(self.audio, (0, 0, 0, shape[1] - self.audio.shape[1])), None
         else:
             video, audio = (torch.randn(size, generator=generator) for size in next(self.passes))
             self.drawn.append((video, audio))
@@ -162,7 +163,7 @@ def call_arguments(r):
     image = ltx("pipelines.utils.args").ImageConditioningInput
     arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
     arguments["images"] = [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
-    if r["pipeline"] not in ("distilled", "ic_lora"):
+    if r["pipeline"] not in ("distilled", "ic_lora", "dub_it"):
         arguments |= dict(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
         arguments |= {f"{stream}_guider_params": guider_parameters(s) for stream, s in r["guidance"].items()}
     return arguments

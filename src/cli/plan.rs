@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::compile_table::mesh_text;
 use super::one_line;
-use crate::config::{Config, LoadedConfig, NumFrames, WeightSource, encoded_frames};
+use crate::config::{Config, LoadedConfig, NumFrames, VideoUse, WeightSource, encoded_frames};
 use crate::pipeline::enhancement::EnhancedPrompt;
 use crate::pipeline::plan::origin::{Origin, download_command};
 use crate::pipeline::plan::videos::RunVideos;
@@ -126,6 +126,8 @@ fn reference_tokens(config: &Config, grid: &VideoGrid) -> usize {
     let first = |side: usize| config.upsamplings().iter().map(|upsampling| upsampling.rows()).fold(side, before);
     let [width, height] = [config.request.width, config.request.height].map(|side| first(side) / downscale);
     let frames = config.request.reference_videos.iter().map(|video| encoded_frames(video.frames.unwrap_or(1), step));
+    let input = config.request.num_frames.count().filter(|_| config.pipeline.spec().video == Some(VideoUse::Reference));
+    let frames = frames.chain(input);
     let latents = frames.filter_map(|frames| grid.latents(1, 1, width, height, frames).ok());
     latents.map(|latents| grid.tokens(&latents)).sum()
 }

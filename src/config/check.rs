@@ -56,7 +56,7 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
                 _ => Some("two stages".to_string()),
             };
             let scale = config.conditioning.reference_scales()[0];
-            let smaller = scale > 1 && !r.reference_videos.is_empty();
+            let smaller = scale > 1 && config.follows_references();
             let references = smaller.then(|| format!("reference videos at 1/{scale} size"));
             let with = [stages, references].into_iter().flatten().collect::<Vec<_>>().join(" and ");
             let with = if with.is_empty() { with } else { format!(" with {with}") };
@@ -86,9 +86,10 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
         return fail(config.pipeline.spec().reference_videos.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
     references::check_options(config)?;
-    if !r.reference_videos.is_empty() && config.doubles_frames() {
+    if config.follows_references() && config.doubles_frames() {
+        let key = if r.reference_videos.is_empty() { "request.video" } else { "request.reference_videos" };
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
-        let why = message![why, Setting::Key("request.reference_videos")];
+        let why = message![why, Setting::Key(key)];
         return fail(Conflict, "two_stage.upsample", "temporal_x2", why);
     }
     check_source(config)?;

@@ -1,11 +1,11 @@
 //! Checks of the input video and of the options that use it.
 
-use super::error::ConfigError;
 use super::error::ConfigErrorKind::{Conflict, Missing, OutOfRange, Unsupported};
+use super::error::{ConfigError, Limit};
 use super::legal::{fail, remove};
 use super::message::{Setting, message};
 use super::pipeline::{VideoUse, rejected_video, unused_by_pipeline_message};
-use super::schema::{Config, Retake};
+use super::schema::{Config, Dub, Retake};
 
 pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
     let (r, spec) = (&config.request, config.pipeline.spec());
@@ -26,6 +26,7 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
         let why = remove(format!("the pipeline {name} generates no keyframes"));
         return fail(Unsupported, "conditioning.generated_keyframes", slots, why);
     }
+    check_dub(config)?;
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
     let shown = |span: &Retake| match span.to {
         Some(to) => format!("{} to {to} s", span.from),
@@ -74,6 +75,37 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
         (Some(extend), _) => {
             let why = unused_by_pipeline_message(spec, |spec| spec.video == Some(VideoUse::Overlap));
             fail(Unsupported, "request.extend", format!("{} s", extend.seconds), why)
+        }
+    }
+}
+
+/// Checks the options of the pipeline `dub_it`.
+fn check_dub(config: &Config) -> Result<(), ConfigError> {
+    let (dub, spec) = (&config.request.dub, config.pipeline.spec());
+    if spec.video != Some(VideoUse::Reference) {
+        let why = || unused_by_pipeline_message(spec, |spec| spec.video == Some(VideoUse::Reference));
+        let strength = |dub: &Dub| fail(Unsupported, "request.dub", format!("strength {}", dub.strength), why());
+        return dub.as_ref().map_or(Ok(()), strength);
+    }
+    if let Some(seconds) = dub.as_ref().and_then(|dub| dub.sound_seconds).filter(|seconds| *seconds <= 0.0) {
+        return fail(OutOfRange, "request.dub.sound_seconds", seconds, Limit::Above(0.0));
+    }
+    let loras = &config.model.loras;
+    if let [first, second, ..] = &loras[..] {
+        let why =
+            format!("the pipeline {} uses one LoRA, its IC-LoRA; remove {} or {}", spec.name, first.path, second.path);
+        return fail(Unsupported, "model.loras", format!("{} LoRAs", loras.len()), why);
+    }
+    if let Some(lora) = loras.iter().find(|lora| ![1, 2].iter().all(|stage| lora.stages.contains(stage))) {
+        let why = format!("the pipeline {} uses its IC-LoRA in both stages; remove stages", spec.name);
+        return fail(Unsupported, "model.loras", format!("{} in one stage", lora.path), why);
+    }
+    match config.conditioning.reference_scales()[1] {
+        1 => Ok(()),
+        step => {
+            let why =
+                format!("the pipeline {} uses every frame of its input video; set 1, or use another LoRA", spec.name);
+            fail(Unsupported, "conditioning.reference_temporal_scale_factor", step, why)
         }
     }
 }

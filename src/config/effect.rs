@@ -97,6 +97,7 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["request.video"], |f, _| f.spec().video.is_none().then(rejected_video)),
     request(&["request.retake"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Span))),
     request(&["request.extend"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Overlap))),
+    request(&["request.dub"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Reference))),
     request(&["request.reference_videos"], |f, _| f.spec().references_fault(1)),
     request(&["request.audio"], |f, _| f.spec().audio_fault(true)),
     request(&["request.chain"], |f, _| f.unused_chain()),
@@ -187,6 +188,7 @@ pub(super) const RULES: &[EffectRule] = &[
         _ => {
             let why = remove("no image, reference video or audio latents have a strength below 1");
             let weak = f.config.request.reference_videos.iter().any(|video| video.strength < 1.0);
+            let weak = weak || f.config.request.dub.as_ref().is_some_and(|dub| dub.strength < 1.0);
             f.unless(weak || f.has_weak_conditions(), why)
         }
     }),
@@ -202,7 +204,7 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     request(&["conditioning.generated_keyframes"], |f, _| f.only_in(|spec| spec.generated_keyframes)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
-        let any = !f.config.request.reference_videos.is_empty();
+        let any = f.config.follows_references();
         let why = message!["there is no reference video; set ", Key("request.reference_videos"), " too"];
         f.unless(any, or_remove(why))
     }),

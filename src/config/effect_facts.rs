@@ -206,9 +206,9 @@ impl EffectFacts<'_> {
     /// Returns whether the first pass appends tokens to the video stream, for images, reference videos or generated
     /// keyframes.
     pub(super) fn appends(&self) -> bool {
-        let (c, r) = (self.config, &self.config.request);
+        let c = self.config;
         c.placed_images().any(|placed| placed.appended)
-            || !r.reference_videos.is_empty()
+            || c.follows_references()
             || c.conditioning.generated_keyframes > 0
     }
 
@@ -232,6 +232,9 @@ impl EffectFacts<'_> {
 
     pub(super) fn unused_stage_audio(&self) -> Option<Message> {
         let why = remove("with temporal_x2 in two_stage.upsample, the output always has the first stage's audio");
+        if self.spec().video == Some(VideoUse::Reference) {
+            return self.by_pipeline("always has the first stage's audio");
+        }
         self.given_sound().or_else(|| self.unless(!self.config.doubles_frames(), why))
     }
 }

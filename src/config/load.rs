@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Serve;
 use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::overrides::CliOverrides;
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::reference_video;
 use super::schema::{Config, Mesh, Model};
@@ -516,9 +516,13 @@ impl Config {
     /// Returns the number of pixels of which width and height must be multiples.
     pub fn size_multiple(&self) -> usize {
         let rows = self.upsamplings().iter().map(|upsampling| upsampling.rows()[0]);
-        let references =
-            if self.request.reference_videos.is_empty() { 1 } else { self.conditioning.reference_scales()[0] };
+        let references = if self.follows_references() { self.conditioning.reference_scales()[0] } else { 1 };
         32 * rows.product::<usize>() * references
+    }
+
+    /// Returns whether the first stage has tokens of reference videos, or of an input video that is used as one.
+    pub(crate) fn follows_references(&self) -> bool {
+        !self.request.reference_videos.is_empty() || self.pipeline.spec().video == Some(VideoUse::Reference)
     }
 
     /// Returns the upsamplings between the two stages; empty for one-stage pipelines.

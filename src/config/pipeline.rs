@@ -39,6 +39,9 @@ pub enum Pipeline {
     Retake,
     /// Extends an input video after its end or before its start.
     Extend,
+    /// Two stages of a distilled model that regenerate an input video with new speech by the same speaker, with an
+    /// IC-LoRA that was trained for it.
+    DubIt,
     /// Sound for an input video.
     VideoToAudio,
     /// Sound only, from a prompt.
@@ -126,6 +129,8 @@ pub enum VideoUse {
     Overlap,
     /// Keeps all frames, of any size and number.
     Whole,
+    /// Generates a new video and new sound that follow the frames and the sound of the video.
+    Reference,
 }
 
 const ONE_PASS_PRESETS: [&str; 3] = ["ltx2", "ltx2_3", "ltx2_5"];
@@ -239,6 +244,16 @@ const RETAKE: PipelineSpec = PipelineSpec {
 const EXTEND: PipelineSpec =
     PipelineSpec { name: "extend", video: Some(VideoUse::Overlap), has_negative_prompt: true, ..RETAKE };
 
+const DUB_IT: PipelineSpec = PipelineSpec {
+    name: "dub_it",
+    video: Some(VideoUse::Reference),
+    reference_videos: Support::Rejected,
+    motion_speed: false,
+    has_loras_in_first_pass: false,
+    keeps_refined_audio: false,
+    ..IN_CONTEXT
+};
+
 const VIDEO_TO_AUDIO: PipelineSpec = PipelineSpec {
     name: "video_to_audio",
     generates_video: false,
@@ -275,13 +290,14 @@ impl PipelineSpec {
 
     /// Returns the flags that the pipeline requires in addition to a prompt.
     pub(crate) fn needed_flags(&self) -> Vec<&'static str> {
-        let needed: [(bool, &[&str]); 6] = [
+        let needed: [(bool, &[&str]); 7] = [
             (self.images == Support::Required, &["--image"]),
             (self.audio == Support::Required, &["--audio"]),
             (self.reference_videos == Support::Required, &["--reference-video", "--lora"]),
             (self.video.is_some(), &["--video"]),
             (self.video == Some(VideoUse::Span), &["--retake"]),
             (self.video == Some(VideoUse::Overlap), &["--extend"]),
+            (self.video == Some(VideoUse::Reference), &["--lora"]),
         ];
         needed.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, flags)| flags).copied().collect()
     }
@@ -379,6 +395,7 @@ impl Pipeline {
             Pipeline::Dfr => &DFR,
             Pipeline::Retake => &RETAKE,
             Pipeline::Extend => &EXTEND,
+            Pipeline::DubIt => &DUB_IT,
             Pipeline::VideoToAudio => &VIDEO_TO_AUDIO,
             Pipeline::TextToAudio => &TEXT_TO_AUDIO,
         }

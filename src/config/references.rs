@@ -9,7 +9,7 @@ use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::ic_lora;
 use super::ic_loras::PublishedIcLora;
 use super::legal::{FRAME_STEP, whole_frames};
-use super::pipeline::{Pipeline, Support};
+use super::pipeline::{Pipeline, Support, VideoUse};
 use super::presets::is_shipped;
 use super::schema::{Config, MaskChannel, ReferenceVideo};
 use super::sidecar;
@@ -55,6 +55,11 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
     if sets_stages {
         default_loras_to_first_stage(merged);
     }
+    if spec.video == Some(VideoUse::Reference) {
+        clear_derived_scales(merged);
+        set_scales_from_loras(merged, &typed(merged)?)?;
+        return Ok(true);
+    }
     if config.request.reference_videos.is_empty() || spec.reference_videos == Support::Rejected {
         return Ok(sets_stages);
     }
@@ -67,13 +72,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
 /// Removes values of a sidecar that were derived from keys that the user overrides: scales read from other LoRAs, and
 /// the lengths of reference videos that were as long as the sidecar's video.
 fn clear_derived_values(merged: &mut Tree, config: &Config, sidecar_frames: Option<usize>) {
-    if !sidecar::holds(merged, "model.loras") {
-        for key in SCALES {
-            if sidecar::holds(merged, key) {
-                merged.cut(key);
-            }
-        }
-    }
+    clear_derived_scales(merged);
     if !sidecar::holds(merged, VIDEOS) || sidecar::holds(merged, "request.num_frames") {
         return;
     }
@@ -81,6 +80,18 @@ fn clear_derived_values(merged: &mut Tree, config: &Config, sidecar_frames: Opti
     videos.iter_mut().filter(|video| video.frames == sidecar_frames).for_each(|video| video.frames = None);
     let origin = merged.origin(VIDEOS);
     merged.set(VIDEOS, json!(videos), &origin);
+}
+
+/// Removes scales of a sidecar that were read from other LoRAs.
+fn clear_derived_scales(merged: &mut Tree) {
+    if sidecar::holds(merged, "model.loras") {
+        return;
+    }
+    for key in SCALES {
+        if sidecar::holds(merged, key) {
+            merged.cut(key);
+        }
+    }
 }
 
 /// Sets stage 1 for LoRAs that do not specify their stages.
@@ -97,8 +108,9 @@ fn default_loras_to_first_stage(merged: &mut Tree) {
 fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
     let loras = || config.model.loras.iter().filter(|lora| lora.stages.contains(&1));
     if loras().next().is_none() {
+        let key = if config.request.video.is_some() { "request.video" } else { VIDEOS };
         tracing::warn!(
-            "{VIDEOS}: models need an IC-LoRA to follow reference videos; pass one with --ic-lora NAME or --lora FILE"
+            "{key}: models need an IC-LoRA to follow reference videos; pass one with --ic-lora NAME or --lora FILE"
         );
     }
     if SCALES.iter().all(|key| merged.leaf(key).is_some()) {

@@ -247,19 +247,22 @@ with_defaults! {
         pub seed: u64 = 10,
         /// Conditioning images.
         pub images: Vec<Image> = Vec::new(),
-        /// Input video of the pipelines `retake`, `extend` and `video_to_audio`: a file, or a folder of PNG frames.
-        /// `width`, `height`, `num_frames` and `frame_rate` default to those of the video.
+        /// Input video of the pipelines `retake`, `extend`, `dub_it` and `video_to_audio`: a file, or a folder of PNG
+        /// frames. `width`, `height`, `num_frames` and `frame_rate` default to those of the video; `dub_it` rounds the
+        /// sides up and the number of frames down to the nearest valid ones.
         pub video: Option<String> = None,
         /// Time span that the pipeline `retake` regenerates.
         pub retake: Option<Retake> = None,
         /// Extension of the input video, for the pipeline `extend`.
         pub extend: Option<Extend> = None,
+        /// Options of the pipeline `dub_it`.
+        pub dub: Option<Dub> = None,
         /// Reference videos of the first stage, for an IC-LoRA that was trained to follow them.
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
         /// Generates a long video as chained clips, each of which starts from the end of the previous one.
         pub chain: Option<Chain> = None,
-        /// Input audio. The video is generated to match it, and its samples become the sound track. In `retake` and
-        /// `extend`: sound of an input `video` without a sound track, such as a folder of frames.
+        /// Input audio. The video is generated to match it, and its samples become the sound track. In `retake`,
+        /// `extend` and `dub_it`: sound of an input `video` without a sound track, such as a folder of frames.
         pub audio: Option<GivenAudio> = None,
         /// Time spans of audio latents to keep from an earlier run.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
@@ -446,6 +449,27 @@ pub enum RetakeSource {
     Decoded,
     /// Frames and samples of the input video; the sound is cross-faded over 20 ms.
     Source,
+}
+
+/// Options of the pipeline `dub_it`, which generates new speech by the speaker of the input video, and a video whose
+/// lips follow it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Dub {
+    /// Strength of the conditioning on the frames of the input video, 0 to 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0, max = 1))]
+    pub strength: f64,
+    /// Duration of the input video's sound that the new sound follows, in seconds, from the start; null for all of it.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub sound_seconds: Option<f64>,
+}
+
+impl Default for Dub {
+    fn default() -> Self {
+        Dub { strength: one(), sound_seconds: None }
+    }
 }
 
 /// Extension of the input video.

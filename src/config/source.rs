@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::check::typed;
 use super::error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 use super::legal::{FRAME_STEP, nearest_frames, nearest_valid, whole_frames};
 use super::message::{Message, Setting, message};
@@ -11,7 +12,7 @@ use super::schema::Config;
 use super::sidecar;
 use super::tree::Tree;
 use crate::failpoint;
-use crate::media::{ClipInfo, probe_clip};
+use crate::media::{Clip, ClipInfo, ClipPart, probe_clip};
 
 /// Duration of the longest clips that the models were trained on, in seconds. Time positions are fractions of this
 /// duration.
@@ -38,10 +39,15 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
     };
     failpoint::reach("probe", "video");
     let info = probe_clip(Path::new(&path), Path::new("ffmpeg")).map_err(ConfigError::video)?;
-    let origin = ValueOrigin::Video(path);
+    let origin = ValueOrigin::Video(path.clone());
+    let multiple = match video_use {
+        // The output keeps the size of the input video; only the network input is padded.
+        VideoUse::Whole => 32,
+        VideoUse::Reference => config.size_multiple(),
+        VideoUse::Span | VideoUse::Overlap => 1,
+    };
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
-        // The output keeps the size of the input video; only the network input is padded to a multiple of 32.
-        let value = if video_use == VideoUse::Whole { value.next_multiple_of(32) } else { value };
+        let value = value.next_multiple_of(multiple);
         if !is_written(merged, key) {
             merged.set(key, value.into(), &origin);
         }
@@ -51,6 +57,9 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
     }
     let rate = info.frame_rate.unwrap_or(config.request.frame_rate);
     take_frames(merged, config, &info, rate, has_seconds, &origin)?;
+    if video_use == VideoUse::Reference {
+        take_sound(merged, config, Path::new(&path), rate, &origin)?;
+    }
     Ok(true)
 }
 
@@ -144,8 +153,8 @@ fn take_frames(
                 ));
             }
             Some(_) => {}
-            // The output keeps all frames; the network input has only those that fill complete latents.
-            None if video_use == Some(VideoUse::Whole) => {
+            // `video_to_audio` keeps all frames; the network input has only those that fill complete latents.
+            None if matches!(video_use, Some(VideoUse::Whole | VideoUse::Reference)) => {
                 merged.set(key, whole_frames(info.frames).into(), origin);
             }
             None => {
@@ -162,6 +171,38 @@ fn take_frames(
             }
         },
     }
+    Ok(())
+}
+
+/// Sets the duration of the reference sound to that of the input video's sound, on which the shapes of programs depend.
+/// `rate`: frames per second.
+fn take_sound(
+    merged: &mut Tree,
+    config: &Config,
+    path: &Path,
+    rate: f64,
+    origin: &ValueOrigin,
+) -> Result<(), ConfigError> {
+    let key = "request.dub.sound_seconds";
+    if is_written(merged, key) {
+        return Ok(());
+    }
+    let frames = typed(merged)?.request.num_frames.count().unwrap_or(1);
+    let seconds = match &config.request.audio {
+        Some(_) => frames as f64 / rate,
+        None => {
+            let part = ClipPart { frames: Some(2), seconds: None };
+            let clip = Clip::read(path, Path::new("ffmpeg"), part).map_err(ConfigError::video)?;
+            let none = || {
+                let why =
+                    message!["has no sound to follow; use a video with sound, or add its sound: ", Setting::Audio];
+                ConfigError::value(ConfigErrorKind::Missing, "request.video", path.display(), why)
+            };
+            let sound = clip.sound.ok_or_else(none).map_err(|error| error.at(merged.origin("request.video")))?;
+            sound.len() as f64 / f64::from(sound.rate())
+        }
+    };
+    merged.set(key, seconds.into(), origin);
     Ok(())
 }
 

@@ -49,7 +49,7 @@ impl<'a> SyntheticInputs<'a> {
     /// Returns the packed noise of a pass without appended tokens.
     pub(crate) fn noise(&self, runner: &mut Runner, shapes: &Shapes) -> Result<Av<Array3<f32>>> {
         let mut start = self.start(runner, shapes)?;
-        start.video = start.video.slice(s![.., ..shapes.own_tokens(), ..]).to_owned();
+        start.video = start.video.slice(s![.., ..shapes.own_tokens().video, ..]).to_owned();
         Ok(start)
     }
 

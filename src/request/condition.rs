@@ -9,7 +9,7 @@ use crate::av::Av;
 use crate::config::ConfigErrorKind::OutOfRange;
 use crate::config::{self, Config, ConfigError, ExtendAt, MaskChannel, PlacedImage, Reference, VideoUse};
 use crate::media::FrameFilter;
-use crate::sampling::latents::VideoShape;
+use crate::sampling::latents::{AudioGrid, AudioShape, VideoShape};
 
 /// Tokens of a stream whose clean latents are known or, with [`Content::Generated`], that the model generates in
 /// addition to the video.
@@ -68,6 +68,10 @@ pub enum Content {
         /// Frames of silence before the sound.
         delay: usize,
     },
+    /// Complete sound of the input video.
+    ReferenceSound,
+    /// Audio of the previous pass.
+    PreviousSound,
     /// Keyframe that the model generates; its clean latents are unknown.
     Generated,
     /// Keyframe of the previous pass, by its index among the keyframes that the current pass receives.
@@ -115,6 +119,12 @@ pub enum Placement {
     },
     /// Tokens appended to the video, with the positions of a reference video's grid; dropped after denoising.
     AppendedReference(ReferenceGrid),
+    /// Tokens appended to the audio, with the positions of audio that ends shortly before the video starts; dropped
+    /// after denoising.
+    AppendedSound {
+        /// Duration of the content in seconds; `None`: that of the video.
+        seconds: Option<f64>,
+    },
     /// Tokens of the stream that are completely inside a time span; the content is as long as the stream.
     Span {
         /// Start in seconds.
@@ -224,6 +234,26 @@ impl Condition {
         Ok(Condition { content, placement: Placement::AppendedReference(grid), strength: given.strength as f32 })
     }
 
+    /// Returns conditions that append the input video and its sound, which the generated video follows (pipeline
+    /// `dub_it`).
+    fn dubbed(config: &Config, frames: usize) -> Av<Self> {
+        let own = config.request.dub.clone().unwrap_or_default();
+        let [downscale, _] = config.conditioning.reference_scales();
+        let grid = ReferenceGrid { frames, downscale, step: 1, attention: 1.0 };
+        let video = Condition {
+            content: Content::Video(VideoPart { frames, last: false, skipped: 0 }),
+            placement: Placement::AppendedReference(grid),
+            strength: own.strength as f32,
+        };
+        let placement = Placement::AppendedSound { seconds: own.sound_seconds };
+        Av { video, audio: Condition::kept(Content::ReferenceSound, placement) }
+    }
+
+    /// Returns a condition that appends the audio of the previous pass, in the place of the reference sound.
+    pub(super) fn previous_sound() -> Self {
+        Condition::kept(Content::PreviousSound, Placement::AppendedSound { seconds: None })
+    }
+
     fn kept(content: Content, placement: Placement) -> Self {
         Condition { content, placement, strength: 1.0 }
     }
@@ -271,6 +301,8 @@ impl Condition {
             | Content::Reference { path, .. } => Some(path),
             Content::Video(_)
             | Content::VideoSound { .. }
+            | Content::ReferenceSound
+            | Content::PreviousSound
             | Content::Generated
             | Content::Carried(_)
             | Content::ClipEnd => None,
@@ -287,6 +319,7 @@ impl Condition {
             | Placement::Whole
             | Placement::Outside { .. }
             | Placement::AppendedReference(_)
+            | Placement::AppendedSound { .. }
             | Placement::Span { .. } => None,
         }
     }
@@ -310,6 +343,15 @@ impl Condition {
                 width: own.width / grid.downscale,
                 ..*own
             }),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of tokens that the condition appends to audio with latents of shape `own`; `None` if it
+    /// appends none.
+    pub(crate) fn appended_sound(&self, grid: &AudioGrid, own: &AudioShape) -> Option<usize> {
+        match self.placement {
+            Placement::AppendedSound { seconds } => Some(seconds.map_or(own.length, |seconds| grid.length(seconds))),
             _ => None,
         }
     }
@@ -372,6 +414,8 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     // appended earlier.
     let references = references.map(|given| Condition::reference(given, config)).collect::<Result<Vec<_>, _>>()?;
     let kept = given_video(config, frames);
+    let dubbed = (config.pipeline.spec().video == Some(VideoUse::Reference)).then(|| Condition::dubbed(config, frames));
+    let dubbed = dubbed.map_or(Av::default(), |both| both.map(Some));
     let chained = config
         .request
         .num_frames
@@ -379,8 +423,23 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
         .and_then(|all| ClipChain::from_config(config, all))
         .map(|_| Condition::clip_end());
     Ok(Av {
-        video: kept.video.into_iter().chain(images).chain(slots).chain(chained.clone()).chain(references).collect(),
-        audio: kept.audio.into_iter().chain(chained).map(Ok).chain(sound).collect::<Result<_, _>>()?,
+        video: kept
+            .video
+            .into_iter()
+            .chain(images)
+            .chain(slots)
+            .chain(chained.clone())
+            .chain(references)
+            .chain(dubbed.video)
+            .collect(),
+        audio: kept
+            .audio
+            .into_iter()
+            .chain(chained)
+            .chain(dubbed.audio)
+            .map(Ok)
+            .chain(sound)
+            .collect::<Result<_, _>>()?,
     })
 }
 

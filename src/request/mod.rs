@@ -241,6 +241,11 @@ impl Request {
         if self.dfr.is_none() {
             second.conditions.video.retain(|condition| !condition.is_first_pass_only());
         }
+        if self.conditions.audio.iter().any(|condition| condition.content == Content::ReferenceSound) {
+            // As in Lightricks' pipeline, the second pass keeps the audio, which also replaces the reference.
+            second.roles.audio = StreamRole::Kept;
+            second.conditions.audio = vec![Condition::previous_sound()];
+        }
         (whole.before(&refine.upsample), Some(second))
     }
 
@@ -332,7 +337,10 @@ impl Request {
 
     /// Returns whether there is input audio, which requires the audio encoder.
     pub fn has_sound(&self) -> bool {
-        self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. }))
+        let encoded = |c: &Condition| {
+            matches!(c.content, Content::Sound { .. } | Content::VideoSound { .. } | Content::ReferenceSound)
+        };
+        self.conditions.audio.iter().any(encoded)
     }
 
     /// Returns the shape of the denoising programs for a batch of `batch` requests.

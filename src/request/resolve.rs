@@ -21,7 +21,8 @@ use crate::sampling::{AnySampler, SamplingError, StepDraws};
 /// # Errors
 /// Returns an error if the list of sigmas or the number of steps is invalid.
 pub(crate) fn sigmas(config: &Config, scheduler: &FlowMatch, shapes: &Shapes) -> Result<Vec<f32>, SamplingError> {
-    let anchor = if config.pipeline.spec().shifts_for_own_size { shapes.own_tokens() } else { sigmas::OFFICIAL_TOKENS };
+    let anchor =
+        if config.pipeline.spec().shifts_for_own_size { shapes.own_tokens().video } else { sigmas::OFFICIAL_TOKENS };
     // diffusers also counts appended tokens.
     let video_tokens = shapes.tokens.video;
     let diffusers = config.sampler.sigma_shift == Reference::Diffusers;
@@ -320,7 +321,8 @@ mod tests {
         // 200 of the 1000 tokens are appended.
         let tokens = Av { video: 1000, audio: 1 };
         let roles = Av::default();
-        let shapes = Shapes { video, audio, tokens, appended: 200, roles, drawn: Av::both(true) };
+        let shapes =
+            Shapes { video, audio, tokens, appended: Av { video: 200, audio: 0 }, roles, drawn: Av::both(true) };
         let of = |set: &[&str]| sigmas(&config(set), &scheduler, &shapes).expect("a schedule");
         let (steps, list) = ("sampler.steps=6", "sampler.sigmas=[0.9, 0.4]");
         let diffusers = "sampler.sigma_shift=diffusers";
@@ -348,7 +350,7 @@ mod tests {
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         let tokens = Av { video: 800, audio: 1 };
         let roles = Av::default();
-        let shapes = Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) };
+        let shapes = Shapes { video, audio, tokens, appended: Av::default(), roles, drawn: Av::both(true) };
         assert_eq!(sigmas(&config(&[list, diffusers]), &distilled, &shapes).expect("a schedule"), [0.9, 0.4, 0.0]);
     }
 

@@ -16,8 +16,8 @@ pub struct Shapes {
     pub(crate) audio: AudioShape,
     /// Number of tokens of each stream, including appended ones.
     pub tokens: Av<usize>,
-    /// Number of video tokens that conditions append.
-    pub appended: usize,
+    /// Number of tokens that conditions append to each stream.
+    pub appended: Av<usize>,
     /// Role of each stream.
     pub(crate) roles: Av<StreamRole>,
     /// Streams for which initial noise is drawn.
@@ -39,7 +39,7 @@ impl Shapes {
         let video = sizes.video_grid.latents(1, sizes.video_channels, width, height, num_frames)?;
         let audio = sizes.audio_grid.latents(1, sizes.audio_channels, num_frames, frame_rate)?;
         let tokens = Av { video: sizes.video_grid.tokens(&video), audio: audio.length };
-        Ok(Shapes { video, audio, tokens, appended: 0, roles: Av::default(), drawn: Av::both(true) })
+        Ok(Shapes { video, audio, tokens, appended: Av::default(), roles: Av::default(), drawn: Av::both(true) })
     }
 
     /// Returns the shapes of a pass, including appended tokens.
@@ -52,10 +52,11 @@ impl Shapes {
             shapes.audio = sizes.audio_grid.latents(1, sizes.audio_channels, frames, rate)?;
             shapes.tokens.audio = shapes.audio.length;
         }
-        let (grid, video) = (&sizes.video_grid, &r.conditions.video);
-        let each = video.iter().filter_map(|c| c.appended(&shapes.video, grid.temporal_compression));
-        let appended = each.map(|latents| grid.tokens(&latents)).sum();
-        let tokens = Av { video: shapes.tokens.video + appended, ..shapes.tokens };
+        let (grid, conditions) = (&sizes.video_grid, &r.conditions);
+        let each = conditions.video.iter().filter_map(|c| c.appended(&shapes.video, grid.temporal_compression));
+        let sound = conditions.audio.iter().filter_map(|c| c.appended_sound(&sizes.audio_grid, &shapes.audio));
+        let appended = Av { video: each.map(|latents| grid.tokens(&latents)).sum(), audio: sound.sum() };
+        let tokens = shapes.tokens.zip(appended).map(|(own, appended)| own + appended);
         let drawn = r.roles.map(|role| role == StreamRole::Denoised || role == StreamRole::Kept && r.draws_kept);
         Ok(Shapes { tokens, appended, roles: r.roles, drawn, ..shapes })
     }
@@ -64,9 +65,9 @@ impl Shapes {
         self.roles.map(|role| role == StreamRole::Denoised)
     }
 
-    /// Returns the number of video tokens without appended ones.
-    pub fn own_tokens(&self) -> usize {
-        self.tokens.video - self.appended
+    /// Returns the number of tokens of each stream without appended ones.
+    pub fn own_tokens(&self) -> Av<usize> {
+        self.tokens.zip(self.appended).map(|(all, appended)| all - appended)
     }
 
     /// Returns the shape `[tokens, channels]` of the noise that steps add to each stream; 0 tokens for streams that are
@@ -78,7 +79,7 @@ impl Shapes {
     }
 
     pub(crate) fn frame_tokens(&self) -> usize {
-        self.own_tokens() / self.video.frames
+        self.own_tokens().video / self.video.frames
     }
 
     /// Returns a mask `[1, n]` of the video tokens that represent a single video frame: 1 for generated keyframes and,
@@ -98,7 +99,7 @@ impl Shapes {
         let frame = self.frame_tokens();
         let appended = conditions.iter().filter(|condition| condition.appended_at().is_some());
         let generated = appended.enumerate().filter(|(_, condition)| condition.content == Content::Generated);
-        let start = |(at, _): (usize, &Condition)| self.own_tokens() + at * frame;
+        let start = |(at, _): (usize, &Condition)| self.own_tokens().video + at * frame;
         generated.map(start).map(|start| start..start + frame).collect()
     }
 

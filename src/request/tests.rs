@@ -76,7 +76,7 @@ fn only_tokens_of_the_first_latent_frame_are_marked() {
     let sizes = sizes(&json!({}));
     let shapes = Shapes::new(&sizes, 96, 64, 17, 24.0).expect("legal sizes");
     let tokens = Av { video: shapes.tokens.video + 6, ..shapes.tokens };
-    let mask = Shapes { tokens, appended: 6, ..shapes }.single_frames(&[], true);
+    let mask = Shapes { tokens, appended: Av { video: 6, audio: 0 }, ..shapes }.single_frames(&[], true);
     assert_eq!(mask.dim(), (1, 3 * 6 + 6));
     assert!(mask.iter().enumerate().all(|(n, marked)| *marked == f32::from(n < 6)), "{mask}");
 }
@@ -95,7 +95,7 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
         let (one, two) = request(reference, &marks).expect("legal").passes();
         let shapes = Shapes::from_request(&marks, &one).expect("legal sizes");
         // 3 latent frames of 1 x 2 tokens.
-        assert_eq!((shapes.own_tokens(), shapes.appended, shapes.frame_tokens()), (6, 4, 2));
+        assert_eq!((shapes.own_tokens().video, shapes.appended.video, shapes.frame_tokens()), (6, 4, 2));
         let mask = shapes.single_frames(&one.conditions.video, one.first_frame_marker);
         assert_eq!(mask.into_raw_vec_and_offset().0, [first, first, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
         let shape = one.denoise_shape(&marks, &shapes, 1);
@@ -104,7 +104,8 @@ fn generated_keyframes_are_tokens_of_first_pass_only() {
         assert_eq!(at, [(5, PositionSpan::Frame), (11, PositionSpan::Frame)]);
         let two = two.expect("two passes");
         assert!(
-            two.conditions.video.is_empty() && Shapes::from_request(&marks, &two).expect("legal sizes").appended == 0
+            two.conditions.video.is_empty()
+                && Shapes::from_request(&marks, &two).expect("legal sizes").appended.video == 0
         );
     }
     let why = request("reference=official", &sizes(&json!({}))).expect_err("no keyframe embedding").to_string();
@@ -127,7 +128,7 @@ fn reference_videos_are_tokens_of_first_pass_only() {
     let (one, two) = resolve(&config, &marks).expect("legal sizes").passes();
     let shapes = Shapes::from_request(&marks, &one).expect("legal sizes");
     // 3 latent frames of 2 x 4 tokens, followed by references of 2 and 3 frames of 1 x 2 tokens.
-    assert_eq!((shapes.own_tokens(), shapes.appended), (24, 10));
+    assert_eq!((shapes.own_tokens().video, shapes.appended.video), (24, 10));
     let marked = shapes.single_frames(&one.conditions.video, true);
     assert!(marked.iter().enumerate().all(|(n, mark)| *mark == f32::from(n < 8)), "{marked}");
     let mask = |request: &Request| {
@@ -138,5 +139,5 @@ fn reference_videos_are_tokens_of_first_pass_only() {
     };
     assert_eq!(mask(&one), Some(vec![1, 34, 34]));
     let two = two.expect("two passes");
-    assert_eq!((mask(&two), Shapes::from_request(&marks, &two).expect("legal sizes").appended), (None, 0));
+    assert_eq!((mask(&two), Shapes::from_request(&marks, &two).expect("legal sizes").appended.video), (None, 0));
 }

@@ -177,6 +177,14 @@ impl AudioGrid {
         self.sampling_rate as f64 / self.hop_length as f64 / self.temporal_compression as f64
     }
 
+    /// Returns the number of latents that encode `seconds` seconds of audio. The spectrogram has a frame at the start
+    /// and one per [`AudioGrid::hop_length`] samples; the last latent may cover fewer frames.
+    pub(crate) fn length(&self, seconds: f64) -> usize {
+        // A duration that was computed from a sample count may be slightly too long.
+        let samples = (seconds * self.sampling_rate as f64 - 1e-3).ceil().max(0.0) as usize;
+        (1 + samples / self.hop_length).div_ceil(self.temporal_compression)
+    }
+
     /// Returns the shape of audio latents that match `num_frames` frames in duration: the nearest latent count, ties to
     /// even (Python's `round`).
     ///

@@ -18,6 +18,7 @@ mod conditions;
 mod context_parallel;
 mod dfr;
 mod diffusion_decoder;
+mod dub_it;
 mod formats;
 mod fuzz_regression;
 mod fuzz_seeds;

@@ -169,7 +169,7 @@ fn only_attention_strengths_below_one_add_a_mask() {
         for (request, references) in [Some((first, true)), second.map(|second| (second, false))].into_iter().flatten() {
             let sizes = &runner.model.sizes;
             let shapes = Shapes::from_request(sizes, &request).expect("legal sizes");
-            assert_eq!(shapes.appended > 0, references, "{}", case.name);
+            assert_eq!(shapes.appended.video > 0, references, "{}", case.name);
             let shape = request.denoise_shape(sizes, &shapes, 1);
             let network = denoise(&c, &shape, &plain(DType::F32)).expect("builds");
             let mask = network.program.argument("self_mask.video").map(|a| &a.ty.dims);

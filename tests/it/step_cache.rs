@@ -258,7 +258,7 @@ fn conditioned_tokens_count_by_their_noise(runner: &mut Runner, uncached: &Reque
     let host = Pass::of_batch(&source, &runner.model, uncached, videos);
     let prepared = host.prepared(&mut runner.executor, &one);
     let shapes = Shapes::from_request(&runner.model.sizes, uncached).expect("legal sizes");
-    let tokens = Tokens::new(&host.noise_fractions(shapes.tokens.video));
+    let tokens = Tokens::new(&host.noise_fractions(shapes.own_tokens().video));
     let adaptive = |threshold| StepCache::Adaptive { threshold, window: WINDOW };
     let both = [tokens.unweighted(), tokens];
     let replays = |runner: &mut Runner, threshold| {

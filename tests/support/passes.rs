@@ -8,7 +8,7 @@ use ltx2::models::transformer::TransformerConfig;
 use ltx2::nn::Build;
 use ltx2::pipeline::model::OpenModel;
 use ltx2::pipeline::programs::executor::{Executor, Inputs};
-use ltx2::request::{Condition, Request, Shapes};
+use ltx2::request::{Condition, Placement, Request, Shapes};
 use ltx2::sampling::denoise::{DenoiseShape, denoise, prepare};
 use ltx2::sampling::step_cache::StepCache;
 use ltx2::tensor::Tensor;
@@ -23,8 +23,8 @@ pub struct Pass<'a> {
     config: TransformerConfig,
     request: &'a Request,
     shape: DenoiseShape,
-    /// Number of tokens appended to the video tokens.
-    appended: usize,
+    /// Number of tokens appended to each stream.
+    appended: Av<usize>,
 }
 
 impl<'a> Pass<'a> {
@@ -120,12 +120,15 @@ impl<'a> Pass<'a> {
                 // The first frame follows an image; without one, a third of the tokens is known. Appended tokens are
                 // conditioning tokens.
                 let (conditions, appended) = match name {
-                    "level.video" => (&self.request.conditions.video, self.appended),
-                    _ => (&self.request.conditions.audio, 0),
+                    "level.video" => (&self.request.conditions.video, self.appended.video),
+                    _ => (&self.request.conditions.audio, self.appended.audio),
                 };
                 let levels = self.levels();
                 let index = |level: f32| levels.iter().position(|l| *l == level).expect("a level") as i32;
-                let behind = conditions.iter().filter(|c| c.appended_at().is_some() || c.reference_grid().is_some());
+                let behind = conditions.iter().filter(|c| {
+                    let is_sound = matches!(c.placement, Placement::AppendedSound { .. });
+                    is_sound || c.appended_at().is_some() || c.reference_grid().is_some()
+                });
                 let behind: Vec<i32> = behind.map(|c| index(c.noise_level())).collect();
                 let (own, frame) = (dims[1] - appended, appended / behind.len().max(1));
                 let known = if behind.is_empty() { own.div_ceil(3) } else { frame };

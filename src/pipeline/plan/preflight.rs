@@ -87,6 +87,7 @@ fn wanted(config: &Config) -> ClipPart {
         Some(VideoUse::Span) => {
             ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
         }
+        Some(VideoUse::Reference) => ClipPart { frames, seconds: None },
         // The video's own audio is not read, because it is replaced. Trailing frames that do not fill a latent frame
         // are kept if the video ends there; one more latent frame is read to find out whether it does.
         Some(VideoUse::Whole) => {

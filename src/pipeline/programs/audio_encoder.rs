@@ -16,7 +16,9 @@ pub(super) const AUDIO_ENCODER: ProgramDeclaration = ProgramDeclaration {
     runs: |run| run.first.has_sound(),
     request: |run| Ok(&run.first),
     network: |spec| {
-        let (audio, length) = (spec.run.configs.audio_vae()?, spec.shapes.audio.length);
+        let audio = spec.run.configs.audio_vae()?;
+        // A reference sound may be longer than the video.
+        let length = if spec.shapes.appended.audio > 0 { spec.shapes.appended.audio } else { spec.shapes.audio.length };
         let dims = [1, audio.in_channels, audio.frames_of(length), audio.bins()];
         network(&spec.run.configs, dims, spec.build)
     },

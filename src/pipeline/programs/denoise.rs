@@ -9,7 +9,7 @@ use crate::av::Av;
 use crate::hlo::DType;
 use crate::models::transformer::tables;
 use crate::pipeline::runner::{NetworkSizes, Runner, SharedLoop};
-use crate::pipeline::stages::conditions::{ConditionTokens, appended_coords};
+use crate::pipeline::stages::conditions::{ConditionTokens, appended_coords, appended_sound_coords};
 use crate::pipeline::stages::denoise_loop::{DenoiseLoop, evaluations, step_cache_inputs};
 use crate::request::{Request, Shapes};
 use crate::sampling::denoise::{self, DenoiseShape};
@@ -73,7 +73,12 @@ impl Runner {
         let c = &self.model.sizes.transformer;
         let mut coords = shapes.coords(&self.model.sizes, request.position_rate());
         let mut dtype = request.positions;
-        if shapes.appended > 0 {
+        if shapes.appended.audio > 0 {
+            let behind = appended_sound_coords(c, shapes.appended.audio);
+            coords.audio = ndarray::concatenate(ndarray::Axis(2), &[coords.audio.view(), behind.view()])
+                .map_err(|e| PipelineError::Input(e.to_string()))?;
+        }
+        if shapes.appended.video > 0 {
             // Appended tokens have f32 positions. For bf16, the bounds of the video's own tokens are rounded to bf16;
             // then the tables of all tokens are computed in f32.
             if dtype == DType::BF16 {

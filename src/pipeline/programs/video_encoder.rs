@@ -20,7 +20,8 @@ pub(super) const VIDEO_ENCODER: ProgramDeclaration = ProgramDeclaration {
         let first = &run.first;
         first.has_images() || first.given_frames().is_some() || first.references().next().is_some()
     },
-    request: |run| Ok(&run.first),
+    // The second pass encodes an appended input video at twice the size.
+    request: |run| Ok(run.second.as_ref().filter(|pass| pass.given_frames().is_some()).unwrap_or(&run.first)),
     network: |spec| network(&spec.run.configs, dims(spec), spec.build),
     single_run: Some(SingleRun {
         help: "`video` to `latents`",

@@ -91,8 +91,8 @@ pub(in crate::pipeline) fn draws(shapes: &Shapes, sizes: &ModelSizes) -> Vec<(&'
     if shapes.drawn.audio {
         draws.push(("audio", vec![1, a.channels, a.length, a.mel_bins]));
     }
-    if shapes.drawn.video && shapes.appended > 0 {
-        draws.push(("appended", vec![1, shapes.appended, sizes.transformer.in_channels]));
+    if shapes.drawn.video && shapes.appended.video > 0 {
+        draws.push(("appended", vec![1, shapes.appended.video, sizes.transformer.in_channels]));
     }
     draws
 }
@@ -168,8 +168,8 @@ impl NoiseTensors {
         Ok(Av { video: video.transpose()?.unwrap_or_else(none), audio: audio.transpose()?.unwrap_or_else(none) })
     }
 
-    /// Returns the starting tokens of a pass with `batch` videos: the noise, with appended tokens after the video's own
-    /// tokens. If the request has no video or no audio, the tokens of that stream are zeros.
+    /// Returns the starting tokens of a pass with `batch` videos: the noise, with appended tokens after each stream's own
+    /// tokens. Appended audio tokens are zeros, because all of them are conditions without noise. If the request has no video or no audio, the tokens of that stream are zeros.
     pub(crate) fn start(mut self, shapes: &Shapes, sizes: &ModelSizes, batch: usize) -> Result<Av<Array3<f32>>> {
         let appended = self.appended.take();
         let mut start = self.tokens(sizes)?;
@@ -177,6 +177,12 @@ impl NoiseTensors {
             let behind = fixed::<_, Ix3>(appended)?;
             let all = ndarray::concatenate(Dim(1), &[start.video.view(), behind.view()]);
             start.video = all.map_err(|e| PipelineError::Input(e.to_string()))?;
+        }
+        if shapes.appended.audio > 0 {
+            let (rows, _, channels) = start.audio.dim();
+            let behind = Array3::zeros((rows, shapes.appended.audio, channels));
+            let all = ndarray::concatenate(Dim(1), &[start.audio.view(), behind.view()]);
+            start.audio = all.map_err(|e| PipelineError::Input(e.to_string()))?;
         }
         let channels = sizes.transformer.streams().map(|stream| stream.in_channels);
         let absent = start.as_mut().zip(shapes.roles).zip(shapes.tokens.zip(channels)).into_iter();
@@ -206,7 +212,7 @@ impl BatchNoise {
         let mut joined = self.rows(executor, &draws(shapes, sizes), DType::F32)?.into_iter();
         let mut next = || joined.next().unwrap_or_else(|| ArrayD::default(ndarray::IxDyn(&[0])));
         let Av { video, audio } = shapes.drawn.map(|drawn| drawn.then(&mut next));
-        Ok(NoiseTensors { video, audio, appended: (shapes.drawn.video && shapes.appended > 0).then(next) })
+        Ok(NoiseTensors { video, audio, appended: (shapes.drawn.video && shapes.appended.video > 0).then(next) })
     }
 
     /// Implements [`BatchNoise::draw`] on the host for a [`DrawOrder`] other than the default.
@@ -222,7 +228,9 @@ impl BatchNoise {
         if tokens.video {
             all.retain(|(name, _)| *name != "appended");
         }
-        for ((name, of_tokens), (n, c)) in Av::NAMES.zip(tokens).zip(shapes.tokens.zip(channels)) {
+        // Appended audio tokens start without noise.
+        let drawn = Av { audio: shapes.own_tokens().audio, ..shapes.tokens };
+        for ((name, of_tokens), (n, c)) in Av::NAMES.zip(tokens).zip(drawn.zip(channels)) {
             for (_, shape) in all.iter_mut().filter(|(drawn, _)| of_tokens && *drawn == name) {
                 *shape = vec![1, n, c];
             }
@@ -236,9 +244,9 @@ impl BatchNoise {
         let mut appended = drawn.next();
         if let Some(all) = video.take_if(|_| tokens.video) {
             let all = fixed::<_, Ix3>(all)?;
-            let (own, rest) = all.view().split_at(Dim(1), shapes.own_tokens());
+            let (own, rest) = all.view().split_at(Dim(1), shapes.own_tokens().video);
             let shape = VideoShape { batch: all.shape()[0], ..shapes.video };
-            appended = (shapes.appended > 0).then(|| rest.to_owned().into_dyn());
+            appended = (shapes.appended.video > 0).then(|| rest.to_owned().into_dyn());
             video = Some(sizes.video_grid.unpack(own, &shape)?.into_dyn());
         }
         if let Some(tokens) = audio.take_if(|_| tokens.audio) {

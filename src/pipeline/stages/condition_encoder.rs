@@ -35,6 +35,8 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
         Content::Sound { .. }
         | Content::Video(_)
         | Content::VideoSound { .. }
+        | Content::ReferenceSound
+        | Content::PreviousSound
         | Content::Generated
         | Content::Carried(_)
         | Content::ClipEnd => Ok(()),
@@ -112,6 +114,19 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
     Some(sound.span(start, length - silence).delayed(silence))
 }
 
+/// Returns the sound of the input video, cut to the duration that the request appends.
+fn reference_sound(request: &Request) -> Result<Audio> {
+    let none =
+        || PipelineError::Usage("the input video has no sound; use a video with sound, or set request.audio".into());
+    let sound = clip(request)?.sound.clone().ok_or_else(none)?;
+    let seconds = request.conditions.audio.iter().find_map(|condition| match condition.placement {
+        Placement::AppendedSound { seconds } => seconds,
+        _ => None,
+    });
+    let samples = |seconds: f64| (seconds * f64::from(sound.rate())).round_ties_even() as usize;
+    Ok(seconds.map_or_else(|| sound.clone(), |seconds| sound.span(0.0, samples(seconds))))
+}
+
 /// Returns the tokens that do not overlap `span` (seconds). `bounds`: start and end of each token along each axis, time
 /// first, `[1, axes, tokens, 2]`. These are the tokens that `TemporalRegionMask` of the reference implementation keeps;
 /// as there, times are compared in f32.
@@ -159,6 +174,8 @@ pub(crate) struct PassTokens<'a> {
     pub(crate) keyframes: Option<&'a Array3<f32>>,
     /// Tokens of the input audio.
     pub(crate) sound: Option<&'a Array3<f32>>,
+    /// Audio tokens of the previous pass.
+    pub(crate) previous_sound: Option<&'a Array3<f32>>,
     /// Final tokens of the previous clip.
     pub(crate) clip_end: Option<&'a Av<Array3<f32>>>,
 }
@@ -179,16 +196,17 @@ impl Runner {
         let channels = c.streams().map(|s| s.in_channels);
         let ends = given.clip_end.map_or(Av::default(), |ends| ends.as_ref().map(Some));
         let rows = |tokens: Option<&Array3<f32>>| tokens.map_or(1, |tokens| tokens.dim().0);
-        let videos = Av { video: rows(given.keyframes.or(ends.video)), audio: rows(ends.audio) };
+        let videos =
+            Av { video: rows(given.keyframes.or(ends.video)), audio: rows(given.previous_sound.or(ends.audio)) };
         let streams = videos.zip(shapes.tokens.zip(channels));
         let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
-        let own = Av { video: shapes.own_tokens(), audio: shapes.tokens.audio };
+        let own = shapes.own_tokens();
         let first = Av { video: shapes.frame_tokens(), audio: 1 };
-        let mut behind = shapes.own_tokens();
+        let mut behind = own;
         let all = streams.as_mut().zip(request.conditions.as_ref()).zip(request.roles.zip(own.zip(first)));
         let times = shapes.coords(&self.model.sizes, request.frame_rate);
         let mut kept = Av::default();
-        let mut attention = AttentionWeights::new(shapes.own_tokens());
+        let mut attention = AttentionWeights::new(own.video);
         let step = self.model.sizes.video_grid.temporal_compression;
         let all = all.zip(times.zip(kept.as_mut())).zip(ends);
         for ((((stream, conditions), (role, (own, first))), (times, kept)), end) in all {
@@ -203,22 +221,29 @@ impl Runner {
                     None if role == StreamRole::Denoised => continue,
                     None => return Err(PipelineError::Usage("the input video has no audio to keep".into())),
                 };
+                let n = tokens.shape()[1];
                 if role == StreamRole::Kept {
-                    *kept = Some(tokens);
+                    match condition.placement {
+                        Placement::AppendedSound { .. } => stream.clean.slice_mut(s![.., own.., ..]).assign(&tokens),
+                        _ => *kept = Some(tokens),
+                    }
                     continue;
                 }
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
-                let n = tokens.shape()[1];
                 let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
                     Placement::AfterFirstLatent => vec![(0..n, first..first + n)],
                     Placement::Appended { .. } | Placement::AppendedReference(_) => {
-                        behind += n;
+                        behind.video += n;
                         let latents = condition.appended(&shapes.video, step).unwrap_or(shapes.video);
                         attention.append(n, attention_weights(condition, &latents, request)?.as_deref());
-                        vec![(0..n, behind - n..behind)]
+                        vec![(0..n, behind.video - n..behind.video)]
+                    }
+                    Placement::AppendedSound { .. } => {
+                        behind.audio += n;
+                        vec![(0..n, behind.audio - n..behind.audio)]
                     }
                     Placement::Span { start, end } => {
                         let span = within(&times, start..end, span_key(&condition.content))?;
@@ -253,12 +278,19 @@ impl Runner {
                 given.sound.cloned().ok_or_else(|| PipelineError::Bug("the input audio is not encoded".into()))?
             }
             Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
-            Content::Video(part) => self.video_tokens(part, request)?,
+            Content::Video(part) => {
+                self.video_tokens(part, request, condition.reference_grid().map_or(1, |grid| grid.downscale))?
+            }
             Content::Reference { path, filter, .. } => self.reference_tokens(path, *filter, condition, request)?,
             Content::VideoSound { last, delay } => match clip_sound(&*clip(request)?, request, *last, *delay) {
                 Some(sound) => self.encode_audio(&sound, shapes.audio.length)?,
                 None => return Ok(None),
             },
+            Content::ReferenceSound => self.encode_audio(&reference_sound(request)?, shapes.appended.audio)?,
+            Content::PreviousSound => {
+                let missing = || PipelineError::Bug("the audio of the previous pass is missing".into());
+                given.previous_sound.cloned().ok_or_else(missing)?
+            }
             Content::Carried(at) => {
                 let frame = shapes.frame_tokens();
                 let none = || PipelineError::Bug(format!("keyframe {at} of the previous pass is missing"));
@@ -286,8 +318,9 @@ impl Runner {
         Ok(tokens)
     }
 
-    /// Encodes frames of the input video at the size of the pass. Returns normalised tokens `[1, n, c]`.
-    fn video_tokens(&mut self, part: &VideoPart, request: &Request) -> Result<Array3<f32>> {
+    /// Encodes frames of the input video at the size of the pass, divided by `downscale`. Returns normalised tokens
+    /// `[1, n, c]`.
+    fn video_tokens(&mut self, part: &VideoPart, request: &Request, downscale: usize) -> Result<Array3<f32>> {
         let given = clip(request)?;
         let have = given.frames.count();
         if have < part.frames {
@@ -298,7 +331,7 @@ impl Runner {
         }
         let from = if part.last { have - part.frames } else { 0 };
         let frames = given.frames.part(from..from + part.frames);
-        self.encode_frames(&frames, [request.height, request.width], part.skipped)
+        self.encode_frames(&frames, [request.height, request.width].map(|side| side / downscale), part.skipped)
     }
 
     /// Converts a reference video and encodes it at the size of the pass, divided by the reference's downscale factor.

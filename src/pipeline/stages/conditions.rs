@@ -10,6 +10,7 @@ use ndarray::{Array1, Array2, Array3, Array4, ArrayView2, Axis as Dim, s};
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
 use crate::nn::MASK_VALUE;
+use crate::pipeline::error::{PipelineError, Result};
 use crate::request::{Condition, PositionSpan, ReferenceGrid, Shapes, coordinate_grids};
 use crate::sampling::latents::VideoShape;
 use crate::tensor::Tensor;
@@ -61,6 +62,23 @@ impl ConditionTokens {
                 *start = ndarray::concatenate(Dim(0), &vec![given.view(); batch]).expect("copies have one shape");
             }
         }
+    }
+
+    /// Appends the clean tokens of the conditions to the starting tokens `[b, n, c]` of streams that are kept unchanged,
+    /// for `batch` videos.
+    ///
+    /// # Errors
+    /// Returns an error if the numbers of videos or channels differ.
+    pub(crate) fn append(&self, start: Av<&mut Array3<f32>>, batch: usize) -> Result<()> {
+        for (start, own) in start.zip(self.streams.as_ref()) {
+            let (known, all) = (start.dim().1, own.clean.dim().1);
+            if known < all {
+                let clean = own.clean_of(batch);
+                let both = ndarray::concatenate(Dim(1), &[start.view(), clean.slice(s![.., known.., ..])]);
+                *start = both.map_err(|e| PipelineError::Input(e.to_string()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes the clean tokens of the conditions into the tokens `[b, n, c]` of both streams, regardless of their
@@ -198,6 +216,19 @@ pub(crate) fn appended_coords(
     ndarray::concatenate(Dim(2), &views).expect("positions of one video along three axes")
 }
 
+/// Time between the end of the reference sound and the start of the video, in seconds.
+const REFERENCE_SOUND_GAP: f32 = 0.04;
+
+/// Returns the positions of `tokens` appended audio tokens: start and end in seconds, `[1, 1, tokens, 2]`. The last one
+/// ends [`REFERENCE_SOUND_GAP`] before the video starts, so all times are negative.
+pub(crate) fn appended_sound_coords(c: &TransformerConfig, tokens: usize) -> Array4<f32> {
+    let grid = coordinate_grids(c).1;
+    let mut coords = grid.coords(1, tokens, c.audio_scale_factor, c.audio_patch_size_t, c.causal_offset as i64);
+    let end = coords.iter().copied().fold(0.0, f32::max);
+    coords.mapv_inplace(|seconds| seconds - end - REFERENCE_SOUND_GAP);
+    coords
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +250,7 @@ mod tests {
         let video = VideoShape { batch: 1, channels: 2, frames: 2, height: 2, width: 2 };
         let audio = AudioShape { batch: 1, channels: 1, length: 1, mel_bins: 1 };
         let (tokens, roles) = (Av { video: 8, audio: 1 }, Av::default());
-        Shapes { video, audio, tokens, appended: 0, roles, drawn: Av::both(true) }
+        Shapes { video, audio, tokens, appended: Av::default(), roles, drawn: Av::both(true) }
     }
 
     /// Returns a condition on a reference video of `latents` latent frames, with the given spatial and temporal scale.

@@ -136,6 +136,7 @@ impl Run<'_> {
         let given = PassTokens {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
+            previous_sound: self.previous_sound.as_ref(),
             clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase())),
         };
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
@@ -181,6 +182,7 @@ impl Run<'_> {
             }
         }
         if let Some(conditions) = &conditions {
+            conditions.append(start.as_mut(), self.batch.size)?;
             conditions.blend(start.as_mut());
         }
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
@@ -218,8 +220,10 @@ impl Run<'_> {
         let frames = places.into_iter().map(|at| tokens.video.slice(s![.., at, ..]));
         let frames: Vec<_> = [none].into_iter().chain(frames).collect();
         let generated = ndarray::concatenate(Dim(1), &frames).expect("tokens of one stream");
-        if own < tokens.video.shape()[1] {
-            tokens.video = tokens.video.slice(s![.., ..own, ..]).to_owned();
+        for (tokens, own) in tokens.as_mut().zip(own) {
+            if own < tokens.shape()[1] {
+                *tokens = tokens.slice(s![.., ..own, ..]).to_owned();
+            }
         }
         if let Some(ends) = &mut self.clip_ends {
             ends.keep(pass.names.phase(), tokens.as_ref(), &pass.shapes);
@@ -346,8 +350,8 @@ impl Pass<'_> {
         batch: usize,
         dump: &mut Dump,
     ) -> Result<()> {
-        let mut tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
-        tokens.video = tokens.video.slice(s![.., ..self.shapes.own_tokens(), ..]).to_owned();
+        let tokens = latents.as_ref().try_map(|t| fixed::<_, Ix3>(t.to_f32()))?;
+        let tokens = tokens.zip(self.shapes.own_tokens()).map(|(all, own)| all.slice(s![.., ..own, ..]).to_owned());
         let (video, audio) = unpack(model, &self.shapes, batch, tokens)?;
         let name = |stream: &str| format!("{}step_{step}.latents.{stream}", self.names.dump);
         dump.keep_row(&name("video"), &video, 1, 0);

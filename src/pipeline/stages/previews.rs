@@ -242,7 +242,7 @@ impl Previews {
                 return Ok(());
             }
         };
-        let (grid, own) = (runner.model.sizes.video_grid, pass.shapes.own_tokens());
+        let (grid, own) = (runner.model.sizes.video_grid, pass.shapes.own_tokens().video);
         let layout = TokenLayout { grid, shape: pass.shapes.video, own };
         let sampler = pass.shape.sampler.clone();
         if self.wants_decoding(runner, 2 * step >= steps)

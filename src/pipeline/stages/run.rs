@@ -1,5 +1,7 @@
 //! State of a batch of requests while it runs.
 
+use ndarray::Array3;
+
 use super::batch::{Batch, BatchNoise, Dump};
 use super::clip_ends::ClipEnds;
 use super::clock::Clock;
@@ -19,6 +21,8 @@ pub(crate) struct Run<'a> {
     pub(crate) noise: BatchNoise,
     /// Input audio. `None`: the request has no input audio.
     pub(crate) sound: Option<GivenSound>,
+    /// Audio tokens `[b, n, c]` of the first pass. `None`: the first pass is not finished.
+    pub(crate) previous_sound: Option<Array3<f32>>,
     /// For chained videos: the final tokens of the previous clip. The run replaces them with the final tokens of this
     /// clip.
     pub(crate) clip_ends: Option<&'a mut ClipEnds>,

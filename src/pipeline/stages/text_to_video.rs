@@ -188,6 +188,7 @@ impl Runner {
             let run = Run {
                 noise,
                 sound,
+                previous_sound: None,
                 runner,
                 batch,
                 clip_ends,
@@ -265,6 +266,7 @@ impl Run<'_> {
             shapes = to;
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
+            self.previous_sound = Some(sound.clone());
             let pass = self.begin(second, before, SECOND)?;
             decoder_noise = self.begin_decoder_noise(&shapes, request, second);
             made = self.denoise(pass, &text, Some(&sound))?;

@@ -48,7 +48,7 @@ impl Fields {
             // If a pipeline has an input video, size and number of frames come from the video.
             None => json!({"width": width, "height": height, "num_frames": num_frames}),
             Some(VideoUse::Span) => json!({"input_video": video(num_frames)?, "start": 0, "end": 1}),
-            Some(VideoUse::Whole) => json!({"input_video": video(num_frames)?}),
+            Some(VideoUse::Whole | VideoUse::Reference) => json!({"input_video": video(num_frames)?}),
             Some(VideoUse::Overlap) => {
                 // The input video consists of the overlap; the extension adds the remaining frames.
                 let overlap = [OVERLAP, 9].into_iter().find(|overlap| overlap + 8 <= num_frames).unwrap_or(9);

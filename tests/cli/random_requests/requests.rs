@@ -177,6 +177,10 @@ impl Request {
                 self.set(&format!("request.extend={{seconds: 0.3, at: {at}, overlap: 9}}"));
             }
             Some(VideoUse::Whole) => self.set(&video),
+            Some(VideoUse::Reference) => {
+                self.set(&video);
+                self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}"));
+            }
             None => {}
         }
     }
