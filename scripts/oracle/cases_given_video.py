@@ -132,6 +132,12 @@ class Given(official_pipelines.Run):
             decode = ltx("pipelines.utils.media_io").decode_audio_from_file
             sound = self._heard(decode(str(r["audio"]["path"]), "cpu", r["audio"]["start"], n / _RATE))
             return self._pass({}, dict(initial_latent=sound, frozen=True), given="audio")
+        if kind.startswith("inpaint"):
+            # The left column of the picture is kept.
+            (video, sound), keep = self._encoded(slice(None)), torch.tensor([1.0, 0, 0]).expand(1, 3, 2, 3)
+            items = dict(conditionings=[ltx("core.conditioning.types.mask_cond").VideoConditionByMask(video, keep)])
+            frozen = kind == "inpaint_sound"
+            return self._pass(items, dict(initial_latent=sound, frozen=True) if frozen else {}, given="audio" if frozen else None)
         if kind == "video_to_audio":
             video, _ = self._encoded(slice(None))
             # 1.0.0 has no frozen streams; an empty region keeps the stream at each step's noise level.
@@ -196,6 +202,7 @@ def cases(wheels):
         }
     guided = {"video": FULL["video"], "audio": scales()}
     to_video = dict(kind="audio_to_video", audio=dict(path=SOUND, start=0.05), num_frames=9, guidance=guided)
+    region = "request.inpaint={region: [40, 0, 56, 64]"
     # Audio-only passes have no modality guidance.
     alone = dict(kind="text_to_audio", guidance={"video": scales(), "audio": {**FULL["audio"], "modality": 1.0}})
     return {
@@ -203,7 +210,8 @@ def cases(wheels):
         "retake_video": (*retake(0.5, None, anew=False), ()), "extend_17": (*extend(17), ()),
         "extend_before": (*extend(9, before=True), ()), "extend_before_17": (*extend(17, before=True), ()),
         "video_to_audio": (to_sound, [], ("audio",)), "audio_to_video": (to_video, [], ("video",)),
-        "text_to_audio": (alone, [], ("audio",)),
+        "inpaint": (dict(kind="inpaint"), [region + ", audio: true}"], both),
+        "inpaint_sound": (dict(kind="inpaint_sound", guidance=guided), [region + "}"], ()), "text_to_audio": (alone, [], ("audio",)),
     }
 
 
@@ -227,7 +235,7 @@ def write(model, case, more, settings, decode):
     own = [key for key in keys(asked, f"official{release}") if not key.startswith(replaced)]
     if "extend" not in asked["kind"]:
         own.append(f"request.num_frames={asked['num_frames']}")
-    own.append(f"pipeline={asked['kind'].removesuffix('_before')}")
+    own.append(f"pipeline={asked['kind'].removesuffix('_before').removesuffix('_sound')}")
     write_requests(
         f"given_video{release}", case, model, outputs, [*own, *settings],
         strides={"video": (1, 4, 1, 17, 17), "audio": (1, 1, 37)},

@@ -64,6 +64,14 @@ impl RunArgs {
         given.flag("extend", "request.extend.seconds", r.extend);
         given.shared_flag("extend", &["pipeline"], r.extend.map(|_| "extend"));
         given.flag("extend-at", "request.extend.at", r.extend_at);
+        given.flag("mask", "request.mask", &r.mask);
+        given.flag("inpaint", "request.inpaint.region", (!r.inpaint.is_empty()).then_some(&r.inpaint));
+        given.flag("outpaint", "request.inpaint.keep", (!r.outpaint.is_empty()).then_some(&r.outpaint));
+        for (flag, is_given) in
+            [("mask", r.mask.is_some()), ("inpaint", !r.inpaint.is_empty()), ("outpaint", !r.outpaint.is_empty())]
+        {
+            given.shared_flag(flag, &["pipeline"], is_given.then_some("inpaint"));
+        }
         given.flag("reference-video", "request.reference_videos", r.references());
         given.flag("audio", "request.audio", r.sound());
         given.flag("width", "request.width", r.width);
@@ -217,8 +225,18 @@ pub(crate) struct RequestArgs {
     /// Extends after the end of the video, or before its start [default: end]
     #[arg(long, value_name = "END")]
     pub(crate) extend_at: Option<ExtendAt>,
+    /// Regenerates the white regions of --video in this mask image or video; implies --pipeline inpaint
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["retake", "extend"])]
+    pub(crate) mask: Option<String>,
+    /// Regenerates a rectangle of --video, in pixels; implies --pipeline inpaint
+    #[arg(long, num_args = 4, value_names = ["X", "Y", "W", "H"], conflicts_with_all = ["retake", "extend", "mask"])]
+    pub(crate) inpaint: Vec<usize>,
+    /// Places --video in a rectangle of the output, in multiples of 32 pixels, and generates everything outside of it;
+    /// implies --pipeline inpaint
+    #[arg(long, num_args = 4, value_names = ["X", "Y", "W", "H"], conflicts_with_all = ["retake", "extend", "mask", "inpaint"])]
+    pub(crate) outpaint: Vec<usize>,
     /// Input audio that the video is generated to match: a file of any sample rate and channel count, truncated to the
-    /// duration of the video; with --retake and --extend, used as the sound of a silent input video
+    /// duration of the video; with --video, used as the sound of a silent input video
     #[arg(long, value_name = "PATH")]
     pub(crate) audio: Option<String>,
     /// Time in the --audio file at which the video starts, in seconds [default: 0]

@@ -27,6 +27,7 @@ pub(super) fn check_source(config: &Config) -> Result<(), ConfigError> {
         return fail(Unsupported, "conditioning.generated_keyframes", slots, why);
     }
     check_dub(config)?;
+    check_inpaint(config)?;
     let seconds = r.num_frames.count().unwrap_or(1) as f64 / r.frame_rate;
     let shown = |span: &Retake| match span.to {
         Some(to) => format!("{} to {to} s", span.from),
@@ -108,4 +109,52 @@ fn check_dub(config: &Config) -> Result<(), ConfigError> {
             fail(Unsupported, "conditioning.reference_temporal_scale_factor", step, why)
         }
     }
+}
+
+/// Side of the square of pixels that a latent represents.
+const CELL: usize = 32;
+
+/// Checks the mask and the rectangles of the pipeline `inpaint`.
+fn check_inpaint(config: &Config) -> Result<(), ConfigError> {
+    let (r, spec) = (&config.request, config.pipeline.spec());
+    let own = r.inpaint.clone().unwrap_or_default();
+    if spec.video != Some(VideoUse::Region) {
+        let why = || unused_by_pipeline_message(spec, |spec| spec.video == Some(VideoUse::Region));
+        return match (&r.mask, &r.inpaint) {
+            (Some(path), _) => fail(Unsupported, "request.mask", path, why()),
+            (None, Some(_)) => fail(Unsupported, "request.inpaint", "set", why()),
+            (None, None) => Ok(()),
+        };
+    }
+    let rectangles = [("request.inpaint.region", own.region), ("request.inpaint.keep", own.keep)];
+    let given: Vec<_> = rectangles.into_iter().filter_map(|(key, rectangle)| Some((key, rectangle?))).collect();
+    match given.len() + usize::from(r.mask.is_some()) {
+        0 => return fail(Missing, "pipeline", spec.name, message!["requires a region: ", Setting::Mask]),
+        1 => {}
+        _ => {
+            let why = "keep only one of request.mask, request.inpaint.region and request.inpaint.keep";
+            return fail(Conflict, "pipeline", spec.name, why);
+        }
+    }
+    for (key, [left, top, width, height]) in given {
+        let text = format!("[{left}, {top}, {width}, {height}]");
+        let (right, bottom) = (left.saturating_add(width), top.saturating_add(height));
+        if width == 0 || height == 0 || right > r.width || bottom > r.height {
+            let why = format!("must be a rectangle [left, top, width, height] within {}x{} pixels", r.width, r.height);
+            return fail(OutOfRange, key, text, why);
+        }
+        if key == "request.inpaint.keep" && [left, top, width, height].iter().any(|side| side % CELL != 0) {
+            return fail(OutOfRange, key, text, format!("all four numbers must be multiples of {CELL}"));
+        }
+        if [width, height] == [r.width, r.height] {
+            return fail(OutOfRange, key, text, "is the complete picture; use a smaller rectangle");
+        }
+    }
+    let scales = config.conditioning.reference_scales();
+    if own.reference && scales != [1, 1] {
+        let why = "request.inpaint.reference needs an IC-LoRA for references of the video's own size and frame rate; use \
+                   another LoRA, or set both scales to 1";
+        return fail(Unsupported, "conditioning.reference_downscale_factor", scales[0], why);
+    }
+    Ok(())
 }

@@ -97,6 +97,7 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["request.video"], |f, _| f.spec().video.is_none().then(rejected_video)),
     request(&["request.retake"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Span))),
     request(&["request.extend"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Overlap))),
+    request(&["request.mask", "request.inpaint"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Region))),
     request(&["request.dub"], |f, _| f.only_in(|spec| spec.video == Some(VideoUse::Reference))),
     request(&["request.reference_videos"], |f, _| f.spec().references_fault(1)),
     request(&["request.audio"], |f, _| f.spec().audio_fault(true)),

@@ -257,6 +257,9 @@ impl EffectFacts<'_> {
     /// Returns whether the stream is denoised, that is, neither a complete input nor absent.
     pub(super) fn is_made(&self, stream: GuidanceStream) -> bool {
         let retake = self.config.request.retake.as_ref().filter(|_| self.keeps_streams());
+        if stream == GuidanceStream::Audio && self.spec().video == Some(VideoUse::Region) {
+            return self.config.request.inpaint.as_ref().is_some_and(|own| own.audio);
+        }
         match stream {
             GuidanceStream::Video => self.spec().generates_video && retake.is_none_or(|span| span.video),
             GuidanceStream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),

@@ -520,9 +520,18 @@ impl Config {
         32 * rows.product::<usize>() * references
     }
 
+    /// Returns whether the input video is used as a reference video.
+    pub(crate) fn follows_input(&self) -> bool {
+        match self.pipeline.spec().video {
+            Some(VideoUse::Reference) => true,
+            Some(VideoUse::Region) => self.request.inpaint.as_ref().is_some_and(|own| own.reference),
+            _ => false,
+        }
+    }
+
     /// Returns whether the first stage has tokens of reference videos, or of an input video that is used as one.
     pub(crate) fn follows_references(&self) -> bool {
-        !self.request.reference_videos.is_empty() || self.pipeline.spec().video == Some(VideoUse::Reference)
+        !self.request.reference_videos.is_empty() || self.follows_input()
     }
 
     /// Returns the upsamplings between the two stages; empty for one-stage pipelines.

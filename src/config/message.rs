@@ -19,6 +19,8 @@ pub enum Setting {
     SpanStart,
     /// End of the time span of a retake.
     SpanEnd,
+    /// Mask of a region to regenerate.
+    Mask,
     /// Duration of an extension.
     Extension,
     /// Option that extends the video before its start.
@@ -41,6 +43,7 @@ impl fmt::Display for Setting {
             Setting::Span => "--retake FROM TO, or request.retake",
             Setting::SpanStart => "from",
             Setting::SpanEnd => "to",
+            Setting::Mask => "--mask PATH, --inpaint X Y W H or --outpaint X Y W H",
             Setting::Extension => "--extend SECONDS, or request.extend",
             Setting::ExtensionAtStart => "--extend-at start",
             Setting::Seconds => "--seconds",

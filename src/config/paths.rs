@@ -30,7 +30,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                 }
             }
             "request" => {
-                for key in ["negative_prompt_file", "prompts", "video"] {
+                for key in ["negative_prompt_file", "prompts", "video", "mask"] {
                     text(node, key, |t| join(folder, t));
                 }
                 if let Some(sound) = child(node, "audio") {

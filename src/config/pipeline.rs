@@ -39,6 +39,8 @@ pub enum Pipeline {
     Retake,
     /// Extends an input video after its end or before its start.
     Extend,
+    /// Regenerates a masked region of an input video, or everything outside of it, in one stage.
+    Inpaint,
     /// Two stages of a distilled model that regenerate an input video with new speech by the same speaker, with an
     /// IC-LoRA that was trained for it.
     DubIt,
@@ -129,6 +131,8 @@ pub enum VideoUse {
     Overlap,
     /// Keeps all frames, of any size and number.
     Whole,
+    /// Keeps the latents outside of a region (`request.mask`, `request.inpaint`).
+    Region,
     /// Generates a new video and new sound that follow the frames and the sound of the video.
     Reference,
 }
@@ -244,6 +248,8 @@ const RETAKE: PipelineSpec = PipelineSpec {
 const EXTEND: PipelineSpec =
     PipelineSpec { name: "extend", video: Some(VideoUse::Overlap), has_negative_prompt: true, ..RETAKE };
 
+const INPAINT: PipelineSpec = PipelineSpec { name: "inpaint", video: Some(VideoUse::Region), ..EXTEND };
+
 const DUB_IT: PipelineSpec = PipelineSpec {
     name: "dub_it",
     video: Some(VideoUse::Reference),
@@ -290,13 +296,14 @@ impl PipelineSpec {
 
     /// Returns the flags that the pipeline requires in addition to a prompt.
     pub(crate) fn needed_flags(&self) -> Vec<&'static str> {
-        let needed: [(bool, &[&str]); 7] = [
+        let needed: [(bool, &[&str]); 8] = [
             (self.images == Support::Required, &["--image"]),
             (self.audio == Support::Required, &["--audio"]),
             (self.reference_videos == Support::Required, &["--reference-video", "--lora"]),
             (self.video.is_some(), &["--video"]),
             (self.video == Some(VideoUse::Span), &["--retake"]),
             (self.video == Some(VideoUse::Overlap), &["--extend"]),
+            (self.video == Some(VideoUse::Region), &["--mask"]),
             (self.video == Some(VideoUse::Reference), &["--lora"]),
         ];
         needed.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, flags)| flags).copied().collect()
@@ -395,6 +402,7 @@ impl Pipeline {
             Pipeline::Dfr => &DFR,
             Pipeline::Retake => &RETAKE,
             Pipeline::Extend => &EXTEND,
+            Pipeline::Inpaint => &INPAINT,
             Pipeline::DubIt => &DUB_IT,
             Pipeline::VideoToAudio => &VIDEO_TO_AUDIO,
             Pipeline::TextToAudio => &TEXT_TO_AUDIO,

@@ -48,6 +48,7 @@ fn inputs(pipeline: Pipeline, frames: &Value) -> Value {
         (spec.video.is_some(), "video", json!(PLACEHOLDER_PATH)),
         (spec.video == Some(VideoUse::Span), "retake", json!({"from": 0, "to": 1})),
         (spec.video == Some(VideoUse::Overlap), "extend", json!({"seconds": 1})),
+        (spec.video == Some(VideoUse::Region), "mask", json!(PLACEHOLDER_PATH)),
     ];
     needed.into_iter().filter(|(is_needed, ..)| *is_needed).map(|(_, key, value)| (key.to_string(), value)).collect()
 }

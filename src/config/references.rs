@@ -9,7 +9,7 @@ use super::error::{ConfigError, ConfigErrorKind, ValueOrigin};
 use super::ic_lora;
 use super::ic_loras::PublishedIcLora;
 use super::legal::{FRAME_STEP, whole_frames};
-use super::pipeline::{Pipeline, Support, VideoUse};
+use super::pipeline::{Pipeline, Support};
 use super::presets::is_shipped;
 use super::schema::{Config, MaskChannel, ReferenceVideo};
 use super::sidecar;
@@ -55,7 +55,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
     if sets_stages {
         default_loras_to_first_stage(merged);
     }
-    if spec.video == Some(VideoUse::Reference) {
+    if config.follows_input() {
         clear_derived_scales(merged);
         set_scales_from_loras(merged, &typed(merged)?)?;
         return Ok(true);

@@ -247,7 +247,7 @@ with_defaults! {
         pub seed: u64 = 10,
         /// Conditioning images.
         pub images: Vec<Image> = Vec::new(),
-        /// Input video of the pipelines `retake`, `extend`, `dub_it` and `video_to_audio`: a file, or a folder of PNG
+        /// Input video of the pipelines `retake`, `extend`, `inpaint`, `dub_it` and `video_to_audio`: a file, or a folder of PNG
         /// frames. `width`, `height`, `num_frames` and `frame_rate` default to those of the video; `dub_it` rounds the
         /// sides up and the number of frames down to the nearest valid ones.
         pub video: Option<String> = None,
@@ -255,6 +255,12 @@ with_defaults! {
         pub retake: Option<Retake> = None,
         /// Extension of the input video, for the pipeline `extend`.
         pub extend: Option<Extend> = None,
+        /// Mask of the pipeline `inpaint`: an image, or a video or folder of PNG frames with at least as many frames as
+        /// the generated video. White regions are regenerated, black ones are kept. It is scaled and cropped like the
+        /// input video.
+        pub mask: Option<String> = None,
+        /// Options of the pipeline `inpaint`. Exactly one of `mask`, `inpaint.region` and `inpaint.keep` is required.
+        pub inpaint: Option<Inpaint> = None,
         /// Options of the pipeline `dub_it`.
         pub dub: Option<Dub> = None,
         /// Reference videos of the first stage, for an IC-LoRA that was trained to follow them.
@@ -262,7 +268,7 @@ with_defaults! {
         /// Generates a long video as chained clips, each of which starts from the end of the previous one.
         pub chain: Option<Chain> = None,
         /// Input audio. The video is generated to match it, and its samples become the sound track. In `retake`,
-        /// `extend` and `dub_it`: sound of an input `video` without a sound track, such as a folder of frames.
+        /// `extend`, `inpaint` and `dub_it`: sound of an input `video` without a sound track, such as a folder of frames.
         pub audio: Option<GivenAudio> = None,
         /// Time spans of audio latents to keep from an earlier run.
         pub audio_latents: Vec<AudioLatents> = Vec::new(),
@@ -277,7 +283,7 @@ impl RequestConfig {
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
         let references = self.reference_videos.iter().flat_map(|v| [Some(&v.path), v.attention_mask.as_ref()]);
         let lists = self.images.iter().map(|i| &i.path).chain(self.audio_latents.iter().map(|a| &a.path));
-        let single = [self.video.as_ref(), self.audio.as_ref().map(|audio| &audio.path)];
+        let single = [self.video.as_ref(), self.mask.as_ref(), self.audio.as_ref().map(|audio| &audio.path)];
         lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
     }
 
@@ -286,7 +292,7 @@ impl RequestConfig {
         let references = self.reference_videos.iter_mut().flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]);
         let images = self.images.iter_mut().map(|i| &mut i.path);
         let lists = images.chain(self.audio_latents.iter_mut().map(|a| &mut a.path));
-        let single = [self.video.as_mut(), self.audio.as_mut().map(|audio| &mut audio.path)];
+        let single = [self.video.as_mut(), self.mask.as_mut(), self.audio.as_mut().map(|audio| &mut audio.path)];
         lists.map(Some).chain(single).chain(references).flatten()
     }
 }
@@ -449,6 +455,23 @@ pub enum RetakeSource {
     Decoded,
     /// Frames and samples of the input video; the sound is cross-faded over 20 ms.
     Source,
+}
+
+/// Options of the pipeline `inpaint`. Rectangles are lists of left, top, width and height in pixels of the generated
+/// video.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Inpaint {
+    /// Rectangle to regenerate.
+    pub region: Option<[usize; 4]>,
+    /// Rectangle to keep, in multiples of 32. The input video is scaled to cover it and center-cropped; everything
+    /// outside of it is generated.
+    pub keep: Option<[usize; 4]>,
+    /// Whether to generate new sound instead of keeping that of the input video.
+    pub audio: bool,
+    /// Whether to append the input video, with the regenerated pixels in green (#66FF00), as a reference video, for an
+    /// IC-LoRA that was trained to fill them.
+    pub reference: bool,
 }
 
 /// Options of the pipeline `dub_it`, which generates new speech by the speaker of the input video, and a video whose

@@ -44,7 +44,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, has_seconds: bool) -> Res
         // The output keeps the size of the input video; only the network input is padded.
         VideoUse::Whole => 32,
         VideoUse::Reference => config.size_multiple(),
-        VideoUse::Span | VideoUse::Overlap => 1,
+        VideoUse::Span | VideoUse::Overlap | VideoUse::Region => 1,
     };
     for (key, value) in [("request.width", info.width), ("request.height", info.height)] {
         let value = value.next_multiple_of(multiple);
@@ -312,7 +312,10 @@ mod tests {
         let error = load_video(25, 64, 96, &[&RETAKE[..], &["request.num_frames=33"]].concat()).expect_err("too many");
         assert!(error.contains("request.num_frames = 33 (--set): the video has 25"), "{error}");
         let error = load_video(25, 64, 96, &[]).expect_err("text to video");
-        assert!(error.contains("only the pipelines retake, extend and video_to_audio take a video"), "{error}");
+        assert!(
+            error.contains("only the pipelines retake, extend, inpaint, dub_it and video_to_audio take a video"),
+            "{error}"
+        );
         let none = load(&CliOverrides { set: vec!["pipeline=retake".into()], ..CliOverrides::default() });
         assert!(none.expect_err("no video").to_string().contains("needs a video: --video PATH"));
     }

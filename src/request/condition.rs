@@ -50,6 +50,13 @@ pub enum Content {
     },
     /// Frames of the input video.
     Video(VideoPart),
+    /// Frames of the input video, from its start, with the pixels of a region in green.
+    Filled {
+        /// Number of frames to encode.
+        frames: usize,
+        /// Region.
+        area: InpaintArea,
+    },
     /// Frames of a reference video, from its start.
     Reference {
         /// Video file, or folder of PNG frames.
@@ -93,7 +100,7 @@ pub struct VideoPart {
 }
 
 /// Tokens of a stream that a condition applies to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Placement {
     /// First tokens of the stream, as many as the content has.
     First,
@@ -110,6 +117,8 @@ pub enum Placement {
         /// End in seconds.
         end: f64,
     },
+    /// Video tokens that represent no pixels of a region to regenerate; the content is as long as the stream.
+    Kept(InpaintArea),
     /// Tokens appended to the video, with the positions of a frame; dropped after denoising.
     Appended {
         /// Index of the frame in the video, from 0.
@@ -132,6 +141,28 @@ pub enum Placement {
         /// End in seconds.
         end: f64,
     },
+}
+
+/// Region of the video to regenerate.
+#[derive(Clone, Debug, PartialEq)]
+pub enum InpaintArea {
+    /// The white pixels of an image or a video.
+    Mask(PathBuf),
+    /// The pixels inside of a rectangle.
+    Inside(Rectangle),
+    /// The pixels outside of a rectangle, which shows the complete input video.
+    Outside(Rectangle),
+}
+
+/// Rectangle in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rectangle {
+    /// Distance from the left edge of the frame.
+    pub left: usize,
+    /// Distance from the top edge of the frame.
+    pub top: usize,
+    pub width: usize,
+    pub height: usize,
 }
 
 /// Size and attention weight of a reference video, relative to the generated video.
@@ -249,6 +280,19 @@ impl Condition {
         Av { video, audio: Condition::kept(Content::ReferenceSound, placement) }
     }
 
+    /// Returns conditions that keep the latents of the input video outside of `area`, and its sound if `keeps_sound`
+    /// (pipeline `inpaint`).
+    fn inpainted(frames: usize, area: InpaintArea, keeps_sound: bool) -> Av<Option<Self>> {
+        let both = Condition::keep_input(frames, Av { video: Placement::Kept(area), audio: Placement::Whole });
+        Av { video: Some(both.video), audio: keeps_sound.then_some(both.audio) }
+    }
+
+    /// Returns a condition that appends the input video with the pixels of `area` in green.
+    fn filled(frames: usize, area: InpaintArea) -> Self {
+        let grid = ReferenceGrid { frames, downscale: 1, step: 1, attention: 1.0 };
+        Condition::kept(Content::Filled { frames, area }, Placement::AppendedReference(grid))
+    }
+
     /// Returns a condition that appends the audio of the previous pass, in the place of the reference sound.
     pub(super) fn previous_sound() -> Self {
         Condition::kept(Content::PreviousSound, Placement::AppendedSound { seconds: None })
@@ -300,6 +344,7 @@ impl Condition {
             | Content::AudioLatents { path }
             | Content::Reference { path, .. } => Some(path),
             Content::Video(_)
+            | Content::Filled { .. }
             | Content::VideoSound { .. }
             | Content::ReferenceSound
             | Content::PreviousSound
@@ -318,6 +363,7 @@ impl Condition {
             | Placement::AfterFirstLatent
             | Placement::Whole
             | Placement::Outside { .. }
+            | Placement::Kept(_)
             | Placement::AppendedReference(_)
             | Placement::AppendedSound { .. }
             | Placement::Span { .. } => None,
@@ -416,6 +462,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
     let kept = given_video(config, frames);
     let dubbed = (config.pipeline.spec().video == Some(VideoUse::Reference)).then(|| Condition::dubbed(config, frames));
     let dubbed = dubbed.map_or(Av::default(), |both| both.map(Some));
+    let filled = inpaint_area(config).filter(|_| config.follows_input()).map(|area| Condition::filled(frames, area));
     let chained = config
         .request
         .num_frames
@@ -431,6 +478,7 @@ pub(crate) fn conditions(config: &Config) -> Result<Av<Vec<Condition>>, RequestE
             .chain(chained.clone())
             .chain(references)
             .chain(dubbed.video)
+            .chain(filled)
             .collect(),
         audio: kept
             .audio
@@ -450,11 +498,15 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
         (Some(VideoUse::Span), Some(span), _) => {
             let outside = Placement::Outside { start: span.from, end: span.to.unwrap_or(f64::INFINITY) };
             let regenerated = Av { video: span.video, audio: span.audio };
-            let placement = regenerated.map(|regenerated| if regenerated { outside } else { Placement::Whole });
+            let placement = regenerated.map(|regenerated| if regenerated { outside.clone() } else { Placement::Whole });
             Condition::keep_input(frames, placement).map(Some)
         }
         (Some(VideoUse::Whole), ..) => {
             Av { video: Some(Condition::keep_input(frames, Av::both(Placement::Whole)).video), audio: None }
+        }
+        (Some(VideoUse::Region), ..) => {
+            let keeps_sound = !r.inpaint.as_ref().is_some_and(|own| own.audio);
+            inpaint_area(config).map_or(Av::default(), |area| Condition::inpainted(frames, area, keeps_sound))
         }
         (Some(VideoUse::Overlap), _, Some(extend)) => {
             let (overlap, rate) = (extend.overlap, r.frame_rate);
@@ -466,6 +518,17 @@ fn given_video(config: &Config, frames: usize) -> Av<Option<Condition>> {
         }
         _ => Av::default(),
     }
+}
+
+/// Returns the region that the pipeline `inpaint` regenerates; `None` for other pipelines.
+fn inpaint_area(config: &Config) -> Option<InpaintArea> {
+    let r = &config.request;
+    config.pipeline.spec().video.filter(|video_use| *video_use == VideoUse::Region)?;
+    let own = r.inpaint.clone().unwrap_or_default();
+    let rectangle = |[left, top, width, height]: [usize; 4]| Rectangle { left, top, width, height };
+    let mask = r.mask.as_ref().map(|path| InpaintArea::Mask(path.into()));
+    let inside = own.region.map(|region| InpaintArea::Inside(rectangle(region)));
+    mask.or(inside).or_else(|| own.keep.map(|keep| InpaintArea::Outside(rectangle(keep))))
 }
 
 /// Returns the distinct noise levels of tokens, as fractions of the noise level of the step; the first is 1.

@@ -64,6 +64,10 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
     let spec = config.pipeline.spec();
     match (spec.video, &config.request.retake) {
         (Some(VideoUse::Whole), _) => Av { video: given, audio },
+        (Some(VideoUse::Region), _) => {
+            let is_new = config.request.inpaint.as_ref().is_some_and(|own| own.audio);
+            Av { video: StreamRole::Denoised, audio: if is_new { StreamRole::Denoised } else { given } }
+        }
         _ if !spec.has_video() => Av { video: StreamRole::Absent, audio },
         (Some(VideoUse::Span), Some(span)) => Av { video: span.video, audio: span.audio }
             .map(|regenerated| if regenerated { StreamRole::Denoised } else { given }),

@@ -19,7 +19,7 @@ mod upsampling;
 pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub use chain::ClipChain;
 pub(crate) use condition::conditions;
-pub use condition::{Condition, Content, Placement, PositionSpan, ReferenceGrid, VideoPart};
+pub use condition::{Condition, Content, InpaintArea, Placement, PositionSpan, Rectangle, ReferenceGrid, VideoPart};
 pub(crate) use dfr::Round;
 pub use dfr::{DfrPlan, DfrReference};
 pub(crate) use diffusion_tiles::Blend;
@@ -316,7 +316,8 @@ impl Request {
     /// retake keeps, because it has the guidance of the regenerated stream.
     pub(crate) fn input_streams(&self) -> Av<bool> {
         let whole = |all: &Vec<Condition>| all.iter().any(|c| c.placement == Placement::Whole);
-        let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }));
+        let own_sound = self.conditions.audio.iter().any(|c| matches!(c.content, Content::Sound { .. }))
+            || self.conditions.video.iter().any(|c| matches!(c.placement, Placement::Kept(_)));
         Av {
             video: whole(&self.conditions.video) && self.composition == OutputComposition::Frames,
             audio: whole(&self.conditions.audio) && own_sound,

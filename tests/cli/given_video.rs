@@ -95,7 +95,11 @@ fn invalid_input_videos_and_spans_are_rejected() {
         ("good.mp4", &["--retake", "0", "1", "--frame-rate", "30"], "the video has 24.000 frames per second"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "25"], "the video has 17"),
         ("good.mp4", &["--pipeline", "retake"], "requires a time span: --retake FROM TO"),
-        ("good.mp4", &["--pipeline", "text_to_video"], "only the pipelines retake, extend and video_to_audio"),
+        (
+            "good.mp4",
+            &["--pipeline", "text_to_video"],
+            "only the pipelines retake, extend, inpaint, dub_it and video_to_audio",
+        ),
         ("good.mp4", &["--extend", "0"], "must be above 0"),
         ("good.mp4", &["--extend", "1"], "has 17 frames, fewer than request.extend.overlap = 25"),
         ("good.mp4", &["--retake", "0", "1", "--num-frames", "auto"], "the input video has 17 frames; remove auto"),
@@ -112,7 +116,7 @@ fn invalid_input_videos_and_spans_are_rejected() {
         (
             "good.mp4",
             &["--pipeline", "video_to_audio", "--audio", "tests/fixtures/sounds/tone.flac"],
-            "input audio needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake or extend",
+            "input audio needs --pipeline audio_to_video, two_stage, distilled, in_context, hq or keyframes, or retake, extend, inpaint or dub_it",
         ),
         ("odd.mp4", &["--retake", "0", "1"], "must be one more than a multiple of 8; the nearest are 17 and 25"),
         ("size.mp4", &["--retake", "0", "1"], "request.height = 60 (video "),

@@ -87,11 +87,11 @@ fn agrees(component: &str, model: &str, names: &[&str]) {
 
 /// Number of cases per model.
 fn files(component: &str) -> usize {
-    if component == "given_video" { 10 } else { 4 }
+    if component == "given_video" { 12 } else { 4 }
 }
 
 /// Cases of `make test`: requests of one size that partly regenerate both streams share their programs.
-const CASES: [&str; 3] = ["extend_before", "retake", "video_to_audio"];
+const CASES: [&str; 4] = ["extend_before", "inpaint", "retake", "video_to_audio"];
 
 #[needs(cpu, full)]
 fn ltx2_0_steps_match_lightricks_package_1_2() {

@@ -310,7 +310,7 @@ fn reference_tokens_count_by_their_noise() {
     let config = Patterns::new().config(case);
     let first = runner.model.request(&config, &config.jobs().expect("a job")[0]).expect("a request").passes().0;
     let shapes = Shapes::from_request(&runner.model.sizes, &first).expect("legal sizes");
-    assert!(shapes.appended > 0);
+    assert!(shapes.appended.video > 0);
     for strength in [1.0, 0.8] {
         let mut uncached = first.clone();
         uncached.conditions.video.iter_mut().for_each(|condition| condition.strength = strength);

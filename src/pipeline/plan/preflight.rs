@@ -17,7 +17,7 @@ use crate::pipeline::programs::build::Programs;
 use crate::pipeline::stages::condition_encoder;
 use crate::pipeline::stages::sound_encoder::{given_sound, read_input_audio};
 use crate::pjrt::discover::Platform;
-use crate::request::{Condition, Content, Placement, Request, Shared};
+use crate::request::{Condition, Content, InpaintArea, Placement, Request, Shared};
 use crate::runtime::platforms::spec;
 use crate::runtime::{Toolchain, platform};
 
@@ -84,7 +84,7 @@ pub fn check_components(config: &Config) -> Result<()> {
 fn wanted(config: &Config) -> ClipPart {
     let frames = config.request.num_frames.count();
     match config.pipeline.spec().video {
-        Some(VideoUse::Span) => {
+        Some(VideoUse::Span | VideoUse::Region) => {
             ClipPart { frames, seconds: frames.map(|frames| frames as f64 / config.request.frame_rate) }
         }
         Some(VideoUse::Reference) => ClipPart { frames, seconds: None },
@@ -103,7 +103,13 @@ fn check_kept_sound(path: &str, clip: &Clip, requests: &[Request]) -> Result<()>
     if clip.sound.is_some() || !requests.iter().any(|request| request.conditions.audio.iter().any(is_kept)) {
         return Ok(());
     }
-    let reason = "has no sound to keep (request.retake.audio: false); remove this key to generate sound";
+    let is_inpainted = |c: &Condition| matches!(c.placement, Placement::Kept(_));
+    let reason = match requests.iter().any(|request| request.conditions.video.iter().any(is_inpainted)) {
+        true => {
+            "has no sound to keep; set request.inpaint.audio to true to generate sound, or pass its sound with --audio"
+        }
+        false => "has no sound to keep (request.retake.audio: false); remove this key to generate sound",
+    };
     Err(PipelineError::File { path: path.into(), reason: reason.into() })
 }
 
@@ -162,6 +168,7 @@ pub(crate) fn check_input_files(requests: &[Request]) -> Result<()> {
                 Content::Image { .. } => "request.images",
                 Content::AudioLatents { .. } => "request.audio_latents",
                 Content::Reference { .. } => "request.reference_videos",
+                _ if matches!(condition.placement, Placement::Kept(InpaintArea::Mask(_))) => "request.mask",
                 _ => "request.video",
             };
             let given = |error| PipelineError::Given { key, source: Box::new(error) };

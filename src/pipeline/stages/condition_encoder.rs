@@ -7,6 +7,7 @@ use std::path::Path;
 use ndarray::{Array3, Array4, Array5, Axis, s};
 
 use super::conditions::{AttentionWeights, ConditionTokens, StreamTokens};
+use super::inpainting;
 use crate::av::Av;
 use crate::config::{self, MaskChannel};
 use crate::media::{self, Audio, Clip, FrameFilter, Frames, RoundTrip};
@@ -32,8 +33,12 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
             reference_frames(path, grid)?;
             mask.iter().try_for_each(|path| mask_frames(path, *channel, request).map(drop))
         }
+        Content::Video(_) => match &condition.placement {
+            Placement::Kept(area) => inpainting::kept_latents(area, request).map(drop),
+            _ => Ok(()),
+        },
         Content::Sound { .. }
-        | Content::Video(_)
+        | Content::Filled { .. }
         | Content::VideoSound { .. }
         | Content::ReferenceSound
         | Content::PreviousSound
@@ -112,6 +117,20 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
     let samples = |frames: usize| (seconds(frames) * f64::from(sound.rate())).round_ties_even() as usize;
     let (length, silence) = (samples(request.num_frames), samples(delay));
     Some(sound.span(start, length - silence).delayed(silence))
+}
+
+/// Returns frames of the input video.
+fn input_frames(part: &VideoPart, request: &Request) -> Result<Frames> {
+    let given = clip(request)?;
+    let have = given.frames.count();
+    if have < part.frames {
+        return Err(PipelineError::Usage(format!(
+            "the input video has {have} frames, but the request needs {}; use a longer video",
+            part.frames
+        )));
+    }
+    let from = if part.last { have - part.frames } else { 0 };
+    Ok(given.frames.part(from..from + part.frames))
 }
 
 /// Returns the sound of the input video, cut to the duration that the request appends.
@@ -231,7 +250,7 @@ impl Runner {
                 }
                 let level =
                     levels.iter().position(|l| *l == condition.noise_level()).expect("a level of each condition");
-                let places: Vec<(Range<usize>, Range<usize>)> = match condition.placement {
+                let places: Vec<(Range<usize>, Range<usize>)> = match &condition.placement {
                     Placement::First | Placement::Whole => vec![(0..n, 0..n)],
                     Placement::Last => vec![(0..n, own - n..own)],
                     Placement::AfterFirstLatent => vec![(0..n, first..first + n)],
@@ -245,12 +264,21 @@ impl Runner {
                         behind.audio += n;
                         vec![(0..n, behind.audio - n..behind.audio)]
                     }
+                    Placement::Kept(area) => {
+                        let kept = inpainting::kept_latents(area, request)?;
+                        if kept.len() != own {
+                            let why = format!("the mask has {} latents, but the video has {own} tokens", kept.len());
+                            return Err(PipelineError::Bug(why));
+                        }
+                        let kept = kept.into_iter().enumerate().filter(|(_, is_kept)| *is_kept);
+                        kept.map(|(n, _)| (n..n + 1, n..n + 1)).collect()
+                    }
                     Placement::Span { start, end } => {
-                        let span = within(&times, start..end, span_key(&condition.content))?;
+                        let span = within(&times, *start..*end, span_key(&condition.content))?;
                         vec![(span.clone(), span)]
                     }
                     Placement::Outside { start, end } => {
-                        outside(&times, start..end).map(|kept| (kept.clone(), kept)).collect()
+                        outside(&times, *start..*end).map(|kept| (kept.clone(), kept)).collect()
                     }
                 };
                 for (from, to) in places {
@@ -278,8 +306,16 @@ impl Runner {
                 given.sound.cloned().ok_or_else(|| PipelineError::Bug("the input audio is not encoded".into()))?
             }
             Content::AudioLatents { path } => self.audio_tokens(path, &shapes.audio)?,
-            Content::Video(part) => {
-                self.video_tokens(part, request, condition.reference_grid().map_or(1, |grid| grid.downscale))?
+            Content::Video(part) => match &condition.placement {
+                Placement::Kept(area) => {
+                    let frames = input_frames(part, request)?;
+                    self.encode_video(inpainting::canvas(&frames, area, request), part.skipped)?
+                }
+                _ => self.video_tokens(part, request, condition.reference_grid().map_or(1, |grid| grid.downscale))?,
+            },
+            Content::Filled { frames, area } => {
+                let frames = input_frames(&VideoPart { frames: *frames, last: false, skipped: 0 }, request)?;
+                self.encode_video(inpainting::filled(&frames, area, request)?, 0)?
             }
             Content::Reference { path, filter, .. } => self.reference_tokens(path, *filter, condition, request)?,
             Content::VideoSound { last, delay } => match clip_sound(&*clip(request)?, request, *last, *delay) {
@@ -321,16 +357,7 @@ impl Runner {
     /// Encodes frames of the input video at the size of the pass, divided by `downscale`. Returns normalised tokens
     /// `[1, n, c]`.
     fn video_tokens(&mut self, part: &VideoPart, request: &Request, downscale: usize) -> Result<Array3<f32>> {
-        let given = clip(request)?;
-        let have = given.frames.count();
-        if have < part.frames {
-            return Err(PipelineError::Usage(format!(
-                "the input video has {have} frames, but the request needs {}; use a longer video",
-                part.frames
-            )));
-        }
-        let from = if part.last { have - part.frames } else { 0 };
-        let frames = given.frames.part(from..from + part.frames);
+        let frames = input_frames(part, request)?;
         self.encode_frames(&frames, [request.height, request.width].map(|side| side / downscale), part.skipped)
     }
 
@@ -351,7 +378,11 @@ impl Runner {
     /// Encodes frames at `size` (`[height, width]`). Returns normalised tokens `[1, n, c]`, without those of the first
     /// `skipped` latent frames.
     fn encode_frames(&mut self, frames: &Frames, size: [usize; 2], skipped: usize) -> Result<Array3<f32>> {
-        let video = media::covering_clip(frames, size[0], size[1]);
+        self.encode_video(media::covering_clip(frames, size[0], size[1]), skipped)
+    }
+
+    /// Encodes frames `[1, 3, frames, height, width]` in -1..1 like [`Runner::encode_frames`].
+    fn encode_video(&mut self, video: Array5<f32>, skipped: usize) -> Result<Array3<f32>> {
         let encoded = self.video_encoder(video)?.run(&self.executor)?;
         let mut latents: Array5<f32> = fixed(encoded.tensor("latents")?.into_f32())?;
         self.model.statistics.video.normalize(&mut latents, 1)?;

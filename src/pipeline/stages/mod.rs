@@ -13,6 +13,7 @@ pub(in crate::pipeline) mod dfr;
 pub(in crate::pipeline) mod diffusion_tiles;
 pub(crate) mod duration;
 pub mod enhance;
+pub(in crate::pipeline) mod inpainting;
 pub mod packing;
 pub(in crate::pipeline) mod previews;
 pub mod prompts;

@@ -86,7 +86,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
-pub static FIELDS: [Spec; 74] = [
+pub static FIELDS: [Spec; 78] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
     row(
         "enhance_prompt",
@@ -332,6 +332,21 @@ pub static FIELDS: [Spec; 74] = [
         Own,
         "Time span to regenerate, in seconds, and whether its video and audio are regenerated: {start, end, video, audio}.",
     ),
+    row(
+        "region",
+        &[],
+        Integers,
+        Keys(&["request.inpaint.region"]),
+        "Rectangle of the input video to regenerate: [left, top, width, height] in pixels.",
+    ),
+    row(
+        "keep",
+        &[],
+        Integers,
+        Keys(&["request.inpaint.keep"]),
+        "Rectangle of the output that shows the input video, in multiples of 32: [left, top, width, height] in pixels.",
+    ),
+    row("dub_strength", &[], UNIT, Keys(&["request.dub.strength"]), "Strength of the input video of dub_it, 0 to 1."),
     row(
         "before",
         &[],

@@ -9,7 +9,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or entire sections of keys, that a request may set.
-pub(super) const ALLOWED: [&str; 35] = [
+pub(super) const ALLOWED: [&str; 37] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -24,6 +24,8 @@ pub(super) const ALLOWED: [&str; 35] = [
     "request.max_sequence_length",
     "request.retake",
     "request.extend",
+    "request.inpaint",
+    "request.dub",
     "text.bos",
     "sampler.kind",
     "sampler.eta",
@@ -49,7 +51,7 @@ pub(super) const ALLOWED: [&str; 35] = [
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
 /// paths, and keys that create more than one video.
-pub(super) const REFUSED: [&str; 23] = [
+pub(super) const REFUSED: [&str; 24] = [
     "extends",
     "enhance",
     "model",
@@ -62,6 +64,7 @@ pub(super) const REFUSED: [&str; 23] = [
     "request.num_videos",
     "request.images",
     "request.video",
+    "request.mask",
     "request.reference_video",
     "request.reference_videos",
     "request.audio",

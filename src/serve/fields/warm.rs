@@ -47,6 +47,10 @@ impl Fields {
         let more = match spec.video {
             // If a pipeline has an input video, size and number of frames come from the video.
             None => json!({"width": width, "height": height, "num_frames": num_frames}),
+            // The upper left quarter of the picture.
+            Some(VideoUse::Region) => {
+                json!({"input_video": video(num_frames)?, "region": [0, 0, width.div_ceil(2), height.div_ceil(2)]})
+            }
             Some(VideoUse::Span) => json!({"input_video": video(num_frames)?, "start": 0, "end": 1}),
             Some(VideoUse::Whole | VideoUse::Reference) => json!({"input_video": video(num_frames)?}),
             Some(VideoUse::Overlap) => {

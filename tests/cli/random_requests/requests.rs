@@ -177,6 +177,12 @@ impl Request {
                 self.set(&format!("request.extend={{seconds: 0.3, at: {at}, overlap: 9}}"));
             }
             Some(VideoUse::Whole) => self.set(&video),
+            Some(VideoUse::Region) => {
+                self.set(&video);
+                let more = draws.pick("inpaint", &["region: [0, 0, 32, 64]", "keep: [0, 0, 32, 32], audio: true"]);
+                self.set(&format!("request.inpaint={{{more}}}"));
+                self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}"));
+            }
             Some(VideoUse::Reference) => {
                 self.set(&video);
                 self.set(&format!("request.audio={{path: {FIXTURES}/sounds/given.flac}}"));
