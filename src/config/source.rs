@@ -320,6 +320,64 @@ mod tests {
         assert!(none.expect_err("no video").to_string().contains("needs a video: --video PATH"));
     }
 
+    /// Without a sound track, the sound comes from `request.audio` and is as long as the frames that are used.
+    #[test]
+    fn dubbed_video_sets_size_frames_and_sound_duration() {
+        let dub = |set: &[&str]| load_video(30, 70, 100, &[&["pipeline=dub_it"], set].concat());
+        let config = dub(&["request.audio={path: a.wav}"]).expect("legal");
+        assert_eq!((config.request.width, config.request.height), (128, 128));
+        assert_eq!(config.request.num_frames, NumFrames::Count(25));
+        assert_eq!(config.request.dub.and_then(|dub| dub.sound_seconds), Some(25.0 / 24.0));
+        for (set, why) in [
+            ("seed=1", "has no sound to follow; use a video with sound, or add its sound: --audio PATH"),
+            ("dub={sound_seconds: 0}", "request.dub.sound_seconds = 0 (--set): must be above 0"),
+        ] {
+            let error = dub(&[&format!("request.{set}")]).expect_err("refused");
+            assert!(error.contains(why), "{error}");
+        }
+        let sound = "request.audio={path: a.wav}";
+        let lora = |loras: &str| dub(&[sound, &format!("model.loras={loras}")]).expect_err("refused");
+        let path = "path: tests/fixtures/lora/ic_tiny_a_plain.safetensors";
+        let two = lora(&format!("[{{{path}}}, {{{path}}}]"));
+        assert!(two.contains("the pipeline dub_it uses one LoRA, its IC-LoRA; remove "), "{two}");
+        let one = lora(&format!("[{{{path}, stages: [1]}}]"));
+        assert!(one.contains("the pipeline dub_it uses its IC-LoRA in both stages; remove stages"), "{one}");
+        let slow = dub(&[sound, "conditioning.reference_temporal_scale_factor=2"]).expect_err("refused");
+        assert!(slow.contains("the pipeline dub_it uses every frame of its input video"), "{slow}");
+        let long = dub(&[sound, "two_stage.upsample=[temporal_x2, spatial_x2]"]).expect_err("refused");
+        assert!(long.contains("remove temporal_x2 or request.video"), "{long}");
+        let other = load_video(25, 64, 96, &[&RETAKE[..], &["request.dub={strength: 0.5}"]].concat());
+        assert!(other.expect_err("refused").contains("only the pipeline dub_it uses this key"));
+    }
+
+    #[test]
+    fn inpainting_needs_one_region_within_the_picture() {
+        let inpaint = |set: &[&str]| load_video(25, 64, 96, &[&["pipeline=inpaint"], set].concat());
+        assert!(inpaint(&["request.inpaint={region: [0, 0, 96, 32]}"]).is_ok());
+        assert!(inpaint(&["request.mask=mask.png"]).is_ok());
+        let wide = ["request.inpaint={keep: [32, 0, 96, 64]}", "request.width=160"];
+        assert_eq!(inpaint(&wide).expect("legal").request.width, 160);
+        for (set, why) in [
+            ("seed=1", "requires a region: --mask PATH, --inpaint X Y W H or --outpaint X Y W H"),
+            ("inpaint={region: [0, 0, 8, 8], keep: [0, 0, 32, 32]}", "keep only one of request.mask"),
+            (
+                "inpaint={region: [64, 0, 33, 8]}",
+                "[64, 0, 33, 8] (--set): must be a rectangle [left, top, width, height] within 96x64",
+            ),
+            ("inpaint={region: [0, 0, 0, 8]}", "must be a rectangle"),
+            ("inpaint={region: [0, 0, 96, 64]}", "is the complete picture; use a smaller rectangle"),
+            ("inpaint={keep: [16, 0, 64, 64]}", "all four numbers must be multiples of 32"),
+            ("retake={from: 0.5}", "only the pipeline retake uses this key"),
+        ] {
+            let error = inpaint(&[&format!("request.{set}")]).expect_err("refused");
+            assert!(error.contains(why), "{error}");
+        }
+        for set in ["request.mask=mask.png", "request.inpaint={region: [0, 0, 8, 8]}"] {
+            let error = load_video(25, 64, 96, &[&RETAKE[..], &[set]].concat()).expect_err("refused");
+            assert!(error.contains("only the pipeline inpaint uses this key"), "{error}");
+        }
+    }
+
     #[test]
     fn clips_beyond_the_training_length_give_a_warning() {
         let of = |set: &[&str], frames| {

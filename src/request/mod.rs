@@ -12,7 +12,7 @@ mod shapes;
 mod shared;
 mod sizes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tiling;
 mod upsampling;
 

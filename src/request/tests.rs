@@ -32,6 +32,14 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
     )
 }
 
+/// Returns a request for a video of this size.
+pub(crate) fn request_of_size(width: usize, height: usize, frames: usize) -> Request {
+    let size = [("width", width), ("height", height), ("num_frames", frames)];
+    let set: Vec<String> = size.iter().map(|(key, value)| format!("request.{key}={value}")).collect();
+    let config = Config::load("nano_2_3", set).expect("legal");
+    resolve(&config, &sizes(&json!({}))).expect("legal sizes")
+}
+
 #[test]
 fn only_videos_with_an_adaptive_cache_are_generated_alone() {
     let mesh = Some(parse_mesh("data=2").expect("a mesh"));
@@ -42,6 +50,25 @@ fn only_videos_with_an_adaptive_cache_are_generated_alone() {
         let request = resolve(&config, &sizes(&json!({}))).expect("legal sizes");
         assert_eq!(videos_per_batch(&[request], &layout), at_once, "{set}");
     }
+}
+
+/// The second pass of a dubbed video keeps the audio of the first, which also replaces the reference sound; both passes
+/// append the input video.
+#[test]
+fn dubbed_video_appends_references_in_both_passes() {
+    let marks = sizes(&json!({}));
+    let mut config = Config::load("nano_2_3", ["request.width=128", "request.height=64", "request.num_frames=17"]);
+    let config = config.as_mut().expect("legal");
+    config.pipeline = crate::config::Pipeline::DubIt;
+    config.request.dub = Some(crate::config::Dub { strength: 0.5, sound_seconds: Some(0.25) });
+    let (one, two) = resolve(config, &marks).expect("legal sizes").passes();
+    let two = two.expect("two passes");
+    let [first, second] = [&one, &two].map(|pass| Shapes::from_request(&marks, pass).expect("legal sizes"));
+    // 0.25 s are 26 frames of the spectrogram, 4 per latent.
+    assert_eq!((first.appended, first.own_tokens()), (Av { video: 6, audio: 7 }, Av { video: 6, audio: 18 }));
+    assert_eq!((second.appended, second.own_tokens()), (Av { video: 24, audio: 18 }, Av { video: 24, audio: 18 }));
+    assert_eq!([one.roles.audio, two.roles.audio], [StreamRole::Denoised, StreamRole::Kept]);
+    assert_eq!([one.noise_levels(), two.noise_levels()], [vec![1.0, 0.5, 0.0], vec![1.0, 0.5]]);
 }
 
 /// If the model has the keyframe embedding (`use_keyframes_abs_pos_embedding`), the denoising loop adds it to the first

@@ -83,13 +83,15 @@ fn model_of(folder: &Path, base: &str, parts: &[(&str, &str)]) -> PathBuf {
 /// Returns the arguments of a pipeline's required inputs.
 fn inputs(spec: &PipelineSpec, frames: &str) -> Vec<String> {
     let (image, sound) = (format!("{FIXTURES}/images/frame.png"), format!("{FIXTURES}/sounds/given.flac"));
-    let needed: [(bool, &[&str]); 6] = [
+    let needed: [(bool, &[&str]); 8] = [
         (spec.images == Support::Required, &["--image", &image, "0", "1"]),
         (spec.audio == Support::Required, &["--audio", &sound]),
         (spec.reference_videos == Support::Required, &["--reference-video", frames]),
         (spec.video.is_some(), &["--video", frames]),
         (spec.video == Some(VideoUse::Span), &["--retake", "0", "0.3"]),
         (spec.video == Some(VideoUse::Overlap), &["--extend", "0.5"]),
+        (spec.video == Some(VideoUse::Region), &["--inpaint", "0", "0", "32", "32", "--audio", &sound]),
+        (spec.video == Some(VideoUse::Reference), &["--audio", &sound]),
     ];
     let words = needed.into_iter().filter(|(is_needed, _)| *is_needed).flat_map(|(_, words)| words);
     words.map(|word| (*word).to_string()).collect()

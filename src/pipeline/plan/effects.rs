@@ -83,6 +83,9 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
         "request.num_frames" => vec![json!(65), json!(25)],
         "request.max_sequence_length" => vec![json!(32), json!(64), json!(128)],
         "request.video" => vec![file("other")],
+        "request.mask" => vec![json!(IMAGE)],
+        "request.inpaint.region" | "request.inpaint.keep" => vec![json!([32, 0, 32, 32])],
+        "request.dub.sound_seconds" => vec![json!(0.5)],
         "request.images" => vec![json!([{"path": IMAGE, "frame": 8}])],
         "request.reference_videos" => vec![json!([{"path": file("frames"), "strength": 0.5}])],
         "request.audio_latents" => vec![json!([{"path": "a.safetensors"}])],
@@ -366,6 +369,8 @@ fn cases() -> Vec<PipelineCase> {
         PipelineCase::new("dfr", "tiny_2_5", prompt(two), json!({"model": {"decoder": "auto"}})),
         case("retake", of_video(json!({"retake": {"from": 0.2, "to": 0.6}}))),
         case("extend", of_video(json!({"extend": {"seconds": 0.7, "overlap": 9}}))),
+        case("inpaint", of_video(json!({"inpaint": {"region": [0, 0, 32, 64]}}))),
+        case("dub_it", of_video(json!({"audio": {"path": "a.wav"}}))),
         case("video_to_audio", of_video(json!({}))),
         case("text_to_audio", prompt(json!({}))),
     ]

@@ -118,3 +118,85 @@ pub(super) fn filled(frames: &Frames, area: &InpaintArea, request: &Request) -> 
     }
     Ok(video)
 }
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array4;
+
+    use super::*;
+    use crate::media::write_png_frames;
+    use crate::request::Rectangle;
+    use crate::request::tests::request_of_size;
+
+    /// Whether each latent of a 128x96 picture is kept, row by row.
+    fn kept(area: &InpaintArea) -> Result<Vec<bool>> {
+        kept_latents(area, &request_of_size(128, 96, 9))
+    }
+
+    /// Compares with `_load_and_downsample_mask` of Lightricks' trainer for a mask of half the size.
+    #[test]
+    fn kept_latents_of_image_mask_match_reference() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let white = |(_, y, x, _): (usize, usize, usize, usize)| {
+            if (x * y * 7 + x * 13 + y * 29) % 97 < x + y { 255 } else { 0 }
+        };
+        let mask = Frames::new(Array4::from_shape_fn((1, 48, 64, 3), white)).expect("a frame");
+        write_png_frames(folder.path(), &mask).expect("written");
+        let file =
+            std::fs::read_dir(folder.path()).expect("a folder").next().expect("a file").expect("readable").path();
+        let frame = [[true, true, true, false], [true, true, false, false], [false; 4]].concat();
+        assert_eq!(kept(&InpaintArea::Mask(file)).expect("a mask"), frame.repeat(2));
+    }
+
+    /// A mask that is white in frame 8 alone regenerates the second latent, which represents frames 1 to 8.
+    #[test]
+    fn latent_is_regenerated_if_any_of_its_frames_is_masked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let white = |(frame, _, x, _): (usize, usize, usize, usize)| if frame == 8 && x >= 64 { 255 } else { 0 };
+        let mask = Frames::new(Array4::from_shape_fn((9, 96, 128, 3), white)).expect("frames");
+        write_png_frames(folder.path(), &mask).expect("written");
+        let area = InpaintArea::Mask(folder.path().into());
+        let second = [true, true, false, false].repeat(3);
+        assert_eq!(kept(&area).expect("a mask"), [vec![true; 12], second].concat());
+        let short = kept_latents(&area, &request_of_size(128, 96, 17)).expect_err("9 frames").to_string();
+        assert!(
+            short.ends_with("has 9 frames, but the video has 17; use a longer mask, or an image for all frames"),
+            "{short}"
+        );
+    }
+
+    #[test]
+    fn rectangles_select_latents_by_half() {
+        let rectangle = Rectangle { left: 40, top: 0, width: 72, height: 47 };
+        let row = [[true, false, false, false], [true, true, true, true], [true; 4]].concat();
+        // The second row is covered by 15 of 32 pixel rows, the last column of the first by half.
+        assert_eq!(kept(&InpaintArea::Inside(rectangle)).expect("a region"), row.repeat(2));
+        let outside = InpaintArea::Outside(Rectangle { left: 32, top: 32, width: 64, height: 64 });
+        let row = [[false; 4], [false, true, true, false], [false, true, true, false]].concat();
+        assert_eq!(kept(&outside).expect("a region"), row.repeat(2));
+        let small = InpaintArea::Inside(Rectangle { left: 0, top: 0, width: 22, height: 22 });
+        let error = kept(&small).expect_err("less than half").to_string();
+        assert!(
+            error.contains("request.inpaint.region: the rectangle covers no latent (32x32 pixels) by half"),
+            "{error}"
+        );
+    }
+
+    /// The canvas repeats the edges of the input video; the reference video is green there.
+    #[test]
+    fn input_video_is_placed_in_its_rectangle() {
+        let request = request_of_size(128, 96, 1);
+        let frames =
+            Frames::new(Array4::from_shape_fn((1, 64, 64, 3), |(_, y, x, c)| (y + x + c) as u8)).expect("a frame");
+        let area = InpaintArea::Outside(Rectangle { left: 32, top: 32, width: 64, height: 64 });
+        let (plain, green) = (canvas(&frames, &area, &request), filled(&frames, &area, &request).expect("filled"));
+        let byte = |video: &Array5<f32>, y: usize, x: usize| {
+            [0, 1, 2].map(|c| ((video[[0, c, 0, y, x]] + 1.0) * 127.5).round())
+        };
+        for (y, x, own) in [(32, 32, 0.0), (95, 95, 126.0), (40, 50, 26.0)] {
+            assert_eq!([byte(&plain, y, x), byte(&green, y, x)], [[own, own + 1.0, own + 2.0]; 2], "{y}, {x}");
+        }
+        assert_eq!(byte(&plain, 0, 127), [63.0, 64.0, 65.0]);
+        assert_eq!(byte(&green, 0, 127), FILL);
+    }
+}

@@ -46,7 +46,7 @@ fn field_name(setting: Setting, given: &RequestFields) -> Cow<'static, str> {
         Setting::Audio => "input_audio",
         Setting::Video => "input_video",
         Setting::ReferenceVideos => "reference_videos",
-        Setting::Mask => "mask, region or keep",
+        Setting::Mask => "region or keep",
         Setting::Span => "start and end, or retake",
         Setting::SpanStart => "start",
         Setting::SpanEnd => "end",
