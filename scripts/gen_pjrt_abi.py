@@ -1,8 +1,7 @@
 """Writes the enums, structs and function table of crates/pjrt/src/abi.rs below its hand-written head.
 
 Slot order, field offsets and sizes come from `pypjrt/_abi/pjrt_0_114.py` of the Apache-2.0 wheel `pypjrt` 0.1.1, which libclang
-made from the PJRT 0.114 header. The Rust compiler checks offsets and sizes.
-"""
+made from the PJRT 0.114 header. The Rust compiler checks offsets and sizes."""
 
 import ctypes
 import pathlib

@@ -33,8 +33,7 @@ class Page:
     def problems(self, statuses=()):
         """Returns console errors, warnings and requests to other origins (a file may request nothing).
 
-        Ignores failed requests with one of `statuses`; 0 is a refused connection.
-        """
+        Ignores failed requests with one of `statuses`; 0 is a refused connection."""
         meant = ["net::ERR_" if status == 0 else f"status of {status}" for status in statuses]
         is_meant = lambda text: text.startswith("Failed to load resource:") and any(part in text for part in meant)  # noqa: E731
         shown = [f"{kind}: {text}" for kind, text in self.said if kind in ("error", "warning") and not is_meant(text)]

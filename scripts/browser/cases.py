@@ -16,8 +16,7 @@ def cases_of(group, only=""):
 def run_case(suite, function, world, out=None, statuses=()):
     """Runs a case and prints its result; returns whether it passed. `statuses` are expected error statuses.
 
-    `world` runs the case, closes what it opened and returns its problems (`end`); `pages` are open ones.
-    """
+    `world` runs the case, closes what it opened and returns its problems (`end`); `pages` are open ones."""
     started, problems, shows = time.monotonic(), [], ""
     try:
         shows = world.call(function) or (function.__doc__ or "").split("\n")[0]

@@ -3,8 +3,7 @@
 
     scripts/fuzz/run.py [READER ...] [--runs N] [--seconds S] [--no-lines]
 
-Needs the nightly toolchain with llvm-tools, and cargo-fuzz. Logs and failing inputs are in target/fuzz.
-"""
+Needs the nightly toolchain with llvm-tools, and cargo-fuzz. Logs and failing inputs are in target/fuzz."""
 
 import argparse
 import datetime

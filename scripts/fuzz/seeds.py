@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Writes fuzz/seeds/module: `make fuzz-seeds`, or scripts/fuzz/seeds.py [LTX2].
 
-Needs the plugins of all three platforms. tests/it/fuzz_seeds.rs describes the modules.
-"""
+Needs the plugins of all three platforms. tests/it/fuzz_seeds.rs describes the modules."""
 
 import os
 import pathlib

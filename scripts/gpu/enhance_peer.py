@@ -1,7 +1,6 @@
 """Times transformers' compiled generation with a static cache by a random Gemma 3 12B, and the memory bandwidth.
 
-Prints JSON. A prompt of 512 tokens, 256 new tokens, greedy, bf16.
-"""
+Prints JSON. A prompt of 512 tokens, 256 new tokens, greedy, bf16."""
 
 import json
 import statistics

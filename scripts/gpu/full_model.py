@@ -1,8 +1,7 @@
 """Writes a random model of the published size: full_model.py 2.0|2.3|2.5 [FOLDER]; prints its path.
 
 Builds diffusers' and transformers' classes from crates/models/src/presets with random bf16 weights on the GPU, one component
-at a time. Exit code 4 if no folder has the space.
-"""
+at a time. Exit code 4 if no folder has the space."""
 
 import json
 import math

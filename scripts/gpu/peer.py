@@ -1,8 +1,7 @@
 """Times diffusers' LTX-2 components at the published size with random bf16 weights on one GPU; prints JSON.
 
 Uses the shapes of `ltx2 bench`: two prompts in one batch, or one prompt for the distilled LTX-2.5. Reports medians of
-synchronised runs.
-"""
+synchronised runs."""
 
 import argparse
 import gc

@@ -1,7 +1,6 @@
 """Times diffusers' LTX-2 transformer with weights offloaded to host memory, at 768x512x121 with two prompts; prints JSON.
 
-`block_level` copies whole blocks, `leaf_level` single layers, both on a stream of their own.
-"""
+`block_level` copies whole blocks, `leaf_level` single layers, both on a stream of their own."""
 
 import argparse
 import json

@@ -1,7 +1,6 @@
 """Writes the figures of benchmarks/ablations.md: ablations.py RESULTS.jsonl PAGE; `make ablations` runs it.
 
-To add a row, write its words on the page; the script fills in the figures.
-"""
+To add a row, write its words on the page; the script fills in the figures."""
 
 import json
 import pathlib

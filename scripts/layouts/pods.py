@@ -1,7 +1,6 @@
 """Writes the figures of three tables of benchmarks/tpu.md by `ltx2 compile --json`: pods.py LTX2 PAGE; `make tpu-tables` runs it.
 
-To add a row, write its first cells on the page. Optimized modules are kept in target/tpu-tables.
-"""
+To add a row, write its first cells on the page. Optimized modules are kept in target/tpu-tables."""
 
 import json
 import os

@@ -2,8 +2,7 @@
 
     python parity.py assets/nano target/release/ltx2 --count 24 [--dtype bf16]
 
-`--reference FILE` writes diffusers' frames and samples of the first prompt for tests/cli/nano_quality.rs.
-"""
+`--reference FILE` writes diffusers' frames and samples of the first prompt for tests/cli/nano_quality.rs."""
 
 import argparse
 import json

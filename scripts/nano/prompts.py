@@ -1,8 +1,7 @@
 """Writes the held-out prompts of the tests: prompts.py FOLDER.
 
 prompts.json: prompts with the expected contents; any eight consecutive ones have every motion once.
-first.png: the first frame of a clip of the second prompt, for image_to_video.
-"""
+first.png: the first frame of a clip of the second prompt, for image_to_video."""
 
 import json
 import pathlib

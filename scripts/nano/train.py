@@ -1,8 +1,7 @@
 """Trains a stage of the toy model: train.py STAGE FOLDER --seconds 300.
 
 FOLDER holds the model and the logs. A component without weights there starts from initial ones. Uses mixed precision, CUDA
-graphs and averaged weights.
-"""
+graphs and averaged weights."""
 
 import argparse
 import json
@@ -54,8 +53,7 @@ class Job:
         """Trains modules for a share of the time with a multiple of the stage's rate; returns the number of steps.
 
         `feed()` fills the inputs in place before each step, `loss_of()` returns a dict of scalars, `loss` among them, and
-        `every(step)` is called between steps. The modules end up with averaged weights.
-        """
+        `every(step)` is called between steps. The modules end up with averaged weights."""
         parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
         averages = [p.detach().clone() for p in parameters]
         matrices, others = ([p for p in parameters if (p.ndim > 1) == wide] for wide in (True, False))
@@ -114,8 +112,7 @@ class Job:
 def _captured(update, feed):
     """Returns a function that replays a step (loss, gradients, update, averages) as a CUDA graph.
 
-    These models are small: launching their kernels one by one would take longer than running them.
-    """
+    These models are small: launching their kernels one by one would take longer than running them."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

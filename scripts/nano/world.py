@@ -1,8 +1,7 @@
 """The toy world: short clips of a moving flat shape and its sound, drawn in batches on any device.
 
 Sound follows from the picture: pitch from size, timbre from shape, a beep at each bounce, loudness from growing and fading,
-stereo position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform.
-"""
+stereo position from x. All tones are multiples of 400 Hz with fixed phases, so that a spectrogram determines its waveform."""
 
 import itertools
 import math
@@ -37,8 +36,7 @@ class Scenes(types.SimpleNamespace):
     shape, colour, size, motion, background: [batch].
     silent: [batch], 1 where there is no sound.
     other_shape, other_colour, corner: [batch], a second shape that stays in a corner; other_shape is -1 for none.
-    dice: [batch, 6] in 0..1: where it starts, how far it goes, how fast, when.
-    """
+    dice: [batch, 6] in 0..1: where it starts, how far it goes, how fast, when."""
 
     def to(self, device):
         return Scenes(**{name: field.to(device) for name, field in vars(self).items()})

@@ -3,8 +3,7 @@
 pip install torch==2.15.0 numpy==2.4.6 safetensors==0.8.0 peft==0.21.2 lycoris-lora==4.1.3   # Python 3.11
 
 All numbers are multiples of powers of two, so sums are exact in any order and the expected bits do not depend on the machine.
-LyCORIS' `get_diff_weight` multiplies LoHa and LoKr by alpha / rank twice; the expected weights follow its `forward`.
-"""
+LyCORIS' `get_diff_weight` multiplies LoHa and LoKr by alpha / rank twice; the expected weights follow its `forward`."""
 
 import json
 import shutil

@@ -1,8 +1,7 @@
 """Writes tests/fixtures/samplers/ancestral_loops.json: ancestral Euler by both references.
 
 The velocity is 0.3 times the latents. `official`: a generator seeded with the request's seed + 10000 draws video noise before
-audio noise, in f32 or bf16, none in the last step. `diffusers`: the request's generator continues.
-"""
+audio noise, in f32 or bf16, none in the last step. `diffusers`: the request's generator continues."""
 
 import torch
 from diffusers import LTXEulerAncestralRFScheduler

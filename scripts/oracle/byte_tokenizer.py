@@ -2,8 +2,7 @@
 
 `bytes` is the tokenizer that `ltx2 init --preset nano` writes; `merges` is a Gemma-style BPE with turn markers and with padding
 settings, which must be ignored. `spiece` is a SentencePiece model with Gemma's settings, which this script trains; there,
-transformers must agree with sentencepiece, which does not know names of special tokens in a prompt.
-"""
+transformers must agree with sentencepiece, which does not know names of special tokens in a prompt."""
 
 import io
 from itertools import product

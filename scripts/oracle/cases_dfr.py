@@ -4,8 +4,7 @@
 
 A line of tests/fixtures/dfr/layout.json has: requested frames, frames of diffusers' canvas, keyframes, and the tiles of two
 temporal rounds: first latent frame, end, dropped latent frames, first and last frame, keyframes of the previous round, keyframes
-to generate.
-"""
+to generate."""
 
 import json
 from contextlib import ExitStack

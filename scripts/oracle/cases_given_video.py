@@ -1,8 +1,7 @@
 """Writes passes that start from an input video, and audio-only passes: latents after every step, masks, some frames and samples.
 
 Release 1.2.0 writes `given_video`, 1.0.0 `given_video_1_0`. `retake*` and `text_to_audio` are Lightricks' pipelines; the other
-cases are assembled from the parts of `RetakePipeline` with this project's audio masks.
-"""
+cases are assembled from the parts of `RetakePipeline` with this project's audio masks."""
 
 import dataclasses
 import math

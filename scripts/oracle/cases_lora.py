@@ -1,7 +1,6 @@
 """Writes LoRAs merged by both references' loaders: diffusers, and Lightricks 1.2.0 or 1.0.0 (bf16 weights only).
 
-A run replaces the weights by its own release in the file.
-"""
+A run replaces the weights by its own release in the file."""
 
 import json
 from itertools import product

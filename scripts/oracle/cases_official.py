@@ -1,7 +1,6 @@
 """Writes requests by Lightricks' pipelines on the fixture models: latents after every step, guidance subsets, noise levels.
 
-Release 1.2.0 writes `official` and `official_guidance`, 1.0.0 `official_1_0`; both write `cross_timestep`.
-"""
+Release 1.2.0 writes `official` and `official_guidance`, 1.0.0 `official_1_0`; both write `cross_timestep`."""
 
 import json
 

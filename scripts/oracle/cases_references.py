@@ -1,7 +1,6 @@
 """Writes requests with reference videos by Lightricks' `ICLoraPipeline` and diffusers, and states of Lightricks' conditionings.
 
-Videos are patterns. The LoRAs have rank 1; `ic_tiny_a` and `ic_tiny_2_3` have the references' scale 2 in their headers.
-"""
+Videos are patterns. The LoRAs have rank 1; `ic_tiny_a` and `ic_tiny_2_3` have the references' scale 2 in their headers."""
 
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,6 @@
 """Writes audio conditioning: samples to log-mel by Lightricks' `AudioProcessor`, log-mel to latents by diffusers.
 
-For published topologies, checks that Lightricks' encoder with the same weights gives the same.
-"""
+For published topologies, checks that Lightricks' encoder with the same weights gives the same."""
 
 import math
 

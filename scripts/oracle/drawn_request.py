@@ -1,7 +1,6 @@
 """Draws a request from a seed.
 
-Features are dealt to 100 rows; seed n has row n % 100. Everything else is drawn from the seed.
-"""
+Features are dealt to 100 rows; seed n has row n % 100. Everything else is drawn from the seed."""
 
 import json
 import random

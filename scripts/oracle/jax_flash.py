@@ -1,7 +1,6 @@
 """Writes JAX's flash attention for TPUs as Mosaic text, with operands and results, for tests/it/mosaic: jax_flash.py FOLDER.
 
-Needs jax 0.10 on a CPU.
-"""
+Needs jax 0.10 on a CPU."""
 
 import base64
 import json

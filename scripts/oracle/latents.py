@@ -1,7 +1,6 @@
 """Writes tests/fixtures/latents/latents.json: shapes, packing, normalisation and token bounds by diffusers.
 
-Tensors are stored as sha256 of their float32 bytes, small ones also as bits. The tests repeat the random inputs.
-"""
+Tensors are stored as sha256 of their float32 bytes, small ones also as bits. The tests repeat the random inputs."""
 
 import diffusers
 import torch

@@ -1,7 +1,6 @@
 """The fixture models: loads them, and draws their weights. README.md says what each stands for.
 
-Their configurations are the files in tests/fixtures/models, which stay as they are. To add a model, write its config.json.
-"""
+Their configurations are the files in tests/fixtures/models, which stay as they are. To add a model, write its config.json."""
 
 import functools
 import json

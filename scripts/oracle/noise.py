@@ -1,8 +1,7 @@
 """Writes tests/fixtures/noise: draws of torch's CPU generator, and the initial noise of diffusers' pipelines.
 
 A case of `randn.json` and `randn_bf16.json` has the sha256 of consecutive draws and the bits of their first and last values, on
-x86-64 with AVX2 or AVX-512. `diffusers.json`: of a first pass, and of a second pass from latents.
-"""
+x86-64 with AVX2 or AVX-512. `diffusers.json`: of a first pass, and of a second pass from latents."""
 
 import torch
 from diffusers import LTX2ConditionPipeline, LTX2ImageToVideoPipeline, LTX2Pipeline

@@ -70,8 +70,7 @@ class Noise:
 def recorded(passes, loop, stride=1, **fixed):
     """Returns a loop that adds the packed latents at the start of every step and at the end to `passes`.
 
-    With `stride` 2, of every second evaluation.
-    """
+    With `stride` 2, of every second evaluation."""
     state = ltx("core.types").LatentState
 
     @functools.wraps(loop)

@@ -2,8 +2,7 @@
 """Writes tests/fixtures/quantized: small files in quantized formats, with the values that their own packages decode.
 
 Needs torch==2.15.0 (CPU), numpy==2.4.6, safetensors==0.8.0, comfy-kitchen==0.2.40, gguf==0.19.0, packaging, pyyaml,
-requests, tqdm. Usage: quantized.py FOLDER.
-"""
+requests, tqdm. Usage: quantized.py FOLDER."""
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Draws a tiny, consistent configuration of every component from a seed.
 
-Seeds must stay as they are, so do not change the order of the draws.
-"""
+Seeds must stay as they are, so do not change the order of the draws."""
 
 import math
 import random

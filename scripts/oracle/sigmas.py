@@ -1,8 +1,7 @@
 """Writes tests/fixtures/sigmas: noise schedules with nine digits.
 
 `sigmas.json`, of both conventions: `diffusers` (FlowMatchEulerDiscreteScheduler as the LTX-2 pipeline uses it) and `official`
-(`ltx-core`). `schedules.json`: `ltx-core`'s schedules that depend only on the number of steps.
-"""
+(`ltx-core`). `schedules.json`: `ltx-core`'s schedules that depend only on the number of steps."""
 
 from importlib.metadata import version
 

@@ -1,8 +1,7 @@
 """Runs the server's load and fault tests one at a time and writes their figures next to the goals: `make serve-load`.
 
 The page's table of faults names the tests to run; tests/serve/figures.rs writes the figures. Usage: load.py PAGE. Exit code 1
-if a test fails or a goal is missed.
-"""
+if a test fails or a goal is missed."""
 
 import json
 import os

@@ -7,8 +7,7 @@ has `peers`. Exit code 1 if an example fails. Commits at which the examples pass
 
     TensorRT-LLM  async_video_gen.py at 1e720cb9, sync_video_gen.py at 222982db, delete_video.py at 9496bfa2
     vllm-omni     run_curl_ltx2.sh at 884a45d0, LTX-2.md at 010bffc4
-    sglang        openai_api.mdx at 2b72b4cc
-"""
+    sglang        openai_api.mdx at 2b72b4cc"""
 
 import json
 import os

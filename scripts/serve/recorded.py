@@ -9,8 +9,7 @@ A file has the client's name and a list of checks with their calls:
   says                          headers of the answer that clients act on
   answer                        shape of a JSON answer: type names, except values that clients act on; repeated ones by name
                                 in `shapes`
-  until                         repeat the request until the answer has this status
-"""
+  until                         repeat the request until the answer has this status"""
 
 import json
 import re

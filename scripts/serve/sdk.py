@@ -1,7 +1,6 @@
 """Runs OpenAI's unmodified Python client against `ltx2 serve` on the toy model: `make serve-sdk`.
 
-    sdk.py --ltx2 target/debug/ltx2 [--record FILE] [--only WORD]
-"""
+    sdk.py --ltx2 target/debug/ltx2 [--record FILE] [--only WORD]"""
 
 import asyncio
 import base64

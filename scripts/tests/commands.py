@@ -1,6 +1,5 @@
 """Checks commands and paths in the Markdown pages: `make` targets, `cargo test --test` names, flags of `ltx2` (by
-docs/reference/cli.md) and paths in backticks. Links are checked by rumdl.
-"""
+docs/reference/cli.md) and paths in backticks. Links are checked by rumdl."""
 
 import re
 import subprocess

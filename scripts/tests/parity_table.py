@@ -1,8 +1,7 @@
 """Writes docs/reference/distances.md: how far each feature is from the references, as measured by its tests.
 
 Runs the tests of `ROWS` in full, then writes the page: python3 scripts/tests/parity_table.py. `Case::within` (tests/support)
-appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`.
-"""
+appends distances to `LTX2_PARITY_LOG`. To add a feature, add a line to `ROWS`."""
 
 import datetime
 import json

@@ -1,7 +1,6 @@
 """Runs the tests of docs/internals/reliability.md in full, one by one; prints per failure mode: pass, FAIL or not run.
 
-A row passes if all its tests pass. Exit code 1 unless all rows pass.
-"""
+A row passes if all its tests pass. Exit code 1 unless all rows pass."""
 
 import functools
 import os

@@ -3,8 +3,7 @@
     python3 scripts/tests/tier.py lint | check | test | test-tpu | test-cuda | test-gpu | test-full
     python3 scripts/tests/tier.py slowest         of the last `make test`, the table of benchmarks/tests.md
 
-A failed step fails the tier: docs/internals/testing.md.
-"""
+A failed step fails the tier: docs/internals/testing.md."""
 
 import json
 import os

@@ -2,8 +2,7 @@
 
     check.py LTX2 BROWSER OUT [--only WORD] [--images FOLDER]
 
-A case also fails on console errors and foreign requests. `--images` writes the screenshots of the guide.
-"""
+A case also fails on console errors and foreign requests. `--images` writes the screenshots of the guide."""
 
 import argparse
 import pathlib

@@ -1,7 +1,6 @@
 """The server's page and the groups of its cases.
 
-A group derives from `World`; its public methods are cases. A case is given the opened page; it may return what it found.
-"""
+A group derives from `World`; its public methods are cases. A case is given the opened page; it may return what it found."""
 
 import json
 import re
