@@ -156,7 +156,8 @@ def dub_it():
         own = [key for key in keys(asked, "official") if not key.startswith(replaced)]
         own += ["pipeline=dub_it", "request.dub.strength=0.75", f"model.loras=[{{path: {path.relative_to(REPOSITORY)}}}]"]
         scalars = {"preset": official_pipelines.PRESETS[model.name] + "_distilled", "common": own, "upsampler": UPSAMPLERS[model.name]}
-        write_file("dub_it", model.name, {}, outputs, model=model.name, seed=asked["seed"], scalars=scalars)
+        release = {"ltx-pipelines": official_pipelines.release()}
+        write_file("dub_it", model.name, {}, outputs, model=model.name, seed=asked["seed"], scalars=scalars, extra=release)
 
 
 def reference_states():

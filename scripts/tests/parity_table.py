@@ -30,6 +30,8 @@ ROWS = [
     Row("retake", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_retake\w* "),
     Row("extend after the end", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_extend(_\d+)? "),
     Row("extend before the start", "it given_video::", r"given_video/tiny_\w+?_extend_before\w* "),
+    Row("inpaint", "it given_video::", r"given_video/tiny_\w+?_inpaint\w* "),
+    Row("dub_it", "it dub_it::", r"dub_it/"),
     Row("video to audio", "it given_video::", r"given_video(_1_0)?/tiny_\w+?_video_to_audio "),
     Row("text to audio", "it given_video::", r"given_video/tiny_\w+_text_to_audio "),
     Row("reference videos (IC-LoRA)", "it references::", r"references/"),

@@ -198,6 +198,9 @@ pub(super) fn combine(
     if sidecar::prune(&mut merged, &below, &without_top, &config, version)? {
         config = check::typed(&merged)?;
     }
+    if references::take_scales(&mut merged, &config)? {
+        config = check::typed(&merged)?;
+    }
     if source::take(&mut merged, &config, duration.is_some())? {
         config = check::typed(&merged)?;
     }

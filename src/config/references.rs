@@ -55,17 +55,26 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
     if sets_stages {
         default_loras_to_first_stage(merged);
     }
-    if config.follows_input() {
-        clear_derived_scales(merged);
-        set_scales_from_loras(merged, &typed(merged)?)?;
-        return Ok(true);
-    }
     if config.request.reference_videos.is_empty() || spec.reference_videos == Support::Rejected {
         return Ok(sets_stages);
     }
     clear_derived_values(merged, config, sidecar_frames);
     set_scales_from_loras(merged, &typed(merged)?)?;
     take_frames(merged, &typed(merged)?)?;
+    Ok(true)
+}
+
+/// Sets missing scales from LoRA headers if the input video is used as a reference video. Must precede
+/// [`source::take`](super::source::take), because valid sizes depend on the scale. Returns whether `merged` changed.
+///
+/// # Errors
+/// Returns an error if a LoRA cannot be read, or if LoRAs have different scales.
+pub(super) fn take_scales(merged: &mut Tree, config: &Config) -> Result<bool, ConfigError> {
+    if !config.follows_input() {
+        return Ok(false);
+    }
+    clear_derived_scales(merged);
+    set_scales_from_loras(merged, &typed(merged)?)?;
     Ok(true)
 }
 

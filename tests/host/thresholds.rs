@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` in which every case is an end-to-end run.
-const WHOLE_RUNS: [&str; 12] = [
+const WHOLE_RUNS: [&str; 13] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
@@ -18,6 +18,7 @@ const WHOLE_RUNS: [&str; 12] = [
     "given_video",
     "given_video_1_0",
     "references",
+    "dub_it",
     "by_diffusers",
     "upsampling",
 ];
