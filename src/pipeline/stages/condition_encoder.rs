@@ -14,7 +14,7 @@ use crate::media::{self, Audio, Clip, FrameFilter, Frames, RoundTrip};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::runner::Runner;
-use crate::request::{Condition, Content, Placement, ReferenceGrid, Request, Shapes, Shared, VideoPart};
+use crate::request::{Condition, Content, InpaintArea, Placement, ReferenceGrid, Request, Shapes, Shared, VideoPart};
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::{AudioShape, VideoShape, pack_audio};
 use crate::weights::Checkpoint;
@@ -117,6 +117,16 @@ fn clip_sound(clip: &Clip, request: &Request, last: Option<usize>, delay: usize)
     let samples = |frames: usize| (seconds(frames) * f64::from(sound.rate())).round_ties_even() as usize;
     let (length, silence) = (samples(request.num_frames), samples(delay));
     Some(sound.span(start, length - silence).delayed(silence))
+}
+
+/// Returns the indices of the tokens that represent no pixels of `area`. `own`: number of tokens of the video.
+fn kept_tokens(area: &InpaintArea, request: &Request, own: usize) -> Result<Vec<usize>> {
+    let kept = inpainting::kept_latents(area, request)?;
+    if kept.len() != own {
+        let why = format!("the mask has {} latents, but the video has {own} tokens", kept.len());
+        return Err(PipelineError::Bug(why));
+    }
+    Ok(kept.into_iter().enumerate().filter(|(_, is_kept)| *is_kept).map(|(n, _)| n).collect())
 }
 
 /// Returns frames of the input video.
@@ -265,13 +275,8 @@ impl Runner {
                         vec![(0..n, behind.audio - n..behind.audio)]
                     }
                     Placement::Kept(area) => {
-                        let kept = inpainting::kept_latents(area, request)?;
-                        if kept.len() != own {
-                            let why = format!("the mask has {} latents, but the video has {own} tokens", kept.len());
-                            return Err(PipelineError::Bug(why));
-                        }
-                        let kept = kept.into_iter().enumerate().filter(|(_, is_kept)| *is_kept);
-                        kept.map(|(n, _)| (n..n + 1, n..n + 1)).collect()
+                        let kept = kept_tokens(area, request, own)?.into_iter();
+                        kept.map(|n| (n..n + 1, n..n + 1)).collect()
                     }
                     Placement::Span { start, end } => {
                         let span = within(&times, *start..*end, span_key(&condition.content))?;
