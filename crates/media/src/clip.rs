@@ -13,7 +13,7 @@ use super::decode::{decode_with_messages, pixmaps};
 use super::error::{MediaError, Result, check_rereadable, unusable};
 use super::frame_times::{ClipInfo, listed, rate_of};
 use super::frames::Frames;
-use super::image_file::covering;
+use super::image_file::{covering, padded};
 use super::png::{png_size, read_first_png_alphas, read_first_png_frames};
 use super::sound::read_part;
 use super::sound_part::SoundRange;
@@ -288,7 +288,18 @@ fn read_frames(path: &Path, ffmpeg: &Path, most: Option<usize>, bytes: u64) -> R
 /// Scales frames until they cover `height` x `width` and center-crops them. Returns `[1, 3, frames, height, width]` in
 /// -1..1, as for conditioning images.
 pub fn covering_clip(frames: &Frames, height: usize, width: usize) -> Array5<f32> {
-    let one = |frame: usize| covering(&frames.part(frame..frame + 1), height, width);
+    each_frame(frames, |frame| covering(frame, height, width))
+}
+
+/// Scales frames down until they fit in `height` x `width`, and fills the rest at the bottom and on the right with their
+/// reflection. Returns `[1, 3, frames, height, width]` in -1..1, as for Lightricks' HDR pipeline.
+pub fn padded_clip(frames: &Frames, height: usize, width: usize) -> Array5<f32> {
+    each_frame(frames, |frame| padded(frame, height, width))
+}
+
+/// Converts each frame to `[1, 3, 1, height, width]`, and concatenates them.
+fn each_frame(frames: &Frames, convert: impl Fn(&Frames) -> Array5<f32> + Sync) -> Array5<f32> {
+    let one = |frame: usize| convert(&frames.part(frame..frame + 1));
     let each: Vec<Array5<f32>> = (0..frames.count()).into_par_iter().map(one).collect();
     let views: Vec<_> = each.iter().map(|frame| frame.view()).collect();
     ndarray::concatenate(Axis(2), &views).expect("frames of one size")

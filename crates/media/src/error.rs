@@ -129,6 +129,25 @@ pub enum MediaError {
         /// Description of the problem, with a remedy where one exists.
         message: String,
     },
+    /// An EXR frame cannot be encoded.
+    #[error("EXR {}: {message}", path.display())]
+    Exr {
+        /// EXR file.
+        path: PathBuf,
+        /// Message of the encoder.
+        message: String,
+    },
+    /// ffmpeg is needed to encode HDR video, but cannot be run or lacks the encoder.
+    #[error(
+        "HDR video cannot be encoded: {reason}; install ffmpeg with {encoder}, or set output.hdr_video to none to write only \
+         EXR frames and the SDR preview"
+    )]
+    HdrEncoder {
+        /// Reason why ffmpeg cannot be used, such as `ffmpeg is not installed`.
+        reason: String,
+        /// ffmpeg's name of the encoder.
+        encoder: &'static str,
+    },
     /// A PNG frame cannot be read or encoded, or a folder has no usable PNG frames.
     #[error("PNG {}: {message}", path.display())]
     Png {

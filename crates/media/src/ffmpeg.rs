@@ -112,6 +112,11 @@ impl FrameSink {
             "bt709",
         ]);
         command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(target);
+        FrameSink::spawn(command, path)
+    }
+
+    /// Starts an ffmpeg command that reads raw frames from its standard input and writes the file `path`.
+    pub(super) fn spawn(mut command: Command, path: &Path) -> Result<Self> {
         tracing::debug!(?command, "ffmpeg");
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = piped.spawn().map_err(no_encoder(path))?;
@@ -127,13 +132,21 @@ impl FrameSink {
 
     /// Adds frames. After a failure, frames are dropped and [`FrameSink::finish`] returns the error.
     pub(super) fn push(&mut self, frames: &Frames) {
+        let all: Vec<&[u8]> = frames.iter().collect();
+        self.push_converted(&all, |rgb| {
+            let planes = yuv::planes(rgb, frames.width(), frames.height());
+            [planes.y, planes.u, planes.v].concat()
+        });
+    }
+
+    /// Adds frames like [`FrameSink::push`]. `convert` returns the raw bytes of a frame.
+    pub(super) fn push_converted<T: Sync>(&mut self, frames: &[T], convert: impl Fn(&T) -> Vec<u8> + Sync) {
         let Some(stdin) = self.frames.as_mut().filter(|_| self.sent.is_ok()) else { return };
-        let (all, cores) = (frames.iter().collect::<Vec<_>>(), threads::cores());
+        let cores = threads::cores();
         // On many cores, one thread would convert frames more slowly than ffmpeg encodes them.
-        self.sent = all.chunks(cores).try_for_each(|some| {
-            let converted = threads::in_order(some, cores, |rgb| yuv::planes(rgb, frames.width(), frames.height()));
-            let planes = converted.iter().flat_map(|frame| [&frame.y, &frame.u, &frame.v]);
-            planes.into_iter().try_for_each(|plane| stdin.write_all(plane))
+        self.sent = frames.chunks(cores).try_for_each(|some| {
+            let converted = threads::in_order(some, cores, &convert);
+            converted.iter().try_for_each(|bytes| stdin.write_all(bytes))
         });
     }
 

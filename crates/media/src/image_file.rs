@@ -172,6 +172,33 @@ pub fn covering(frame: &Frames, height: usize, width: usize) -> Array5<f32> {
     })
 }
 
+/// Scales a frame down until it fits in `height` x `width`, and fills the rest at the bottom and on the right with its
+/// reflection. A frame that fits already is not scaled. If the reflection would be larger than the frame, its last row or
+/// column is repeated instead. Returns `[1, 3, 1, height, width]` in -1..1. Interpolates like [`covering`].
+pub(super) fn padded(frame: &Frames, height: usize, width: usize) -> Array5<f32> {
+    let (h, w) = (frame.height(), frame.width());
+    let scale = f64::min(height as f64 / h as f64, width as f64 / w as f64);
+    let scaled = |n: usize| (n as f64 * scale).round_ties_even() as usize;
+    let (new_h, new_w) = if height >= h && width >= w { (h, w) } else { (scaled(h), scaled(w)) };
+    let reflects = height - new_h < new_h && width - new_w < new_w;
+    let place = |at: usize, size: usize| match at < size {
+        true => at,
+        false if reflects => 2 * (size - 1) - at,
+        false => size - 1,
+    };
+    let rows = taps(h, new_h, new_h);
+    let columns = taps(w, new_w, new_w);
+    let data = frame.data();
+    Array5::from_shape_fn((1, 3, 1, height, width), |(_, c, _, y, x)| {
+        let (top, bottom, v) = rows[place(y, new_h)];
+        let (left, right, u) = columns[place(x, new_w)];
+        let at = |row: usize, column: usize| f32::from(data[[0, row, column, c]]);
+        let upper = at(top, left) * (1.0 - u) + at(top, right) * u;
+        let lower = at(bottom, left) * (1.0 - u) + at(bottom, right) * u;
+        ((upper * (1.0 - v) + lower * v) / 255.0).clamp(0.0, 1.0) * 2.0 - 1.0
+    })
+}
+
 /// Computes how to resample one dimension from `size` to `scaled` pixels and keep the `wanted` center pixels. For each
 /// of them, returns the indices of two neighboring source pixels and the weight of the second.
 fn taps(size: usize, scaled: usize, wanted: usize) -> Vec<(usize, usize, f32)> {
@@ -214,6 +241,25 @@ mod tests {
         assert!((got[[0, 0, 0, 1, 0]] - want).abs() < 1e-6, "{}", got[[0, 0, 0, 1, 0]]);
         // The source is extended by repeating its edges.
         assert!((got[[0, 0, 0, 0, 0]] - (0.75 * 7.0 / 127.5 - 1.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn frame_that_fits_is_padded_by_its_reflection() {
+        let frame = gradient(4, 6);
+        let at = |got: &Array5<f32>, y: usize, x: usize| (got[[0, 0, 0, y, x]] + 1.0) * 127.5;
+        let near = |value: f32, want: u8| assert!((value - f32::from(want)).abs() < 1e-3, "{value} instead of {want}");
+        let source = |y: usize, x: usize| frame.data()[[0, y, x, 0]];
+        let got = padded(&frame, 6, 8);
+        near(at(&got, 3, 5), source(3, 5));
+        near(at(&got, 4, 6), source(2, 4));
+        near(at(&got, 5, 7), source(1, 3));
+        // A reflection of five rows would be larger than the frame.
+        let got = padded(&frame, 9, 6);
+        near(at(&got, 8, 2), source(3, 2));
+        // A larger frame is scaled down to fit: 4x6 to 2x3, with one row of padding.
+        let got = padded(&frame, 3, 3);
+        near(at(&got, 0, 0), 14);
+        near(at(&got, 2, 1), source(0, 2) + 14);
     }
 
     /// The file has 124 bytes, but its header claims 100,000 rows and columns, which take 30 GB.

@@ -1,4 +1,4 @@
-//! Reads and writes media files: videos, audio and images in, MP4, WAV and PNG out.
+//! Reads and writes media files: videos, audio and images in, MP4, WAV, PNG and EXR out.
 //!
 //! [`Frames`] and [`Audio`] hold raw frames and samples; the hashes in the sidecar (the JSON file with a run's
 //! settings) are computed from them. [`write_mp4`] encodes both with ffmpeg if it is installed, otherwise with the
@@ -16,11 +16,14 @@ mod downmix;
 mod edit_list;
 mod encoder;
 mod error;
+mod exr;
 mod ffmpeg;
 mod frame_times;
 mod frames;
 mod h264;
 mod hash;
+mod hdr;
+mod hdr_video;
 mod image_facts;
 mod image_ffmpeg;
 mod image_file;
@@ -50,14 +53,17 @@ mod yuv;
 
 pub use aac::AAC_RATES;
 pub use audio::Audio;
-pub use clip::{Clip, ClipPart, covering_clip, probe_clip, read_clip, read_first_alphas, read_first_frames};
+pub use clip::{Clip, ClipPart, covering_clip, padded_clip, probe_clip, read_clip, read_first_alphas, read_first_frames};
 pub use clip::{decode_upload, frame_memory_limit, has_sound};
 pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{MediaError, Result};
+pub use exr::{exr_frame_path, exr_frames_in, remove_exr_frames, write_exr_frames};
 pub use frame_times::ClipInfo;
 pub use frames::Frames;
 pub use hash::sha256_of;
+pub use hdr::{HdrFrames, HdrTransform};
+pub use hdr_video::{HdrCodec, HdrSignal, hdr_video_fault, write_hdr_video};
 pub use image_file::read_image_limited;
 #[doc(hidden)]
 pub use image_file::{covering, read_image, read_image_with};

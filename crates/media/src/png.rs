@@ -39,11 +39,17 @@ pub fn png_frame_path(dir: &Path, frame: usize) -> PathBuf {
 /// # Errors
 /// Returns an error if the folder cannot be listed.
 pub fn png_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
+    numbered_frames_in(dir, ".png")
+}
+
+/// Lists the files of a folder whose names are `frame_`, at least five digits, and `extension`. The list is empty if the
+/// folder does not exist.
+pub(super) fn numbered_frames_in(dir: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     if !dir.is_dir() {
         return Ok(Vec::new());
     }
     let is_frame = |path: &Path| {
-        let number = path.file_name().and_then(|name| name.to_str()?.strip_prefix("frame_")?.strip_suffix(".png"));
+        let number = path.file_name().and_then(|name| name.to_str()?.strip_prefix("frame_")?.strip_suffix(extension));
         number.is_some_and(|n| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit())) && path.is_file()
     };
     let entries = std::fs::read_dir(dir).map_err(MediaError::io("list", dir))?;

@@ -1,0 +1,71 @@
+//! OpenEXR files of scene-linear frames.
+
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use exr::image::write::WritableImage;
+use exr::image::{Encoding, Image, SpecificChannels};
+use exr::math::Vec2;
+use exr::meta::attribute::{AttributeValue, Chromaticities, Text};
+use half::f16;
+
+use super::error::{MediaError, Result};
+use super::hdr::HdrFrames;
+use ltx2_base::{atomic_file, threads};
+
+/// Rec. 709 primaries and the white point D65, as xy coordinates.
+const REC709: Chromaticities =
+    Chromaticities { red: Vec2(0.64, 0.33), green: Vec2(0.3, 0.6), blue: Vec2(0.15, 0.06), white: Vec2(0.3127, 0.329) };
+
+/// Returns the path of the EXR file of the frame with this index, counted from 0.
+pub fn exr_frame_path(dir: &Path, frame: usize) -> PathBuf {
+    dir.join(format!("frame_{frame:05}.exr"))
+}
+
+/// Lists the files of a folder whose names match [`exr_frame_path`]. The list is empty if the folder does not exist.
+///
+/// # Errors
+/// Returns an error if the folder cannot be listed.
+pub fn exr_frames_in(dir: &Path) -> Result<Vec<PathBuf>> {
+    super::png::numbered_frames_in(dir, ".exr")
+}
+
+/// Removes the EXR frames of an earlier video from a folder. Other files stay.
+///
+/// # Errors
+/// Returns an error if a file cannot be removed.
+pub fn remove_exr_frames(dir: &Path) -> Result<()> {
+    let remove = |path: PathBuf| std::fs::remove_file(&path).map_err(MediaError::io("remove", &path));
+    exr_frames_in(dir)?.into_iter().try_for_each(remove)
+}
+
+/// Writes each frame to `dir` as `frame_00000.exr`, `frame_00001.exr`, …: half-precision RGB with ZIP compression, tagged
+/// with Rec. 709 chromaticities and the colour space `sRGB` (linear), as Lightricks tags its files. If `replace` is
+/// false, an existing file is an error.
+///
+/// # Errors
+/// Returns an error if a file cannot be written.
+pub fn write_exr_frames(dir: &Path, frames: &HdrFrames, replace: bool) -> Result<()> {
+    let indices: Vec<usize> = (0..frames.count()).collect();
+    threads::try_in_order(&indices, threads::cores(), |index| {
+        let path = exr_frame_path(dir, *index);
+        let bytes = exr_bytes(frames, *index).map_err(|message| MediaError::Exr { path: path.clone(), message })?;
+        atomic_file::write_file(&path, &bytes, replace)?;
+        Ok::<_, MediaError>(())
+    })?;
+    Ok(())
+}
+
+/// Encodes one frame as an EXR file.
+fn exr_bytes(frames: &HdrFrames, index: usize) -> std::result::Result<Vec<u8>, String> {
+    let frame = frames.frame(index);
+    let value = |channel: usize, y: usize, x: usize| f16::from_f32(frame[[channel, y, x]]);
+    let channels = SpecificChannels::rgb(|Vec2(x, y): Vec2<usize>| (value(0, y, x), value(1, y, x), value(2, y, x)));
+    let mut image = Image::from_encoded_channels((frames.width(), frames.height()), Encoding::SMALL_LOSSLESS, channels);
+    image.attributes.chromaticities = Some(REC709);
+    let color_space = Text::new_or_none("sRGB").expect("ASCII");
+    image.attributes.other.insert(Text::new_or_none("colorSpace").expect("ASCII"), AttributeValue::Text(color_space));
+    let mut bytes = Cursor::new(Vec::new());
+    image.write().non_parallel().to_buffered(&mut bytes).map_err(|error| error.to_string())?;
+    Ok(bytes.into_inner())
+}
