@@ -54,6 +54,7 @@ impl RunArgs {
         given.flag("enhance-system", "enhance.system", &r.enhance_system);
         given.flag("negative-prompt", "request.negative_prompt", &r.negative_prompt);
         given.flag("negative-prompt-file", "request.negative_prompt_file", &r.negative_prompt_file);
+        given.flag("text-embeddings", "request.text_embeddings", &r.text_embeddings);
         given.flag("image", "request.images", images(&r.image.0, r.num_frames.as_ref())?);
         given.flag("video", "request.video", &r.video);
         if let [from, to] = r.retake[..] {
@@ -199,13 +200,16 @@ pub(crate) struct RequestArgs {
     /// File with the negative prompt
     #[arg(long, value_name = "FILE")]
     pub(crate) negative_prompt_file: Option<String>,
+    /// Text contexts of an HDR LoRA, instead of a prompt (pipeline hdr)
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with_all = ["prompt", "prompts"])]
+    pub(crate) text_embeddings: Option<String>,
     #[command(flatten)]
     pub(crate) image: ImageArgs,
     /// Input video: a file, or a folder of PNG frames
     #[arg(long, value_name = "PATH")]
     pub(crate) video: Option<String>,
     /// Reference video for an IC-LoRA, and its strength from 0 to 1 [default: 1]; repeatable; implies --pipeline
-    /// in_context unless another pipeline is selected
+    /// in_context, or hdr with an HDR LoRA, unless another pipeline is selected
     #[arg(long, value_name = "PATH[=S]")]
     pub(crate) reference_video: Vec<String>,
     /// Conversion of every --reference-video before it is scaled [default: canny for the IC-LoRA canny-control, otherwise
@@ -411,6 +415,9 @@ pub(crate) struct OutputArgs {
     /// Also writes the frames as PNG files into this folder
     #[arg(long, value_name = "DIR")]
     pub(crate) save_frames: Option<String>,
+    /// Folder of the EXR frames (pipeline hdr) [default: OUT_exr]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save_exr: Option<String>,
     /// Also writes the audio as a WAV file
     #[arg(long, value_name = "FILE")]
     pub(crate) save_audio: Option<String>,
@@ -451,6 +458,7 @@ impl OutputArgs {
     pub(crate) fn add(&self, given: &mut CliOverrides) {
         given.flag("output", "output.path", &self.output);
         given.flag("save-frames", "output.save_frames", &self.save_frames);
+        given.flag("save-exr", "output.save_exr", &self.save_exr);
         given.flag("save-audio", "output.save_audio", &self.save_audio);
         given.flag("preview-every", "output.preview_every", self.preview_every);
         given.flag("progress-every", "sampler.progress_every", self.progress_every);

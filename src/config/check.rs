@@ -13,12 +13,13 @@ use super::legal::{FRAME_STEP, fail, remove, remove_one, step_limit};
 use super::message::{Message, Setting, message};
 use super::pipeline::{Pipeline, PipelineSpec, pipeline_names};
 use super::references;
-use super::schema::{Config, GivenAudio, Reference, Scales, TwoStage, WeightSource};
+use super::schema::{Config, GivenAudio, Reference, ReferenceVideo, Scales, TwoStage, WeightSource};
 use super::tree::Tree;
 use crate::av::Av;
 use crate::models::upsampler::Upsampling;
 use crate::runtime::platform::Choice;
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
+use crate::sampling::step_cache::CachePolicy;
 use crate::sampling::{AnySampler, MAX_STEPS, SamplerOptions};
 use ltx2_download::http::{authority, without_credentials};
 
@@ -86,6 +87,7 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
         return fail(config.pipeline.spec().reference_videos.fault_kind(), "pipeline", config.pipeline.name(), why);
     }
     references::check_options(config)?;
+    check_hdr(config)?;
     if config.follows_references() && config.doubles_frames() {
         let key = if r.reference_videos.is_empty() { "request.video" } else { "request.reference_videos" };
         let why = "reference videos are not supported with temporal_x2; remove temporal_x2 or ";
@@ -122,6 +124,56 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
         let other = format!(" ({} generates its own keyframes)", pipeline_names("or", PipelineSpec::has_rounds));
         let why = remove(message![user, Setting::This, other]);
         return fail(Unsupported, "conditioning.generated_keyframes", slots, why);
+    }
+    Ok(())
+}
+
+/// Rejects options that the pipeline `hdr` does not support.
+fn check_hdr(config: &Config) -> Result<(), ConfigError> {
+    if !config.pipeline.spec().hdr {
+        return Ok(());
+    }
+    let weighted = |video: &ReferenceVideo| video.attention_mask.is_some() || video.attention_strength < 1.0;
+    if config.request.reference_videos.iter().any(weighted) {
+        let why = "the pipeline hdr does not support attention_strength and attention_mask; remove them";
+        return fail(Unsupported, "request.reference_videos", "with weighted attention", why);
+    }
+    if config.request.text_embeddings.is_some() && config.request.enhance_prompt {
+        let why = "request.text_embeddings replaces the prompt; remove one of them";
+        return fail(Conflict, "request.enhance_prompt", true, why);
+    }
+    if config.request.text_embeddings.is_some() && config.scales().video.cfg != 1.0 {
+        let why = "contains no negative prompt, but guidance needs one; set guidance.video.cfg to 1";
+        return fail(Conflict, "request.text_embeddings", "a file", why);
+    }
+    let scales = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
+    for (key, scale) in scales.into_iter().zip(config.conditioning.reference_scales()) {
+        if scale != 1 {
+            return fail(
+                Unsupported,
+                key,
+                scale,
+                "the pipeline hdr supports only reference videos of its own size; set 1",
+            );
+        }
+    }
+    let upsample = config.upsamplings();
+    if upsample != [Upsampling::SpatialX2] {
+        let why = "the pipeline hdr supports only spatial_x2; remove this key";
+        return fail(Unsupported, "two_stage.upsample", "other steps", why);
+    }
+    if config.reference != Reference::Official {
+        let name = serde_json::to_value(config.reference).unwrap_or_default();
+        let why = "only Lightricks 1.2.0 has the pipeline hdr; use official";
+        return fail(Unsupported, "reference", name.as_str().unwrap_or_default().to_string(), why);
+    }
+    if config.two_stage.cache.kind != CachePolicy::Off {
+        return fail(
+            Unsupported,
+            "two_stage.cache",
+            "on",
+            "the pipeline hdr supports no step cache in its second stage",
+        );
     }
     Ok(())
 }
@@ -398,7 +450,13 @@ impl Config {
             let why = || format!("unknown pipeline; use {}", pipeline_names("or", |_| true));
             found.ok_or_else(|| ConfigError::value(NotOneOf, "serve.pipelines", name, why()))
         };
-        [Ok(self.pipeline)].into_iter().chain(self.serve.pipelines.iter().map(named)).collect()
+        let all = [Ok(self.pipeline)].into_iter().chain(self.serve.pipelines.iter().map(named));
+        let all: Vec<Pipeline> = all.collect::<Result<_, _>>()?;
+        if all.contains(&Pipeline::Hdr) {
+            let why = "servers do not support HDR video; use `ltx2 generate`, or remove the pipeline";
+            return Err(ConfigError::value(Unsupported, "serve.pipelines", Pipeline::Hdr.name(), why));
+        }
+        Ok(all)
     }
 
     /// Returns the selected platform.

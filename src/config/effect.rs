@@ -8,7 +8,7 @@ use super::legal::{or_remove, remove, remove_one};
 use super::message::Setting::{Key, This};
 use super::message::{Message, message};
 use super::pipeline::{Passes, PipelineSpec, VideoUse, rejected_video};
-use super::schema::{Bos, Reference, WeightSource, WeightStreaming, WeightType};
+use super::schema::{Bos, HdrVideo, Reference, WeightSource, WeightStreaming, WeightType};
 use crate::media::ImageH264;
 use crate::models::upsampler::Upsampling;
 use crate::weights::Version;
@@ -144,7 +144,7 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["guidance.video.cfg", "guidance.audio.cfg"], |f, key| {
         f.unused_scale(key, |s| s.cfg.is_some(), |at| at.cfg.is_some())
     }),
-    request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.spec().has_video() {
+    request(&["guidance.video.modality", "guidance.audio.modality"], |f, key| match f.has_both_streams() {
         false => f.by_pipeline("has only one stream, so modality guidance has no effect"),
         true => f.unused_scale(key, |s| s.modality.is_some(), |at| at.modality.is_some()),
     }),
@@ -170,7 +170,7 @@ pub(super) const RULES: &[EffectRule] = &[
     // Conditioning.
     request(&["conditioning.cross_timestep"], |f, _| {
         let why = remove("without input images, video or audio, both streams always have the same noise level");
-        f.unless(f.is_conditioned(), why)
+        f.without_audio().or_else(|| f.unless(f.is_conditioned(), why))
     }),
     request(&["conditioning.keyframe_span"], |f, _| {
         let later = f.config.placed_images().any(|placed| placed.frame > 0);
@@ -203,6 +203,20 @@ pub(super) const RULES: &[EffectRule] = &[
             .without_video()
             .or_else(|| f.unless(f.version == Version::V2_5, remove("only LTX-2.5 marks the first frame"))),
     }),
+    request(
+        &["request.text_embeddings", "conditioning.hdr_transform", "output.save_exr", "output.hdr_video"],
+        |f, _| f.only_in(|spec| spec.hdr),
+    ),
+    flags(&["request.prompt", "request.prompts"], |f, _| {
+        let given = f.config.request.text_embeddings.is_some();
+        f.unless(!given, remove_one("request.text_embeddings replaces the prompt", "request.text_embeddings"))
+    }),
+    request(&["output.hdr_codec"], |f, _| {
+        let off = f.config.output.hdr_video == Some(HdrVideo::None);
+        let why = or_remove("output.hdr_video is none, so no video is encoded; set it to hlg or pq");
+        f.only_in(|spec| spec.hdr).or_else(|| f.unless(!off, why))
+    }),
+    request(&["output.audio", "output.save_audio"], |f, _| f.without_audio()),
     request(&["conditioning.generated_keyframes"], |f, _| f.only_in(|spec| spec.generated_keyframes)),
     request(&["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"], |f, _| {
         let any = f.config.follows_references();
@@ -231,7 +245,9 @@ pub(super) const RULES: &[EffectRule] = &[
         ],
         |f, _| f.one_stage(),
     ),
-    request(&["two_stage.audio"], |f, _| f.one_stage().or_else(|| f.unused_stage_audio())),
+    request(&["two_stage.audio"], |f, _| {
+        f.one_stage().or_else(|| f.without_audio()).or_else(|| f.unused_stage_audio())
+    }),
     request(&["dfr.temporal_rounds"], |f, _| f.only_in(PipelineSpec::has_rounds)),
     request(&["dfr.sigmas"], |f, _| {
         f.only_in(PipelineSpec::has_rounds)
@@ -239,7 +255,7 @@ pub(super) const RULES: &[EffectRule] = &[
     }),
     server(&["vocoder.stage1_clamp"], |f, _| {
         let why = remove("LTX-2.0's vocoder has only one stage");
-        f.unless(f.version != Version::V2_0, why).or_else(|| f.given_sound())
+        f.without_audio().or_else(|| f.unless(f.version != Version::V2_0, why)).or_else(|| f.given_sound())
     }),
     // Device.
     server(&["runtime.numerics"], |f, _| {
@@ -285,6 +301,7 @@ pub(super) const RULES: &[EffectRule] = &[
     // Output files.
     request(&["output.save_frames"], |f, _| f.without_video()),
     request(&["output.preview_every"], |f, _| match f.spec().generates_video {
+        _ if f.spec().hdr => f.by_pipeline("shows no previews, because they would not be SDR"),
         true => None,
         false => f.by_pipeline("generates no video"),
     }),

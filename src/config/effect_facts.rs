@@ -81,6 +81,15 @@ impl EffectFacts<'_> {
         if self.spec().has_video() { None } else { self.by_pipeline("makes no video") }
     }
 
+    pub(super) fn without_audio(&self) -> Option<Message> {
+        if self.spec().hdr { self.by_pipeline("makes no sound") } else { None }
+    }
+
+    /// Returns whether the passes have a video and an audio stream.
+    pub(super) fn has_both_streams(&self) -> bool {
+        self.spec().has_video() && !self.spec().hdr
+    }
+
     pub(super) fn one_stage(&self) -> Option<Message> {
         if self.spec().has_two_stages() { None } else { self.by_pipeline("has only one stage") }
     }
@@ -246,7 +255,10 @@ impl EffectFacts<'_> {
     }
 
     pub(super) fn is_absent(&self, stream: GuidanceStream) -> bool {
-        stream == GuidanceStream::Video && !self.spec().has_video()
+        match stream {
+            GuidanceStream::Video => !self.spec().has_video(),
+            GuidanceStream::Audio => self.spec().hdr,
+        }
     }
 
     /// Returns whether `request.retake` selects the streams that are kept.
@@ -262,7 +274,9 @@ impl EffectFacts<'_> {
         }
         match stream {
             GuidanceStream::Video => self.spec().generates_video && retake.is_none_or(|span| span.video),
-            GuidanceStream::Audio => self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio),
+            GuidanceStream::Audio => {
+                !self.spec().hdr && self.config.given_sound().is_none() && retake.is_none_or(|span| span.audio)
+            }
         }
     }
 
@@ -340,14 +354,14 @@ impl EffectFacts<'_> {
         let modality = levels.iter().any(|level| level.modality.is_some());
         let name = self.spec().name;
         let why = format!("the pipeline {name} has only one stream; remove modality from the entries");
-        (!self.spec().has_video() && modality).then(|| why.into())
+        (!self.has_both_streams() && modality).then(|| why.into())
     }
 
     pub(super) fn nothing_to_rescale(&self, key: &str) -> Option<Message> {
         let stream = GuidanceStream::from_key(key);
         let inherits = self.own(stream.other()).rescale.is_none();
         let off = f64::from(self.config.guidance.kind.off());
-        let modality = self.spec().has_video();
+        let modality = self.has_both_streams();
         let is_guided = |at: &ResolvedScales| at.cfg != off || at.stg != 0.0 || (modality && at.modality != 1.0);
         let mut users = GuidanceStream::BOTH.into_iter().filter(|s| self.is_made(*s) && (*s == stream || inherits));
         let guided = users.any(|s| self.levels(s).iter().any(is_guided));

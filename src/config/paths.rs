@@ -30,7 +30,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                 }
             }
             "request" => {
-                for key in ["negative_prompt_file", "prompts", "video", "mask"] {
+                for key in ["negative_prompt_file", "prompts", "text_embeddings", "video", "mask"] {
                     text(node, key, |t| join(folder, t));
                 }
                 if let Some(sound) = child(node, "audio") {
@@ -43,7 +43,7 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
             }
             "enhance" => text(node, "system", |t| join(folder, t)),
             "output" => {
-                for key in ["path", "save_frames", "save_audio", "preview_decoder"] {
+                for key in ["path", "save_frames", "save_audio", "save_exr", "preview_decoder"] {
                     text(node, key, |t| join(folder, t));
                 }
             }

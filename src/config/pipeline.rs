@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ConfigErrorKind;
 use super::message::{Message, Setting, message};
 use super::schema::{Config, Image};
+use crate::media::HdrTransform;
 use crate::weights::Version;
 
 /// Pipeline of a run: determines the inputs and outputs.
@@ -29,6 +30,8 @@ pub enum Pipeline {
     #[serde(rename = "in_context")]
     #[value(name = "in_context")]
     IcLora,
+    /// HDR video without sound from an SDR reference video, in two stages of a distilled model with an HDR LoRA.
+    Hdr,
     /// Two stages with a second-order sampler.
     Hq,
     /// Two stages that interpolate between conditioning images.
@@ -58,6 +61,9 @@ pub struct PipelineSpec {
     pub passes: Passes,
     /// Whether the pipeline generates video, not only sound.
     pub generates_video: bool,
+    /// Whether the pipeline generates HDR video, without an audio stream: both passes use the reference videos, and the
+    /// second denoises tiles.
+    pub hdr: bool,
     pub images: Support,
     /// Whether the pipeline supports input audio. Pipelines with an input video use the sound of the video instead.
     pub audio: Support,
@@ -147,6 +153,7 @@ const TEXT_TO_VIDEO: PipelineSpec = PipelineSpec {
     name: "text_to_video",
     passes: Passes::One,
     generates_video: true,
+    hdr: false,
     images: Support::Rejected,
     audio: Support::Rejected,
     reference_videos: Support::Optional,
@@ -208,6 +215,18 @@ const IN_CONTEXT: PipelineSpec = PipelineSpec {
     keeps_refined_audio: true,
     replaces_ancestral_sampler: true,
     ..TWO_STAGE
+};
+
+const HDR: PipelineSpec = PipelineSpec {
+    name: "hdr",
+    hdr: true,
+    images: Support::Rejected,
+    audio: Support::Rejected,
+    // Models of other generations are used with the same noise levels.
+    presets: ["ltx2_3_hdr"; 3],
+    motion_speed: false,
+    has_loras_in_first_pass: false,
+    ..IN_CONTEXT
 };
 
 const HQ: PipelineSpec =
@@ -377,6 +396,12 @@ pub(super) fn unused_by_pipeline_message(own: &PipelineSpec, uses: fn(&PipelineS
 }
 
 impl Config {
+    /// Returns the curve of the decoded values of HDR video; `None` if the video is SDR.
+    pub(crate) fn hdr_transform(&self) -> Option<HdrTransform> {
+        let stated = self.conditioning.hdr_transform.unwrap_or(HdrTransform::LogC3);
+        self.pipeline.spec().hdr.then_some(stated)
+    }
+
     /// Returns the conditioning images with the places that the pipeline gives them.
     pub(crate) fn placed_images(&self) -> impl Iterator<Item = PlacedImage<'_>> {
         let every = self.pipeline.spec().appends_every_image;
@@ -397,6 +422,7 @@ impl Pipeline {
             Pipeline::TwoStage => &TWO_STAGE,
             Pipeline::Distilled => &DISTILLED,
             Pipeline::IcLora => &IN_CONTEXT,
+            Pipeline::Hdr => &HDR,
             Pipeline::Hq => &HQ,
             Pipeline::Keyframes => &KEYFRAMES,
             Pipeline::Dfr => &DFR,

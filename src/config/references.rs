@@ -14,15 +14,17 @@ use super::presets::is_shipped;
 use super::schema::{Config, MaskChannel, ReferenceVideo};
 use super::sidecar;
 use super::tree::Tree;
-use crate::media::{ClipInfo, probe_clip};
+use crate::media::{ClipInfo, HdrTransform, probe_clip};
 use crate::weights::ReferenceScales;
 
 const VIDEOS: &str = "request.reference_videos";
+const TRANSFORM: &str = "conditioning.hdr_transform";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
 /// Selects a pipeline that the inputs imply, in the top layer `line`, and returns whether the pipeline changed.
-/// Reference videos, or an IC-LoRA, select `in_context` if no pipeline is set. Images select `image_to_video` instead of
-/// `text_to_video`, unless the user chose `text_to_video` in the same layer as the images or above it.
+/// Reference videos, or an IC-LoRA, select `in_context` if no pipeline is set, or `hdr` with a LoRA that generates HDR
+/// video. Images select `image_to_video` instead of `text_to_video`, unless the user chose `text_to_video` in the same
+/// layer as the images or above it.
 pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
     let origin = merged.origin("pipeline");
     let implied_by = match (config.request.reference_videos.is_empty(), &config.model.ic_lora) {
@@ -31,7 +33,11 @@ pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -
         (true, None) => None,
     };
     if let Some(key) = implied_by.filter(|_| origin == ValueOrigin::Default) {
-        line.set("pipeline", Pipeline::IcLora.name().into(), &merged.origin(key));
+        // A LoRA that cannot be read is reported when its scales are read.
+        let is_hdr = |path: &str| ReferenceScales::read(path).is_ok_and(|header| header.hdr.is_some());
+        let hdr = config.model.loras.iter().any(|lora| is_hdr(&lora.path));
+        let pipeline = if hdr { Pipeline::Hdr } else { Pipeline::IcLora };
+        line.set("pipeline", pipeline.name().into(), &merged.origin(key));
         return true;
     }
     let is_chosen = origin != ValueOrigin::Default && !is_shipped(&origin);
@@ -60,6 +66,7 @@ pub(super) fn take(merged: &mut Tree, config: &Config, sidecar_frames: Option<us
     }
     clear_derived_values(merged, config, sidecar_frames);
     set_scales_from_loras(merged, &typed(merged)?)?;
+    set_transform_from_loras(merged, &typed(merged)?)?;
     take_frames(merged, &typed(merged)?)?;
     Ok(true)
 }
@@ -144,7 +151,8 @@ fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), Confi
             }
         }
     }
-    if let (None, None, Some(lora)) = (merged.leaf(SCALES[0]), found[0], loras().next()) {
+    let is_known = config.pipeline.spec().hdr || merged.leaf(SCALES[0]).is_some();
+    if let (false, None, Some(lora)) = (is_known, found[0], loras().next()) {
         tracing::warn!(
             "{}: no LoRA specifies `reference_downscale_factor`, so reference videos have the size of the stage; if the \
              LoRA was trained with smaller ones, set {}",
@@ -158,6 +166,46 @@ fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), Confi
                 found.map_or((1, ValueOrigin::Default), |(value, path)| (value, ValueOrigin::Lora(path.into())));
             merged.set(key, value.into(), &origin);
         }
+    }
+    Ok(())
+}
+
+/// Sets the curve of HDR video from the LoRAs in the pipeline `hdr`. Rejects LoRAs for HDR video in other pipelines.
+fn set_transform_from_loras(merged: &mut Tree, config: &Config) -> Result<(), ConfigError> {
+    let is_hdr = config.pipeline.spec().hdr;
+    let mut found: Option<HdrTransform> = None;
+    for lora in &config.model.loras {
+        let Some(stated) = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?.hdr else { continue };
+        let fail = |kind, why: String| {
+            Err(ConfigError::value(kind, TRANSFORM, &stated, why).at(ValueOrigin::Lora(lora.path.clone())))
+        };
+        if !is_hdr {
+            let why = format!("this LoRA generates HDR video, but the pipeline is {}; use hdr", config.pipeline.name());
+            return fail(ConfigErrorKind::Unsupported, why);
+        }
+        // Headers without a name mean LogC3.
+        let named = if stated == "true" { Some(HdrTransform::LogC3) } else { HdrTransform::named(&stated) };
+        let Some(transform) = named else {
+            let known = HdrTransform::ALL.map(HdrTransform::name).join(" and ");
+            return fail(
+                ConfigErrorKind::Unsupported,
+                format!("this curve is not supported; the known ones are {known}"),
+            );
+        };
+        if let Some(other) = found.filter(|other| *other != transform) {
+            let why =
+                format!("another LoRA has the curve {}; LoRAs with different curves cannot be combined", other.name());
+            return fail(ConfigErrorKind::Conflict, why);
+        }
+        found = Some(transform);
+        if merged.leaf(TRANSFORM).is_none() {
+            merged.set(TRANSFORM, transform.name().into(), &ValueOrigin::Lora(lora.path.clone()));
+        }
+    }
+    if is_hdr && found.is_none() && merged.leaf(TRANSFORM).is_none() {
+        tracing::warn!(
+            "pipeline hdr: no LoRA specifies `hdr_transform`, so the curve is logc3; otherwise, set {TRANSFORM}"
+        );
     }
     Ok(())
 }
@@ -252,6 +300,10 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
             r.frame_rate
         ));
     }
+    if config.pipeline.spec().hdr {
+        lines.extend(padding(path, info, r.width, r.height));
+        return lines;
+    }
     let [own, made] = [(info.width, info.height), (r.width, r.height)].map(|(w, h)| w as f64 / h as f64);
     let left = own.min(made) / own.max(made);
     if left < 0.9 {
@@ -266,6 +318,27 @@ fn differences(config: &Config, video: &ReferenceVideo, info: &ClipInfo, most: u
     }
     lines
 }
+
+/// Returns a warning if a reference video leaves much of a larger HDR frame, `width` x `height`, to its reflection.
+fn padding(path: &str, info: &ClipInfo, width: usize, height: usize) -> Option<String> {
+    let scale = f64::min(1.0, f64::min(width as f64 / info.width as f64, height as f64 / info.height as f64));
+    let scaled = |side: usize| (side as f64 * scale).round() as usize;
+    let [columns, rows] = [width - scaled(info.width).min(width), height - scaled(info.height).min(height)];
+    let sized = |side: usize| side.next_multiple_of(HDR_STEP);
+    (columns >= HDR_STEP || rows >= HDR_STEP).then(|| {
+        format!(
+            "{path} is {}x{}, but the video is {width}x{height}: {columns} columns and {rows} rows repeat its edges; use \
+             --width {} --height {}",
+            info.width,
+            info.height,
+            sized(info.width),
+            sized(info.height)
+        )
+    })
+}
+
+/// Sizes of HDR videos are multiples of this number of pixels.
+const HDR_STEP: usize = 64;
 
 /// Returns the number of frames that are sampled from `frames` frames: the first, the second, and every `step`-th frame
 /// after the second.

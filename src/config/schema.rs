@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::Pipeline;
 use super::{LoraApply, Serve};
 use crate::kernels::AttentionKernel;
-use crate::media::{ImageH264, Preprocess};
+use crate::media::{HdrCodec, HdrTransform, ImageH264, Preprocess};
 use crate::models::upsampler::Upsampling;
 use crate::sampling::guiders::{GuiderKind, GuiderOptions};
 use crate::sampling::schedules::{BetaSchedule, ScheduleKind};
@@ -265,6 +265,10 @@ with_defaults! {
         pub dub: Option<Dub> = None,
         /// Reference videos of the first stage, for an IC-LoRA that was trained to follow them.
         pub reference_videos: Vec<ReferenceVideo> = Vec::new(),
+        /// Pipeline `hdr`: safetensors file with the text contexts `video_context` and `audio_context` (tokens x channels)
+        /// that the LoRA was trained with; replaces the prompt.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub text_embeddings: Option<String> = None,
         /// Generates a long video as chained clips, each of which starts from the end of the previous one.
         pub chain: Option<Chain> = None,
         /// Input audio. The video is generated to match it, and its samples become the sound track. In `retake`,
@@ -283,7 +287,8 @@ impl RequestConfig {
     pub(crate) fn files(&self) -> impl Iterator<Item = &str> {
         let references = self.reference_videos.iter().flat_map(|v| [Some(&v.path), v.attention_mask.as_ref()]);
         let lists = self.images.iter().map(|i| &i.path).chain(self.audio_latents.iter().map(|a| &a.path));
-        let single = [self.video.as_ref(), self.mask.as_ref(), self.audio.as_ref().map(|audio| &audio.path)];
+        let sound = self.audio.as_ref().map(|audio| &audio.path);
+        let single = [self.video.as_ref(), self.mask.as_ref(), sound, self.text_embeddings.as_ref()];
         lists.map(Some).chain(single).chain(references).flatten().map(String::as_str)
     }
 
@@ -292,7 +297,8 @@ impl RequestConfig {
         let references = self.reference_videos.iter_mut().flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]);
         let images = self.images.iter_mut().map(|i| &mut i.path);
         let lists = images.chain(self.audio_latents.iter_mut().map(|a| &mut a.path));
-        let single = [self.video.as_mut(), self.mask.as_mut(), self.audio.as_mut().map(|audio| &mut audio.path)];
+        let sound = self.audio.as_mut().map(|audio| &mut audio.path);
+        let single = [self.video.as_mut(), self.mask.as_mut(), sound, self.text_embeddings.as_mut()];
         lists.map(Some).chain(single).chain(references).flatten()
     }
 }
@@ -338,7 +344,7 @@ pub struct Image {
 }
 
 /// Reference video. It is scaled to cover the size of the stage (divided by `conditioning.reference_downscale_factor`)
-/// and center-cropped.
+/// and center-cropped. In the pipeline `hdr`, it is scaled down to fit instead, and its reflection fills the rest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReferenceVideo {
@@ -860,6 +866,10 @@ with_defaults! {
         #[schemars(range(min = 1, max = 64))]
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reference_temporal_scale_factor: Option<usize> = None,
+        /// Curve of the values that the pipeline `hdr` decodes; null reads it from the LoRA files, or uses `logc3` if they
+        /// do not specify it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub hdr_transform: Option<HdrTransform> = None,
         /// CRF of the H.264 round trip of conditioning images without their own `crf`; 0 skips it.
         #[schemars(range(min = 0, max = 51))]
         pub crf: u8 = 33,
@@ -1251,18 +1261,40 @@ pub enum FlagValue {
     Text(String),
 }
 
+/// 10-bit video of the pipeline `hdr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HdrVideo {
+    /// Hybrid log-gamma.
+    Hlg,
+    /// Perceptual quantizer (HDR10).
+    Pq,
+    /// No 10-bit video.
+    None,
+}
+
 with_defaults! {
     /// Output files.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Output {
-        /// MP4 file, or WAV file in the pipeline `text_to_audio`; a folder if there are several videos. Null:
+        /// MP4 file (in the pipeline `hdr`, an SDR preview), or WAV file in the pipeline `text_to_audio`; a folder if there are several videos. Null:
         /// `out/ltx2_SEED.mp4`, with a number appended if that file exists.
         pub path: Option<String> = None,
         /// Folder to write the frames to as PNG files.
         pub save_frames: Option<String> = None,
         /// WAV file to write the sound to, as long as the frames; a folder if there are several videos.
         pub save_audio: Option<String> = None,
+        /// Pipeline `hdr`: folder to write the scene-linear frames to as EXR files. Null: `OUTPUT_exr`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub save_exr: Option<String> = None,
+        /// Pipeline `hdr`: transfer function of the 10-bit video `OUTPUT_hdr.mp4`, which ffmpeg encodes. Null: `hlg`, or
+        /// none if ffmpeg or its encoder is missing.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub hdr_video: Option<HdrVideo> = None,
+        /// Pipeline `hdr`: codec of the 10-bit video. Null: `hevc`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub hdr_codec: Option<HdrCodec> = None,
         /// Whether to write a sidecar next to each video: a JSON file with the complete configuration, which can be
         /// passed to `-c` to generate the video again.
         pub sidecar: bool = true,

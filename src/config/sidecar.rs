@@ -88,7 +88,7 @@ impl Sidecar {
 }
 
 /// Keys of `output` that request files.
-const OUTPUTS: [&str; 5] = ["path", "save_frames", "save_audio", "preview_every", "preview_decoder"];
+const OUTPUTS: [&str; 6] = ["path", "save_frames", "save_audio", "save_exr", "preview_every", "preview_decoder"];
 
 /// Returns the configuration of a sidecar (its key `config`), and whether the file is a sidecar. The keys that request
 /// files are removed so that a rerun does not overwrite the files of the first run: the video gets a default name, and

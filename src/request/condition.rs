@@ -68,6 +68,8 @@ pub enum Content {
         /// Conversion of the frames before they are scaled.
         filter: FrameFilter,
     },
+    /// Latents of a reference video, by its index among those that the current pass receives.
+    ReferenceLatents(usize),
     /// Sound of the input video; has no effect if the video has no sound.
     VideoSound {
         /// Number of frames at the end of the video whose sound is used; `None` uses the sound from the start.
@@ -348,6 +350,7 @@ impl Condition {
             | Content::VideoSound { .. }
             | Content::ReferenceSound
             | Content::PreviousSound
+            | Content::ReferenceLatents(_)
             | Content::Generated
             | Content::Carried(_)
             | Content::ClipEnd => None,

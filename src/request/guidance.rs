@@ -68,6 +68,7 @@ pub(super) fn roles(config: &Config) -> Av<StreamRole> {
             let is_new = config.request.inpaint.as_ref().is_some_and(|own| own.audio);
             Av { video: StreamRole::Denoised, audio: if is_new { StreamRole::Denoised } else { given } }
         }
+        _ if spec.hdr => Av { video: StreamRole::Denoised, audio: StreamRole::Absent },
         _ if !spec.has_video() => Av { video: StreamRole::Absent, audio },
         (Some(VideoUse::Span), Some(span)) => Av { video: span.video, audio: span.audio }
             .map(|regenerated| if regenerated { StreamRole::Denoised } else { given }),

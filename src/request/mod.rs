@@ -7,6 +7,7 @@ mod dfr;
 mod diffusion_tiles;
 mod error;
 mod guidance;
+mod latent_tiles;
 mod resolve;
 mod shapes;
 mod shared;
@@ -27,6 +28,8 @@ pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
 pub use guidance::GuidanceTables;
 pub(crate) use guidance::branches;
+pub(crate) use latent_tiles::LatentTile;
+pub use latent_tiles::LatentTiling;
 pub(crate) use resolve::{frame_count, resolve, scheduler_mismatch_warning, sigmas};
 pub use shapes::Shapes;
 pub use shared::Shared;
@@ -36,10 +39,12 @@ pub(crate) use tiling::Tile;
 pub use tiling::TileSizes;
 pub(crate) use upsampling::{UpsamplingStep, keyframe_step, upsampling_steps};
 
+use std::path::PathBuf;
+
 use crate::av::Av;
 use crate::config;
 use crate::hlo::DType;
-use crate::media::{Audio, Clip};
+use crate::media::{Audio, Clip, HdrTransform};
 use crate::models::transformer::CrossModalTimestep;
 use crate::models::upsampler::Upsampling;
 use crate::sampling::denoise::{CleanPrediction, DenoiseShape, StreamRole};
@@ -86,6 +91,8 @@ pub struct Request {
     pub stg_blocks: Av<Vec<usize>>,
     /// Elements over which the rescale term computes standard deviations.
     pub rescale: RescaleExtent,
+    /// File with the text contexts that replace those of the prompt. `None`: the prompt is encoded.
+    pub text_embeddings: Option<PathBuf>,
     /// Number of text tokens to which prompts are padded or truncated.
     pub max_sequence_length: usize,
     /// Sampler of the first pass. The first use of a sampler other than the configured one compiles the denoising loop.
@@ -126,6 +133,8 @@ pub struct Request {
     pub dfr: Option<DfrPlan>,
     /// Tiled decoding; `None` disables tiling.
     pub tiling: Option<TileSizes>,
+    /// Curve of the decoded values, if the video is HDR. `None`: the decoded values are SDR.
+    pub hdr: Option<HdrTransform>,
 }
 
 /// Composition of the output video from the input video and from generated frames and sound.
@@ -185,6 +194,9 @@ pub struct RefinePass {
     pub adain: f32,
     /// Strength of tone mapping, 0 to 1: how far large values of the upsampled latents are compressed.
     pub tone_map: f32,
+    /// Tiles that are denoised one after the other, with the reference videos of the first pass. `None`: the pass denoises
+    /// the complete video, without reference videos.
+    pub tiles: Option<LatentTiling>,
 }
 
 impl Request {
@@ -238,7 +250,7 @@ impl Request {
         if refine.upsample.contains(&Upsampling::TemporalX2) {
             second = second.at_full_rate();
         }
-        if self.dfr.is_none() {
+        if self.dfr.is_none() && refine.tiles.is_none() {
             second.conditions.video.retain(|condition| !condition.is_first_pass_only());
         }
         if self.conditions.audio.iter().any(|condition| condition.content == Content::ReferenceSound) {
@@ -297,6 +309,11 @@ impl Request {
     /// of the input video instead.
     pub(crate) fn decodes_video(&self) -> bool {
         self.roles.video != StreamRole::Absent && self.composition != OutputComposition::Frames
+    }
+
+    /// Returns whether audio latents are decoded: the run generates sound.
+    pub(crate) fn decodes_audio(&self) -> bool {
+        self.roles.audio != StreamRole::Absent && !self.input_streams().audio
     }
 
     /// Returns the number of input video frames that the video encoder encodes; `None` without an input video.

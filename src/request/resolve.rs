@@ -1,9 +1,11 @@
 //! Converts a configuration to a request.
 
+use std::path::PathBuf;
+
 use super::guidance::{all_scales, guidance, guider, roles};
 use super::{
-    Canvas, ClipChain, DfrPlan, DfrReference, ModelSizes, NoiseOrder, Noising, OutputComposition, RefinePass, Request,
-    RequestError, Shapes, TileSizes, conditions,
+    Canvas, ClipChain, DfrPlan, DfrReference, LatentTiling, ModelSizes, NoiseOrder, Noising, OutputComposition,
+    RefinePass, Request, RequestError, Shapes, TileSizes, conditions,
 };
 use crate::av::Av;
 use crate::config::ConfigErrorKind::{OutOfRange, Unsupported};
@@ -135,6 +137,7 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
             config::RescaleScope::PerSample => RescaleExtent::PerSample,
             config::RescaleScope::Batch => RescaleExtent::Batch,
         },
+        text_embeddings: r.text_embeddings.as_ref().map(PathBuf::from),
         max_sequence_length: r.max_sequence_length,
         sampler: samplers(config)?.0,
         cache: config.sampler.cache.step_cache(),
@@ -168,6 +171,7 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
             frames: t.frames,
             frame_overlap: t.frame_overlap,
         }),
+        hdr: config.hdr_transform(),
     })
 }
 
@@ -302,6 +306,7 @@ fn refine(config: &Config) -> Result<Option<RefinePass>, RequestError> {
         },
         adain: two.adain as f32,
         tone_map: two.tone_map as f32,
+        tiles: config.pipeline.spec().hdr.then_some(LatentTiling::HDR),
     }))
 }
 

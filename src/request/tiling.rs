@@ -27,7 +27,7 @@ pub struct Tile {
 
 /// Divides `length` latents into tiles of `size` latents that overlap by `overlap`, and returns each as `[start, end,
 /// left ramp, right ramp]`.
-fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
+pub(super) fn cut(length: usize, size: usize, overlap: usize) -> Vec<[usize; 4]> {
     if length <= size {
         return vec![[0, length, 0, 0]];
     }

@@ -25,6 +25,7 @@ mod faults;
 mod generate;
 mod given_video;
 mod guides;
+mod hdr;
 mod interrupts;
 mod late_failures;
 mod layout_auto;

@@ -117,7 +117,10 @@ fn invalid_references_are_rejected() {
             &["--lora", &two, "--lora", &three],
             "2.safetensors has the scale 2; LoRAs with different scales cannot be combined",
         ),
-        (&["--lora", &hdr], "`hdr_transform` has the header value `logc3`: LoRAs for HDR video"),
+        (
+            &["--lora", &hdr, "--pipeline", "in_context"],
+            "this LoRA generates HDR video, but the pipeline is in_context; use hdr",
+        ),
         (&["--lora", "gone.safetensors"], "gone.safetensors"),
         (&["--lora", &two], "must be a multiple of 64 with reference videos at 1/2 size; the nearest are 64 and 128"),
         (&["--pipeline", "text_to_audio"], "does not support reference videos; use --pipeline in_context"),

@@ -28,6 +28,7 @@ mod given_files;
 mod given_sounds;
 mod given_video;
 mod guidance_steps;
+mod hdr;
 mod images;
 mod kernels;
 mod keyframes;

@@ -109,6 +109,7 @@ fn requested(subject: &Subject, model: &OpenModel) -> Request {
         keeps_audio: true,
         adain: 0.0,
         tone_map: 0.0,
+        tiles: None,
     };
     Request {
         width: 192,

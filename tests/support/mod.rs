@@ -474,6 +474,7 @@ pub fn request(case: &Case, models: &OpenModel) -> Request {
             s.get("stg_blocks").map_or(vec![], |b| serde_json::from_value(b.clone()).expect("numbers")),
         ),
         rescale: RescaleExtent::PerSample,
+        text_embeddings: None,
         max_sequence_length: number("max_sequence_length") as usize,
         sampler: Euler.into(),
         cache: None,
@@ -493,6 +494,7 @@ pub fn request(case: &Case, models: &OpenModel) -> Request {
         dfr: None,
         refine: None,
         tiling: None,
+        hdr: None,
     }
 }
 

@@ -13,27 +13,32 @@ const DOWNSCALE: [&str; 4] = [
     "ss_reference_spatial_scale_factor",
 ];
 const TEMPORAL: [&str; 2] = ["reference_temporal_scale_factor", "ss_reference_temporal_scale_factor"];
-/// Header key of LoRAs whose videos need to be decoded from a logarithmic curve.
+/// Header key of LoRAs that generate HDR video: the name of a curve, or `true`.
 const HDR: &str = "hdr_transform";
+/// Header key of older LoRAs that generate HDR video.
+const HDR_FLAG: &str = "use_hdr_transform";
 
 /// Maximum scale. Published LoRAs use at most 2; beyond 64, a reference would have about one pixel.
 const MOST: usize = 64;
 
-/// Ratios of the sizes of the generated video and the reference video. `None`: not stated in the header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Ratios of the sizes of the generated video and the reference video, and the curve of HDR video. `None`: not stated in
+/// the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceScales {
     /// Pixels of the generated video per pixel of the reference, along each side.
     pub downscale: Option<usize>,
     /// Frames of the generated video per frame of the reference.
     pub temporal: Option<usize>,
+    /// Name of the curve in which the LoRA generates HDR video; `true` if the header states no name.
+    pub hdr: Option<String>,
 }
 
 impl ReferenceScales {
     /// Reads the scales from the header of the LoRA `name`, which is a path or a name in the Hugging Face cache.
     ///
     /// # Errors
-    /// Returns an error if the file is missing, if a scale is not an integer from 1 to 64, if keys contradict
-    /// each other, or if the LoRA generates HDR video.
+    /// Returns an error if the file is missing, if a scale is not an integer from 1 to 64, or if keys contradict each
+    /// other.
     pub fn read(name: &str) -> Result<Self, WeightsError> {
         let checkpoint = Checkpoint::open(&locate(name)?)?;
         let fail = |key: &str, reason: String| WeightsError::Lora {
@@ -41,9 +46,6 @@ impl ReferenceScales {
             key: key.into(),
             reason,
         };
-        if let Some(curve) = checkpoint.metadata(HDR) {
-            return Err(fail(HDR, format!("has the header value `{curve}`: LoRAs for HDR video are not supported")));
-        }
         let scale = |key: &str| {
             let Some(text) = checkpoint.metadata(key) else { return Ok(None) };
             let value = text.trim().parse::<usize>().ok().filter(|value| (1..=MOST).contains(value));
@@ -66,7 +68,10 @@ impl ReferenceScales {
             }
             Ok(found.map(|(scale, _)| scale))
         };
-        Ok(ReferenceScales { downscale: one_of(&DOWNSCALE)?, temporal: one_of(&TEMPORAL)? })
+        let stated = |key: &str| checkpoint.metadata(key).filter(|text| !text.trim().is_empty());
+        let flag = stated(HDR_FLAG).filter(|flag| !flag.trim().eq_ignore_ascii_case("false"));
+        let hdr = stated(HDR).map(|curve| curve.trim().to_string()).or(flag.map(|_| "true".into()));
+        Ok(ReferenceScales { downscale: one_of(&DOWNSCALE)?, temporal: one_of(&TEMPORAL)?, hdr })
     }
 }
 
@@ -77,16 +82,29 @@ mod tests {
 
     use super::*;
 
-    /// Returns the scales of a LoRA whose header has these entries, or the error message.
-    fn scales(entries: &[(&str, &str)]) -> Result<[Option<usize>; 2], String> {
+    /// Returns the values of a LoRA whose header has these entries, or the error message.
+    fn header(entries: &[(&str, &str)]) -> Result<ReferenceScales, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lora.safetensors");
         let about: Map<String, Value> = entries.iter().map(|(key, text)| ((*key).into(), (*text).into())).collect();
         let header =
             json!({"__metadata__": about, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).to_string();
         std::fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat()).unwrap();
-        let scales = ReferenceScales::read(path.to_str().unwrap()).map_err(|error| error.to_string())?;
-        Ok([scales.downscale, scales.temporal])
+        ReferenceScales::read(path.to_str().unwrap()).map_err(|error| error.to_string())
+    }
+
+    fn scales(entries: &[(&str, &str)]) -> Result<[Option<usize>; 2], String> {
+        header(entries).map(|own| [own.downscale, own.temporal])
+    }
+
+    #[test]
+    fn hdr_curve_is_read_from_either_key() {
+        let hdr = |entries: &[(&str, &str)]| header(entries).expect("valid").hdr;
+        assert_eq!(hdr(&[]), None);
+        assert_eq!(hdr(&[(HDR, "logc3")]), Some("logc3".into()));
+        assert_eq!(hdr(&[(HDR_FLAG, "True")]), Some("true".into()));
+        assert_eq!(hdr(&[(HDR_FLAG, "true"), (HDR, "acescct")]), Some("acescct".into()));
+        assert_eq!(hdr(&[(HDR_FLAG, "false"), (HDR, "")]), None);
     }
 
     #[test]

@@ -162,6 +162,7 @@ impl<'a> ChainWriter<'a> {
                 prompt: video.job.prompt.clone(),
                 frames_sha256: hashes.frames,
                 samples_sha256: hashes.samples,
+                hdr_sha256: None,
             };
             let says = config.output.sidecar.then(|| sidecar(video.job));
             let mut has_sidecar = false;

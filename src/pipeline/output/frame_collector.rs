@@ -2,7 +2,7 @@
 
 use ndarray::Axis as Dim;
 
-use crate::media::{Frames, Mp4Options, VideoStream};
+use crate::media::{Frames, HdrFrames, Mp4Options, VideoStream};
 use crate::pipeline::error::Result;
 
 /// Frames of a video. `stream`: the encoder that has received the frames; `None` if encoding was not requested or could
@@ -10,11 +10,13 @@ use crate::pipeline::error::Result;
 pub(in crate::pipeline) struct DecodedFrames {
     pub(in crate::pipeline) frames: Frames,
     pub(in crate::pipeline) stream: Option<VideoStream>,
+    /// Scene-linear frames, if the video is HDR; `frames` are then their SDR preview.
+    pub(in crate::pipeline) hdr: Option<HdrFrames>,
 }
 
 impl From<Frames> for DecodedFrames {
     fn from(frames: Frames) -> Self {
-        DecodedFrames { frames, stream: None }
+        DecodedFrames { frames, stream: None, hdr: None }
     }
 }
 
@@ -26,7 +28,7 @@ impl DecodedFrames {
         if let Some(stream) = &stream {
             stream.push(frames.clone());
         }
-        DecodedFrames { frames, stream }
+        DecodedFrames { frames, stream, hdr: None }
     }
 }
 
@@ -70,7 +72,7 @@ impl<'a> Pieces<'a> {
         let whole = |video: CollectedVideo| {
             let views: Vec<_> = video.pieces.iter().map(|piece| piece.data().view()).collect();
             let data = ndarray::concatenate(Dim(0), &views).expect("pieces differ only in their number of frames");
-            Ok(DecodedFrames { frames: Frames::new(data)?, stream: video.stream })
+            Ok(DecodedFrames { frames: Frames::new(data)?, stream: video.stream, hdr: None })
         };
         self.videos.into_iter().map(whole).collect()
     }

@@ -66,6 +66,9 @@ pub(in crate::pipeline) fn write_sidecar(
     replace: bool,
 ) -> Result<()> {
     sidecar["sha256"] = json!({"frames": video.frames_sha256, "samples": video.samples_sha256});
+    if let Some(hdr) = &video.hdr_sha256 {
+        sidecar["sha256"]["hdr"] = hdr.clone().into();
+    }
     sidecar["timings"] = figures.clone();
     write_json(path, &sidecar, replace)
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::denoise_checkpoint::CheckpointSettings;
+use super::hdr_files;
 use super::partial_results;
 use super::report::RunReport;
 use super::sidecar::{keep_sidecar, write_sidecar};
@@ -14,7 +15,7 @@ use crate::atomic_file;
 use crate::catch_panic::{catch_panics, panic_message};
 use crate::config::Config;
 use crate::interrupts;
-use crate::media::{self, Audio, Mp4Options, VideoStream, WavFormat};
+use crate::media::{self, Audio, HdrFrames, Mp4Options, VideoStream, WavFormat};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::plan::options::FallbackLocation;
 use crate::pipeline::plan::overwrites::Replaceable;
@@ -36,6 +37,9 @@ pub struct FinishedVideo {
     pub frames_sha256: String,
     /// SHA-256 of the raw audio samples.
     pub samples_sha256: String,
+    /// SHA-256 of the half-precision values of the EXR files. `None`: the video is SDR.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hdr_sha256: Option<String>,
 }
 
 /// A generated video with everything that is needed to write its files. Holds no device memory.
@@ -187,18 +191,20 @@ impl UnwrittenVideo {
         let (frames, encoder) = (&self.generated.frames, Mp4Options { replace, ..Mp4Options::default() });
         // Compute the hashes while the video is encoded.
         let (written, hashes) = thread::scope(|scope| {
-            let hashes = scope.spawn(|| (frames.sha256(), audio.sha256()));
+            let hdr = self.generated.hdr.as_ref();
+            let (frames, sound) = (frames, &audio);
+            let hashes = scope.spawn(move || (frames.sha256(), sound.sha256(), hdr.map(HdrFrames::sha256)));
             let write = || write_video(config, &self.path, &self.generated, stream, &audio, &encoder);
             (catch_panics(write, panicked), hashes.join())
         });
-        let (frames_sha256, samples_sha256) = match hashes {
+        let (frames_sha256, samples_sha256, hdr_sha256) = match hashes {
             Ok(hashes) => hashes,
             Err(panic) => {
                 return WriteOutcome::nothing_written(self.kept(panicked(panic_message(&*panic)), Some(&audio)));
             }
         };
         let (path, prompt) = (self.path.clone(), self.job.prompt.clone());
-        let video = FinishedVideo { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256 };
+        let video = FinishedVideo { path, seed: self.job.seed, prompt, frames_sha256, samples_sha256, hdr_sha256 };
         let mut failures = Failures::default();
         let video_written = match written {
             Err(error) if self.fallback.is_none() => return WriteOutcome::nothing_written(error),
@@ -259,7 +265,7 @@ impl UnwrittenVideo {
         }
     }
 
-    /// Writes the requested PNG frames, WAV file and tensor dump. Deletes the PNG frames of an earlier video first if
+    /// Writes the requested PNG frames, HDR files, WAV file and tensor dump. Deletes the PNG frames of an earlier video first if
     /// the run may replace the folder. Collects errors in `failures`.
     fn write_other_files(&self, config: &Config, videos: &RunVideos, failures: &mut Failures) {
         let (frames, path, several) = (&self.generated.frames, &self.path, videos.has_several());
@@ -268,6 +274,11 @@ impl UnwrittenVideo {
             let emptied = if self.replaceable.has(&folder) { media::remove_png_frames(&folder) } else { Ok(()) };
             let written = emptied.and_then(|()| media::write_new_png_frames(&folder, frames, 0));
             failures.add(written.map_err(PipelineError::from));
+        }
+        if let Some(hdr) = &self.generated.hdr {
+            let rate = self.generated.frame_rate;
+            failures.add(hdr_files::write_exr(config, path, several, hdr, &self.replaceable));
+            failures.add(hdr_files::write_video(config, path, hdr, rate, &self.replaceable));
         }
         if let Some(file) = &config.output.save_audio {
             let file = place_of(file, path, "wav", several);
@@ -326,7 +337,7 @@ fn write_video(
     {
         return Ok(());
     }
-    let sound = config.output.audio.then_some(audio);
+    let sound = (config.output.audio && generated.hdr.is_none()).then_some(audio);
     media::write_encoded_mp4(path, frames, stream, rate, sound, options)?;
     Ok(())
 }

@@ -10,9 +10,10 @@ use super::videos::{Job, RunVideos, sidecar_path};
 use crate::atomic_file;
 use crate::config::Config;
 use crate::destination::{Destination, check_ending, folder, is_device};
-use crate::media::{png_frame_path, png_frames_in};
+use crate::media::{exr_frame_path, exr_frames_in, png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
+use crate::pipeline::output::hdr_files::{exr_folder, hdr_video_path};
 use crate::pipeline::output::preview_files;
 use crate::pipeline::output::recorded::{self, ExistingVideo};
 use crate::pipeline::output::writer::{dump_path, place_of};
@@ -21,6 +22,7 @@ use crate::request::Request;
 /// Encoded size as a fraction of the size of the raw frames: the minimum (a black video), and a likely upper value.
 const MP4: [f64; 2] = [0.00003, 0.02];
 const PNG: [f64; 2] = [0.001, 0.5];
+const EXR: [f64; 2] = [0.002, 1.6];
 
 /// A file that a run writes, or a folder for frames or previews.
 struct OutputPath {
@@ -31,6 +33,8 @@ struct OutputPath {
 
 /// Config key of the folder for frames.
 const FRAMES: &str = "output.save_frames";
+/// Config key of the folder for EXR frames.
+const EXR_FRAMES: &str = "output.save_exr";
 /// Config key that requests previews, which are written to a folder next to the video.
 const PREVIEWS: &str = "output.preview_every";
 /// Flag that requests checkpoints.
@@ -41,13 +45,14 @@ const OF_FILES: [&str; 12] = ["apng", "avi", "gif", "jpeg", "jpg", "mkv", "mov",
 
 impl OutputPath {
     fn is_folder(&self) -> bool {
-        [FRAMES, PREVIEWS].contains(&self.key)
+        [FRAMES, EXR_FRAMES, PREVIEWS].contains(&self.key)
     }
 
     /// Returns the path of the first file that is created when this output is written.
     fn first_file(&self) -> PathBuf {
         match self.key {
             FRAMES => png_frame_path(&self.path, 0),
+            EXR_FRAMES => exr_frame_path(&self.path, 0),
             PREVIEWS => preview_files::first_file(&self.path),
             _ => self.path.clone(),
         }
@@ -60,10 +65,13 @@ fn of_video(config: &Config, path: &Path, several: bool) -> Vec<OutputPath> {
         return Vec::new();
     }
     let place = |asked: &Option<String>, end| asked.as_ref().map(|asked| place_of(asked, path, end, several));
+    let is_hdr = config.pipeline.spec().hdr;
     let all = [
         ("output.path", Some(path.to_path_buf())),
         ("output.sidecar", config.output.sidecar.then(|| sidecar_path(path))),
         (FRAMES, place(&config.output.save_frames, "")),
+        (EXR_FRAMES, is_hdr.then(|| exr_folder(config, path, several))),
+        ("output.hdr_video", hdr_video_path(config, path).filter(|_| is_hdr)),
         ("output.save_audio", place(&config.output.save_audio, "wav")),
         (PREVIEWS, config.output.preview_every.map(|_| preview_files::folder_of(path))),
     ];
@@ -161,6 +169,9 @@ fn check_format(OutputPath { key, path }: &OutputPath) -> Result<()> {
             }
             _ => Ok(()),
         },
+        EXR_FRAMES if path.extension().is_some_and(|own| own.eq_ignore_ascii_case("exr")) => {
+            fail(format!("{}: each frame is a file; use the path of a folder", path.display()))
+        }
         _ => Ok(()),
     }
 }
@@ -169,7 +180,9 @@ fn check_format(OutputPath { key, path }: &OutputPath) -> Result<()> {
 /// a pipe.
 fn check_streams(config: &Config, videos: &RunVideos) -> Result<()> {
     let Some(video) = videos.outputs.iter().find(|video| Destination::is_stream(video)) else { return Ok(()) };
-    let (key, cure) = if config.output.sidecar {
+    let (key, cure) = if config.pipeline.spec().hdr {
+        ("pipeline hdr", "write the video to a file")
+    } else if config.output.sidecar {
         ("output.sidecar", "pass --set output.sidecar=false")
     } else if config.output.preview_every.is_some() {
         (PREVIEWS, "remove this key")
@@ -217,8 +230,11 @@ pub(crate) fn check_outputs(config: &Config, videos: &RunVideos) -> Result<()> {
             FRAMES if !png_frames_in(path)?.is_empty() => {
                 return refuse("contains frames of another video", "remove them with --force");
             }
+            EXR_FRAMES if !exr_frames_in(path)?.is_empty() => {
+                return refuse("contains frames of another video", "remove them with --force");
+            }
             // Previews without a video are those of a run that failed; they are replaced.
-            FRAMES | PREVIEWS => {}
+            FRAMES | EXR_FRAMES | PREVIEWS => {}
             CHECKPOINT if videos.outputs.iter().any(|video| is_kept(video)) => {
                 let what = "or clips of an interrupted run exist";
                 return refuse(what, "resume that run with --resume, start over with --force");
@@ -331,13 +347,14 @@ pub(in crate::pipeline) fn check_room(
             let bytes = match key {
                 "output.path" => MP4.map(|part| part * raw),
                 FRAMES => PNG.map(|part| part * raw),
+                EXR_FRAMES => EXR.map(|part| part * raw),
                 "output.save_audio" => [sound; 2],
                 // The decoded frames are dumped as f32; the other dumped tensors are small in comparison.
                 "--dump" if request.decodes_video() => [4.0 * raw; 2],
                 _ => continue,
             };
             // This output is itself a folder.
-            let folder = if key == FRAMES { path.clone() } else { folder(&path) };
+            let folder = if [FRAMES, EXR_FRAMES].contains(&key) { path.clone() } else { folder(&path) };
             let Some((disk, existing)) = device(&folder) else { continue };
             let room =
                 disks.entry(disk).or_insert_with(|| RequiredSpace { folder, existing, ..RequiredSpace::default() });

@@ -15,9 +15,10 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::hashes;
 use crate::pipeline::programs::build::Programs;
 use crate::pipeline::stages::condition_encoder;
+use crate::pipeline::stages::prompts::read_contexts;
 use crate::pipeline::stages::sound_encoder::{given_sound, read_input_audio};
 use crate::pjrt::discover::Platform;
-use crate::request::{Condition, Content, InpaintArea, Placement, Request, Shared};
+use crate::request::{Condition, Content, InpaintArea, ModelSizes, Placement, Request, Shared};
 use crate::runtime::platforms::spec;
 use crate::runtime::{Toolchain, platform};
 
@@ -161,8 +162,12 @@ pub(super) fn check_chain(requests: &[Request], videos: &RunVideos, audio: bool)
 }
 
 /// Checks that the requests can use their input files.
-pub(crate) fn check_input_files(requests: &[Request]) -> Result<()> {
+pub(crate) fn check_input_files(requests: &[Request], sizes: &ModelSizes) -> Result<()> {
     for request in requests {
+        if let Some(path) = &request.text_embeddings {
+            let given = |error| PipelineError::Given { key: "request.text_embeddings", source: Box::new(error) };
+            read_contexts(path, sizes, request.max_sequence_length, 1).map_err(given)?;
+        }
         for condition in request.conditions.as_ref().into_iter().flatten() {
             let key = match &condition.content {
                 Content::Image { .. } => "request.images",

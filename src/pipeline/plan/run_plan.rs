@@ -15,7 +15,7 @@ use crate::media::RoundTrip;
 use crate::pipeline::enhancement::{Enhancement, Enhancer};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::model::OpenModel;
-use crate::pipeline::output::recorded;
+use crate::pipeline::output::{hdr_files, recorded};
 use crate::pipeline::programs::build::{Programs, warn_once};
 use crate::pipeline::stages::{duration, previews};
 use crate::request::Request;
@@ -92,11 +92,13 @@ impl RunPlan {
     /// Returns the first error that the run would report before it compiles a program.
     pub fn new(config: &Config, videos: &RunVideos) -> Result<(Self, OpenModel)> {
         if !videos.outputs.is_empty() {
-            if config.request.prompt.is_none() && config.request.prompts.is_none() {
+            let own = &config.request;
+            if own.prompt.is_none() && own.prompts.is_none() && own.text_embeddings.is_none() {
                 let why = "no prompt; pass --prompt or --prompts, or set request.prompt in the YAML file";
                 return Err(PipelineError::Usage(why.into()));
             }
             outputs::check_places(config, videos)?;
+            hdr_files::check_encoder(config)?;
         }
         outputs::check_cache(config);
         let longest = match duration::longest(config, &videos.jobs)? {
@@ -123,7 +125,7 @@ impl RunPlan {
         let warning =
             requests.first().and_then(|r| training_length_warning(&longest, r.output_frames(), r.output_rate()));
         warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-        check_input_files(&requests)?;
+        check_input_files(&requests, &model.sizes)?;
         previews::check_map(config, &model)?;
         let mut plan = plan?;
         check_placement(&longest, &plan.programs)?;

@@ -16,7 +16,7 @@ pub(super) const AUDIO_DECODER: ProgramDeclaration = ProgramDeclaration {
     help: "Latents to mel spectrogram",
     component: Component::AudioVae,
     phase: Phase::AudioDecoder,
-    runs: |run| !run.first.input_streams().audio,
+    runs: |run| run.first.decodes_audio(),
     request: |run| Ok(&run.first),
     network: network_of_run,
     single_run: Some(SingleRun {

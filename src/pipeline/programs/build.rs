@@ -24,7 +24,7 @@ use crate::pipeline::phase::Phase;
 use crate::pipeline::plan::loras::{Loras, differ_by_pass};
 use crate::pipeline::plan::origin::{Origin, Weights};
 use crate::pipeline::stages::batch::{decoder_draws, draws, videos_at_once};
-use crate::request::{self, ModelSizes, Request, Shapes};
+use crate::request::{self, LatentTiling, ModelSizes, Request, Shapes};
 use crate::runtime::{Footprint, noise};
 use crate::sampling::denoise::DenoiseShape;
 use crate::weights::lora_add::LoraRanks;
@@ -37,6 +37,8 @@ pub struct Programs {
     /// Request of the first pass.
     pub(super) first: Request,
     pub(super) second: Option<Request>,
+    /// Largest tile of the second pass. `None`: the pass denoises the complete video.
+    tile: Option<SecondPassTile>,
     /// Upsampling steps between the two passes.
     pub(super) upsample: Vec<Upsampling>,
     pub(super) rounds: Option<Rounds>,
@@ -60,6 +62,13 @@ pub struct Programs {
     /// Whether these matrices have equal sizes but different values per pass.
     own_matrices_by_pass: bool,
     pub(crate) origin: String,
+}
+
+/// Tile of a second pass that is denoised in tiles (pipeline `hdr`).
+struct SecondPassTile {
+    request: Request,
+    /// Number of tiles of the pass.
+    tiles: usize,
 }
 
 /// Temporal rounds after the two passes (pipeline `dfr`).
@@ -96,6 +105,14 @@ impl ProgramSpec<'_> {
     pub(super) fn pixels(&self) -> Pixels {
         if self.run.values { Pixels::Values } else { Pixels::Bytes }
     }
+}
+
+/// Returns the largest tile of a second pass.
+fn second_pass_tile(second: &Request, tiling: &LatentTiling, sizes: &ModelSizes) -> Result<SecondPassTile> {
+    let tiles = tiling.tiles(&Shapes::from_request(sizes, second)?.video);
+    let largest = tiles.iter().max_by_key(|tile| tile.size.iter().product::<usize>());
+    let largest = largest.expect("a pass has at least one tile");
+    Ok(SecondPassTile { request: largest.request(second, &sizes.video_grid), tiles: tiles.len() })
 }
 
 impl Programs {
@@ -149,6 +166,9 @@ impl Programs {
             let before = Request { num_frames: frames, conditions: Av::default(), ..last.clone() };
             Some(Rounds { before, tile, tiles: rounds.iter().map(|round| round.tiles.len()).sum() })
         });
+        let is_hdr = request.hdr.is_some();
+        let tile = second.as_ref().zip(request.refine.as_ref().and_then(|refine| refine.tiles));
+        let tile = tile.map(|(second, tiling)| second_pass_tile(second, &tiling, &sizes)).transpose()?;
         let generation = generation_spec(config, &configs)?;
         let added_loras = Loras::in_programs(&config.model, &LoraRanks::default())?;
         Ok(Programs {
@@ -159,7 +179,8 @@ impl Programs {
             upsample: request.refine.map_or(Vec::new(), |refine| refine.upsample),
             rounds,
             output,
-            values: false,
+            values: is_hdr,
+            tile,
             diffusion,
             enhances_prompts: config.request.enhance_prompt && config.enhance.endpoint.is_none(),
             generation,
@@ -177,7 +198,7 @@ impl Programs {
     /// Sets whether the run dumps intermediate tensors, for which decoders return floats.
     #[must_use]
     pub(crate) fn dumping(self, dump: bool) -> Self {
-        Programs { values: dump, ..self }
+        Programs { values: dump || self.values, ..self }
     }
 
     /// Raises the size of the program that enhances prompts to that of a longer prompt. `tokens`: length of the run's
@@ -206,7 +227,8 @@ impl Programs {
         let listed = |request: &Request| request.sigmas.len().saturating_sub(1);
         let steps = if listed(&self.first) == 0 { steps } else { listed(&self.first) };
         let first = Some((ProgramKind::Denoise, self.first.sampler.evaluations(steps)));
-        let of = |second: &Request| (ProgramKind::Refine, second.sampler.evaluations(listed(second)));
+        let tiles = self.tile.as_ref().map_or(1, |tile| tile.tiles);
+        let of = |second: &Request| (ProgramKind::Refine, tiles * second.sampler.evaluations(listed(second)));
         let second = self.second.as_ref().map(of);
         let of = |r: &Rounds| (ProgramKind::Round, r.tiles * r.tile.sampler.evaluations(listed(&r.tile)));
         let rounds = self.rounds.as_ref().map(of);
@@ -285,10 +307,10 @@ impl Programs {
         self.second.as_ref().unwrap_or(&self.first)
     }
 
-    /// Returns the request of the second pass. If the run has only one pass, returns `Err` with the unmet requirement,
+    /// Returns the request of the second pass, or of its largest tile. If the run has only one pass, returns `Err` with the unmet requirement,
     /// for the message "program '…' needs …".
     pub(super) fn second_pass(&self) -> std::result::Result<&Request, &'static str> {
-        self.second.as_ref().ok_or("a two-stage pipeline")
+        self.tile.as_ref().map(|tile| &tile.request).or(self.second.as_ref()).ok_or("a two-stage pipeline")
     }
 
     /// Returns the request of the largest tile of the last temporal round. If the run has no rounds, returns
@@ -307,7 +329,7 @@ impl Programs {
     /// Returns an empty list if the host draws the noise.
     pub(in crate::pipeline) fn noise(&self) -> Result<Vec<Program>> {
         let tile = self.rounds.as_ref().map(|rounds| &rounds.tile);
-        let passes = [Some(&self.first), self.second.as_ref(), tile].into_iter().flatten();
+        let passes = [Some(&self.first), self.second_pass().ok(), tile].into_iter().flatten();
         let device = passes.filter(|request| request.noise == Noise::Device);
         let of_pass = |request: &Request| Ok(draws(&Shapes::from_request(&self.sizes, request)?, &self.sizes));
         let mut all = device.map(of_pass).collect::<Result<Vec<_>>>()?;

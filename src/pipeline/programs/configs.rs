@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::config::{Bos, Config, Decoder, Pipeline, Reference};
+use crate::hlo::DType;
 use crate::models::connectors::ConnectorsConfig;
 use crate::models::diffusion_decoder::{DiffusionDecoderConfig, FeatureGrid};
 use crate::models::duration_head::DurationHeadConfig;
@@ -18,6 +19,7 @@ use crate::models::upsampler::{UpsamplerConfig, Upsampling};
 use crate::models::video_vae::VideoVaeConfig;
 use crate::models::vocoder::VocoderConfig;
 use crate::models::{ComponentConfigError, audio_vae, video_vae};
+use crate::nn::Build;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::plan::origin::Origin;
 use crate::request::{DiffusionTiles, ModelSizes, TileSizes};
@@ -224,6 +226,12 @@ impl ModelConfigs {
             return Ok(video_vae::Geometry::from_compression(channels, [temporal, spatial]));
         }
         self.read(Component::Vae, |json| Ok(VideoVaeConfig::from_json(json)?.geometry()))
+    }
+
+    /// Returns the options for the video decoder's program. Like Lightricks' code, HDR video is decoded in f32.
+    pub(super) fn decoder_build(&self, build: &Build) -> Build {
+        let dtype = if self.pipeline.spec().hdr { DType::F32 } else { build.dtype };
+        Build { dtype, ..build.clone() }
     }
 
     /// Returns whether the video VAE contains a decoder.

@@ -18,7 +18,7 @@ pub(super) const CONNECTORS: ProgramDeclaration = ProgramDeclaration {
     help: "Embeddings to the text contexts of both streams",
     component: Component::Connectors,
     phase: Phase::Connectors,
-    runs: |_| true,
+    runs: |run| run.first.text_embeddings.is_none(),
     request: |run| Ok(&run.first),
     network: |spec| {
         let size = [spec.prompts(), spec.request.max_sequence_length];

@@ -13,7 +13,7 @@ pub(super) const TEXT_ENCODER: ProgramDeclaration = ProgramDeclaration {
     help: "Prompts to embeddings, all prompts in one pass",
     component: Component::TextEncoder,
     phase: Phase::TextEncoder,
-    runs: |_| true,
+    runs: |run| run.first.text_embeddings.is_none(),
     request: |run| Ok(&run.first),
     network: |spec| {
         let tokens = spec.request.max_sequence_length;

@@ -44,7 +44,8 @@ pub(super) const VIDEO_DECODER: ProgramDeclaration = ProgramDeclaration {
 /// Returns the program for latents `[b, c, f, h, w]`.
 fn network(configs: &ModelConfigs, [n, _, f, h, w]: [usize; 5], pixels: Pixels, build: &Build) -> Result<Network> {
     let c = configs.read(Component::Vae, |json| VideoVaeConfig::from_json(json)?.decoder())?;
-    Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, build)?)
+    let build = configs.decoder_build(build);
+    Ok(video_vae::decoder_program(&c, [n, f, h, w], pixels, &build)?)
 }
 
 impl Runner {

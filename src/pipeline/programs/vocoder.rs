@@ -17,7 +17,7 @@ pub(super) const VOCODER: ProgramDeclaration = ProgramDeclaration {
     help: "Mel spectrogram to samples",
     component: Component::Vocoder,
     phase: Phase::AudioDecoder,
-    runs: |run| !run.first.input_streams().audio,
+    runs: |run| run.first.decodes_audio(),
     request: |run| Ok(&run.first),
     network: |spec| {
         let decoder = audio_decoder::network_of_run(spec)?;

@@ -78,6 +78,7 @@ impl Runner {
         let SavedClip { frames, sounds, cut_tokens, skipped, .. } = clip;
         let batch = frames.len();
         let each = frames.into_iter().zip(sounds).zip(cut_tokens).map(|((frames, audio), cut_tokens)| Generated {
+            hdr: None,
             frames,
             are_given: false,
             stream: None,

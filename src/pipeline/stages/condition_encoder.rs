@@ -42,6 +42,7 @@ pub(crate) fn check(condition: &Condition, request: &Request) -> Result<()> {
         | Content::VideoSound { .. }
         | Content::ReferenceSound
         | Content::PreviousSound
+        | Content::ReferenceLatents(_)
         | Content::Generated
         | Content::Carried(_)
         | Content::ClipEnd => Ok(()),
@@ -205,6 +206,8 @@ pub(crate) struct PassTokens<'a> {
     pub(crate) sound: Option<&'a Array3<f32>>,
     /// Audio tokens of the previous pass.
     pub(crate) previous_sound: Option<&'a Array3<f32>>,
+    /// Tokens of the reference videos.
+    pub(crate) references: &'a [Array3<f32>],
     /// Final tokens of the previous clip.
     pub(crate) clip_end: Option<&'a Av<Array3<f32>>>,
 }
@@ -332,6 +335,10 @@ impl Runner {
                 let missing = || PipelineError::Bug("the audio of the previous pass is missing".into());
                 given.previous_sound.cloned().ok_or_else(missing)?
             }
+            Content::ReferenceLatents(at) => {
+                let none = || PipelineError::Bug(format!("the latents of reference video {at} are missing"));
+                given.references.get(*at).ok_or_else(none)?.clone()
+            }
             Content::Carried(at) => {
                 let frame = shapes.frame_tokens();
                 let none = || PipelineError::Bug(format!("keyframe {at} of the previous pass is missing"));
@@ -368,7 +375,7 @@ impl Runner {
 
     /// Converts a reference video and encodes it at the size of the pass, divided by the reference's downscale factor.
     /// Returns normalised tokens `[1, n, c]`.
-    fn reference_tokens(
+    pub(super) fn reference_tokens(
         &mut self,
         path: &Path,
         filter: FrameFilter,
@@ -377,7 +384,13 @@ impl Runner {
     ) -> Result<Array3<f32>> {
         let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
         let frames = filter.apply(&reference_frames(path, grid)?);
-        self.encode_frames(&frames, [request.height, request.width].map(|side| side / grid.downscale), 0)
+        let [height, width] = [request.height, request.width].map(|side| side / grid.downscale);
+        // The HDR pipeline keeps all of the reference.
+        let video = match request.hdr {
+            Some(_) => media::padded_clip(&frames, height, width),
+            None => media::covering_clip(&frames, height, width),
+        };
+        self.encode_video(video, 0)
     }
 
     /// Encodes frames at `size` (`[height, width]`). Returns normalised tokens `[1, n, c]`, without those of the first

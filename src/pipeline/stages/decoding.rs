@@ -9,7 +9,7 @@ use super::run::Run;
 use super::tiles;
 use crate::catch_panic::panic_message;
 use crate::failpoint;
-use crate::media::{Frames, Mp4Options};
+use crate::media::{Frames, HdrFrames, HdrTransform, Mp4Options};
 use crate::models::pixels::Pixels;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::frame_collector::{DecodedFrames, Pieces};
@@ -56,7 +56,9 @@ impl Run<'_> {
         self.begins(Phase::AudioDecoder)?;
         fail("audio")?;
         let (audios, sample_rate) = self.sounds(audio, request)?;
-        self.dump.keep_each("audio", &audios);
+        if audios.iter().any(|audio| !audio.is_empty()) {
+            self.dump.keep_each("audio", &audios);
+        }
         self.ends(Phase::AudioDecoder);
         Ok((audios, sample_rate))
     }
@@ -71,6 +73,9 @@ impl Run<'_> {
         noise: Option<DecoderNoise>,
     ) -> Result<Vec<DecodedFrames>> {
         let asked = self.batch.asked.len();
+        if let Some(transform) = request.hdr {
+            return self.decode_hdr(latents, shapes, request, noise, transform);
+        }
         let whole = |frames: Vec<Frames>| Ok(frames.into_iter().map(DecodedFrames::from).collect());
         if let Some(tiling) = &request.tiling {
             if self.dump.is_wanted() {
@@ -89,15 +94,7 @@ impl Run<'_> {
             return pieces.finish();
         }
         let pixels = if self.dump.is_wanted() { Pixels::Values } else { Pixels::Bytes };
-        let call = match self.runner.model.diffusion {
-            Some(_) => {
-                let noise = self.decoder_noise(shapes, noise)?;
-                self.runner.diffusion_decoder(latents, noise, pixels)?
-            }
-            None => self.runner.video_decoder(latents, pixels)?,
-        };
-        let decoded = call.run(&self.runner.executor)?;
-        self.clock.wait(&decoded)?;
+        let decoded = self.decode_whole(latents, shapes, noise, pixels)?;
         match pixels {
             Pixels::Values => whole(self.frames_of(fixed(decoded.tensor("video")?.into_f32())?)?),
             Pixels::Bytes => {
@@ -108,6 +105,67 @@ impl Run<'_> {
                 Ok(videos.map(|frames| DecodedFrames::encoding(frames, rate, encode.take())).collect())
             }
         }
+    }
+
+    /// Decodes the latents of complete videos in one call.
+    fn decode_whole(
+        &mut self,
+        latents: Array5<f32>,
+        shapes: &Shapes,
+        noise: Option<DecoderNoise>,
+        pixels: Pixels,
+    ) -> Result<Outputs> {
+        let call = match self.runner.model.diffusion {
+            Some(_) => {
+                let noise = self.decoder_noise(shapes, noise)?;
+                self.runner.diffusion_decoder(latents, noise, pixels)?
+            }
+            None => self.runner.video_decoder(latents, pixels)?,
+        };
+        let decoded = call.run(&self.runner.executor)?;
+        self.clock.wait(&decoded)?;
+        Ok(decoded)
+    }
+
+    /// Decodes latents to scene-linear frames and SDR previews of each requested video. A dump contains the decoded
+    /// values before they are decompressed.
+    fn decode_hdr(
+        &mut self,
+        latents: Array5<f32>,
+        shapes: &Shapes,
+        request: &Request,
+        noise: Option<DecoderNoise>,
+        transform: HdrTransform,
+    ) -> Result<Vec<DecodedFrames>> {
+        let asked = self.batch.asked.len();
+        let is_dumped = self.dump.is_wanted();
+        let (mut parts, mut pieces) = (vec![Vec::new(); asked], Vec::new());
+        let mut add = |piece: Array5<f32>| {
+            let codes = shown(piece, asked)?;
+            if is_dumped {
+                pieces.push(codes.clone());
+            }
+            for (parts, codes) in parts.iter_mut().zip(codes) {
+                parts.push(HdrFrames::decompress(codes.index_axis_move(Dim(0), 0), transform)?);
+            }
+            Ok(())
+        };
+        match &request.tiling {
+            Some(tiling) => self.decode_tiles(latents, tiling, add)?,
+            None => {
+                let decoded = self.decode_whole(latents, shapes, noise, Pixels::Values)?;
+                add(fixed(decoded.tensor("video")?.into_f32())?)?;
+            }
+        }
+        if is_dumped {
+            let of_video = |video: usize| {
+                let views: Vec<_> = pieces.iter().map(|piece| piece[video].view()).collect();
+                ndarray::concatenate(Dim(1), &views).expect("pieces differ only in their number of frames")
+            };
+            self.dump.keep_each("video", &(0..asked).map(of_video).collect::<Vec<_>>());
+        }
+        let videos = parts.iter().map(|parts| HdrFrames::joined(parts));
+        Ok(videos.map(|hdr| DecodedFrames { frames: hdr.preview(), stream: None, hdr: Some(hdr) }).collect())
     }
 
     /// Decodes latents tile by tile to frames in -1..1. Passes consecutive pieces of the video to `each`.
@@ -164,6 +222,8 @@ impl Run<'_> {
     fn sounds(&mut self, latents: Array4<f32>, request: &Request) -> Result<(Vec<Array3<f32>>, usize)> {
         let asked = self.batch.asked.len();
         Ok(match &self.sound {
+            // A pipeline without audio stream.
+            None if !request.decodes_audio() => (vec![Array3::zeros((1, 2, 0)); asked], self.runner.model.sample_rate),
             Some(given) => (vec![given.samples(); asked], given.rate()),
             None => (split(self.decode_audio(latents, request)?, asked), self.runner.model.sample_rate),
         })

@@ -16,7 +16,7 @@ use super::conditions::ConditionTokens;
 use super::denoise_loop::{CallNoise, DenoiseLoop};
 use super::packing::unpack;
 use super::previews::FinishedCall;
-use super::prompts::branch_text;
+use super::prompts::{TextContexts, branch_text};
 use super::run::Run;
 use crate::av::Av;
 use crate::pipeline::error::{PipelineError, Result};
@@ -44,17 +44,25 @@ pub(crate) struct PassNames {
     dump: Cow<'static, str>,
     /// Number of steps of the same phase before this pass, and after it.
     around: [usize; 2],
+    /// Whether a run that is interrupted in this pass can resume in it.
+    is_resumable: bool,
 }
 
 /// The only pass of a request, or the first of two.
-pub(crate) const FIRST: PassNames =
-    PassNames { prepare: ProgramKind::Prepare, denoise: ProgramKind::Denoise, dump: Cow::Borrowed(""), around: [0; 2] };
+pub(crate) const FIRST: PassNames = PassNames {
+    prepare: ProgramKind::Prepare,
+    denoise: ProgramKind::Denoise,
+    dump: Cow::Borrowed(""),
+    around: [0; 2],
+    is_resumable: true,
+};
 /// The second pass of a request.
 pub(crate) const SECOND: PassNames = PassNames {
     prepare: ProgramKind::RefinePrepare,
     denoise: ProgramKind::Refine,
     dump: Cow::Borrowed("stage_2."),
     around: [0; 2],
+    is_resumable: true,
 };
 
 impl PassNames {
@@ -70,7 +78,14 @@ impl PassNames {
             denoise: ProgramKind::Round,
             dump: format!("round_{round}.tile_{tile}.").into(),
             around,
+            is_resumable: false,
         }
+    }
+
+    /// Returns the names for a tile of the second pass (pipeline `hdr`). `around`: number of steps of all tiles before
+    /// this tile and after it.
+    pub(crate) fn of_latent_tile(tile: usize, around: [usize; 2]) -> Self {
+        PassNames { dump: format!("stage_2.tile_{tile}.").into(), around, is_resumable: false, ..SECOND }
     }
 }
 
@@ -102,6 +117,8 @@ pub(crate) struct InitialTokens {
     pub(crate) generated: Option<Array3<f32>>,
     /// Tokens of the `k` keyframes that are conditions of the pass, `[b, k·n, c]`.
     pub(crate) carried: Option<Array3<f32>>,
+    /// Tokens of the reference videos that are conditions of the pass, if they are encoded already: `[1, m, c]` each.
+    pub(crate) references: Vec<Array3<f32>>,
 }
 
 /// Normalised tokens that a pass returns.
@@ -137,6 +154,7 @@ impl Run<'_> {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
             previous_sound: self.previous_sound.as_ref(),
+            references: before.as_ref().map_or(&[], |before| &before.references),
             clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase())),
         };
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
@@ -190,7 +208,7 @@ impl Run<'_> {
         Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
     }
 
-    /// Runs all steps of a pass. `text`: outputs of the connectors. `sound`: audio tokens of the first pass, to save in
+    /// Runs all steps of a pass. `text`: text contexts of the batch. `sound`: audio tokens of the first pass, to save in
     /// checkpoints.
     ///
     /// # Errors
@@ -199,11 +217,11 @@ impl Run<'_> {
     pub(crate) fn denoise(
         &mut self,
         pass: Pass,
-        text: &Outputs,
+        text: &TextContexts,
         sound: Option<&Array3<f32>>,
     ) -> Result<DenoisedTokens> {
-        let text_contexts = Av::NAMES.zip(pass.request.input_streams());
-        let text_contexts = text_contexts.try_map(|(stream, given)| branch_text(text, stream, &pass.shape, given))?;
+        let text_contexts = text.as_ref().zip(pass.request.input_streams());
+        let text_contexts = text_contexts.try_map(|(text, given)| branch_text(text, &pass.shape, given))?;
         let conditions = pass.conditions.as_ref();
         let spec = PassSpec { request: pass.request, shape: &pass.shape, shapes: &pass.shapes, conditions };
         let prepare = self.runner.prepare(pass.names.prepare, spec, text_contexts)?;
@@ -235,8 +253,8 @@ impl Run<'_> {
     fn steps(&mut self, pass: &Pass, prepared: &Outputs, sound: Option<&Array3<f32>>) -> Result<Av<ArrayD<f32>>> {
         let steps = pass.request.sigmas.len() - 1;
         let total = pass.shape.sampler.evaluations(steps);
-        // A run that is interrupted in a DFR round resumes before the first round.
-        let checkpoint = self.options.checkpoint.as_ref().filter(|_| pass.names.phase() != Phase::Round);
+        // A run that is interrupted in a tile resumes before the first tile.
+        let checkpoint = self.options.checkpoint.as_ref().filter(|_| pass.names.is_resumable);
         let size = at_once(pass, steps, self.options, checkpoint);
         let seeds = self.batch.rows().map(|request| request.seed);
         let tokens = pass.shapes.step_tokens(&self.runner.model.sizes);

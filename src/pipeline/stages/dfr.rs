@@ -7,6 +7,7 @@ use std::ops::Range;
 use ndarray::{Array3, Array5, ArrayView5, Axis as Dim, s};
 
 use super::denoising::{DenoisedTokens, InitialTokens, PassNames};
+use super::prompts::TextContexts;
 use super::run::Run;
 use crate::av::Av;
 use crate::models::transformer::TransformerConfig;
@@ -14,7 +15,6 @@ use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::tensors::fixed;
 use crate::pipeline::phase::Phase;
 use crate::request::{DfrPlan, KeyframeSource, Request, Round, Shapes};
-use crate::runtime::Outputs;
 use crate::sampling::denoise::StreamRole;
 use crate::sampling::latents::VideoShape;
 
@@ -28,7 +28,7 @@ impl Run<'_> {
         second: &Request,
         shapes: &mut Shapes,
         made: DenoisedTokens,
-        text: &Outputs,
+        text: &TextContexts,
     ) -> Result<Av<Array3<f32>>> {
         let kept = [("stage_2.latents.video", &made.tokens.video), ("stage_2.keyframes", &made.generated)];
         let is_wanted = self.dump.is_wanted();
@@ -60,7 +60,7 @@ impl Run<'_> {
         second: &Request,
         shape: VideoShape,
         before: DenoisedTokens,
-        text: &Outputs,
+        text: &TextContexts,
     ) -> Result<Array3<f32>> {
         let shape = VideoShape { batch: self.batch.size, ..shape };
         let rounds = dfr.rounds();
@@ -83,6 +83,7 @@ impl Run<'_> {
                     },
                     generated: Some(self.packed(own.select(Dim(2), &seeds).view())?),
                     carried: Some(self.packed(frames(&keyframes, tile.anchors.clone()))?),
+                    references: Vec::new(),
                 };
                 ahead -= of_tile;
                 let names = PassNames::of_tile(round.number, at, [behind, ahead]);

@@ -14,6 +14,7 @@ pub(in crate::pipeline) mod diffusion_tiles;
 pub(crate) mod duration;
 pub mod enhance;
 pub(in crate::pipeline) mod inpainting;
+pub(in crate::pipeline) mod latent_tiles;
 pub mod packing;
 pub(in crate::pipeline) mod previews;
 pub mod prompts;

@@ -175,8 +175,8 @@ impl Previews {
         let (first, second) = request.passes();
         let last = second.as_ref().unwrap_or(&first);
         let shapes = Shapes::from_request(&runner.model.sizes, last)?;
-        if !shapes.denoised().video || !request.decodes_video() {
-            tracing::info!("no previews: this run generates no video");
+        if !shapes.denoised().video || !request.decodes_video() || request.hdr.is_some() {
+            tracing::info!("no previews: this run generates no SDR video");
             return Ok(None);
         }
         let cell = cell_size(&runner.model);

@@ -16,14 +16,14 @@ use super::clock::{Clock, PhaseTime};
 use super::decoding::DecoderNoise;
 use super::denoise_loop::CallNoise;
 pub use super::denoising::SkippedSteps;
-use super::denoising::{DenoisedTokens, FIRST, InitialTokens, SECOND};
+use super::denoising::{DenoisedTokens, FIRST, InitialTokens, Pass, SECOND};
 use super::packing::unpack;
 use super::previews::Previews;
-use super::prompts::tokens;
+use super::prompts::{TextContexts, contexts_of, read_contexts, tokens};
 use super::run::Run;
 use crate::av::Av;
 use crate::interrupts::InterruptGuard;
-use crate::media::{self, Audio, Frames, Mp4Options, VideoStream};
+use crate::media::{self, Audio, Frames, HdrFrames, Mp4Options, VideoStream};
 use crate::models::upsampler::{self, Upsampling};
 use crate::pipeline::error::{PipelineError, Result, one_line};
 use crate::pipeline::output::assembly::assemble;
@@ -45,7 +45,10 @@ pub(crate) const SAMPLE_RATE: &str = "sample_rate";
 /// A generated video. To write it to a file, use [`write_mp4`](Generated::write_mp4). `frames.data()` returns the bytes
 /// of the frames, `frames.sha256()` their hash, and [`sound`](Generated::sound) the audio for the writers of [`media`].
 pub struct Generated {
+    /// Frames; the SDR preview if the video is HDR.
     pub frames: Frames,
+    /// Scene-linear frames. `None`: the video is SDR.
+    pub hdr: Option<HdrFrames>,
     /// Whether the frames are those of the input video, unchanged.
     pub(crate) are_given: bool,
     /// Encoder that received the frames during decoding. `None`: no encoder has received them.
@@ -218,19 +221,14 @@ impl Run<'_> {
         let saved = found.and_then(|saved| saved.sound.clone());
 
         self.begins(Phase::TextEncoder)?;
-        // All prompts are rows of one batch, so that the text encoder runs only once.
-        let kinds = request.prompts();
-        let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
-        let embeds = self.runner.text_encoder(ids, mask.clone())?.run(&self.runner.executor)?;
-        // While the text encoder runs, prepare the other inputs of the denoising loop, provided that the devices have
-        // enough memory for both components.
-        let early = match self.runner.executor.keeps_all() && saved.is_none() {
-            true => Some(self.begin(&first, None, FIRST)?),
-            false => None,
+        let (text, early, cut_tokens) = match &request.text_embeddings {
+            Some(path) => {
+                let rows = self.batch.size;
+                let text = read_contexts(path, &self.runner.model.sizes, request.max_sequence_length, rows)?;
+                (text, None, vec![0; self.batch.asked.len()])
+            }
+            None => self.encode_prompts(request, &first, saved.is_none())?,
         };
-        let embeds = self.embeddings(&embeds, kinds)?;
-        let text = self.runner.connectors(embeds, mask)?.run(&self.runner.executor)?;
-        self.clock.wait(&text)?;
         self.ends(Phase::Connectors);
 
         let mut shapes = Shapes::from_request(&self.runner.model.sizes, &first)?;
@@ -267,9 +265,18 @@ impl Run<'_> {
             self.ends(Phase::Upsampler);
             self.runner.executor.enter(2)?;
             self.previous_sound = Some(sound.clone());
-            let pass = self.begin(second, before, SECOND)?;
-            decoder_noise = self.begin_decoder_noise(&shapes, request, second);
-            made = self.denoise(pass, &text, Some(&sound))?;
+            made = match (&refine.tiles, before) {
+                (Some(tiling), Some(before)) => {
+                    let made = self.refine_tiles(second, tiling, shapes.video, before, &text)?;
+                    decoder_noise = self.begin_decoder_noise(&shapes, request, second);
+                    made
+                }
+                (_, before) => {
+                    let pass = self.begin(second, before, SECOND)?;
+                    decoder_noise = self.begin_decoder_noise(&shapes, request, second);
+                    self.denoise(pass, &text, Some(&sound))?
+                }
+            };
             if !refine.keeps_audio {
                 made.tokens.audio = sound;
             }
@@ -280,6 +287,29 @@ impl Run<'_> {
             _ => made.tokens,
         };
         self.decode(&shapes, tokens, decoder_noise, first.sigmas.len() - 1, cut_tokens)
+    }
+
+    /// Encodes the prompts of the batch. If `begins` is set and the devices have enough memory, also begins the first pass
+    /// meanwhile. Returns the text contexts, the pass, and the number of truncated tokens of each video.
+    fn encode_prompts<'r>(
+        &mut self,
+        request: &Request,
+        first: &'r Request,
+        begins: bool,
+    ) -> Result<(TextContexts, Option<Pass<'r>>, Vec<usize>)> {
+        // All prompts are rows of one batch, so that the text encoder runs only once.
+        let kinds = request.prompts();
+        let (ids, mask, cut_tokens) = tokens(&self.runner.model, &self.batch, kinds)?;
+        let embeds = self.runner.text_encoder(ids, mask.clone())?.run(&self.runner.executor)?;
+        // While the text encoder runs, prepare the other inputs of the denoising loop.
+        let early = match self.runner.executor.keeps_all() && begins {
+            true => Some(self.begin(first, None, FIRST)?),
+            false => None,
+        };
+        let embeds = self.embeddings(&embeds, kinds)?;
+        let text = self.runner.connectors(embeds, mask)?.run(&self.runner.executor)?;
+        self.clock.wait(&text)?;
+        Ok((contexts_of(&text)?, early, cut_tokens))
     }
 
     /// Decodes normalised tokens to the finished videos. `steps`: number of steps of the first pass.
@@ -321,6 +351,7 @@ impl Run<'_> {
         let each = videos.into_iter().zip(audios).zip(cut_tokens).zip(self.dump.finish()).zip(latents);
         let made = each.map(|((((video, audio), cut_tokens), dump), latents)| Generated {
             frames: video.frames,
+            hdr: video.hdr,
             are_given: false,
             stream: video.stream,
             audio: audio.index_axis_move(Dim(0), 0),
@@ -423,7 +454,7 @@ impl Run<'_> {
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut upsampled, 1)?;
         let video = model.sizes.video_grid.pack(upsampled.view())?;
-        Ok(InitialTokens { tokens: Av { video, audio: sound }, generated, carried: None })
+        Ok(InitialTokens { tokens: Av { video, audio: sound }, generated, carried: None, references: Vec::new() })
     }
 
     /// Upsamples normalised tokens of keyframes to the size of the second pass.

@@ -51,7 +51,7 @@ pub(super) const ALLOWED: [&str; 37] = [
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
 /// paths, and keys that create more than one video.
-pub(super) const REFUSED: [&str; 24] = [
+pub(super) const REFUSED: [&str; 28] = [
     "extends",
     "enhance",
     "model",
@@ -70,10 +70,14 @@ pub(super) const REFUSED: [&str; 24] = [
     "request.audio",
     "request.audio_latents",
     "request.chain",
+    "request.text_embeddings",
     "sampler.progress_every",
     "output.path",
     "output.save_frames",
     "output.save_audio",
+    "output.save_exr",
+    "output.hdr_video",
+    "output.hdr_codec",
     "output.preview_decoder",
     "output.sidecar",
 ];

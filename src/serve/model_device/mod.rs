@@ -247,7 +247,7 @@ impl ModelDevice {
             return Err(PipelineError::Given { key: "request.num_frames", source });
         }
         give(&plan.config, &mut plan.requests)?;
-        check_input_files(&plan.requests)?;
+        check_input_files(&plan.requests, &self.session.runner.model.sizes)?;
         if !self.shapes.is_planned(&shape, &plan, rows) {
             watch.check(JobPhase::Compiling)?;
         }
