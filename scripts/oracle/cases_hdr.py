@@ -46,7 +46,7 @@ def hdr():
         hlg.HlgGpuConverter.create(device="cpu").to_hlg_signal_(linear), yuv.ColorSpace.BT_2020_NCL, yuv.ColorRange.MPEG)
     outputs = {f"{t.value}.{way}": getattr(t, way)(x) for t in transfers for way, x in (("decompress", codes), ("compress", 8 * codes))}
     outputs |= {f"hlg.{name}": plane[0].float() for name, plane in zip("yuv", planes)}
-    write_case("hdr", "curves", {"codes": codes}, outputs, limit=1 << 20, extra={"ltx-core": official_pipelines.release()})
+    write_case("hdr_curves", "curves", {"codes": codes}, outputs, limit=1 << 20, extra={"ltx-core": official_pipelines.release()})
     official_pipelines.PIPELINES["hdr"] = ("hdr_ic_lora", "HDRICLoraPipeline")
     official_pipelines.Noise = VideoNoise
     for model in official_pipelines.each_model(Model):
@@ -66,6 +66,6 @@ def hdr():
             outputs["linear"] = ltx("core.hdr").to_hdr_linear(outputs["video"].transpose(1, 2)).transpose(1, 2)
             own = [key for key in keys(asked, "official") if not key.startswith("pipeline=")]
             own += ["pipeline=hdr", f"model.loras=[{{path: {LORA.relative_to(FIXTURES.parents[1])}}}]"]
-            scalars = dict(preset="ltx2_3_hdr", common=own, keys={"": []}, references=asked["references"], upsampler=UPSAMPLERS[NAME])
+            scalars = dict(preset="ltx2_3_distilled", common=own, keys={"": []}, references=asked["references"], upsampler=UPSAMPLERS[NAME])
             extra, strides = {"ltx-pipelines": official_pipelines.release()}, {"video": (1, 3, 1, 5, 7), "linear": (1, 3, 1, 5, 7)}
             write_case("hdr", NAME, {}, outputs, model=NAME, seed=asked["seed"], scalars=scalars, strides=strides, extra=extra)

@@ -163,9 +163,8 @@ fn check_hdr(config: &Config) -> Result<(), ConfigError> {
         return fail(Unsupported, "two_stage.upsample", "other steps", why);
     }
     if config.reference != Reference::Official {
-        let name = serde_json::to_value(config.reference).unwrap_or_default();
-        let why = "only Lightricks 1.2.0 has the pipeline hdr; use official";
-        return fail(Unsupported, "reference", name.as_str().unwrap_or_default().to_string(), why);
+        let own = if config.reference == Reference::Diffusers { "diffusers" } else { "official_1_0" };
+        return fail(Unsupported, "reference", own, "only Lightricks 1.2.0 has the pipeline hdr; use official");
     }
     if config.two_stage.cache.kind != CachePolicy::Off {
         return fail(

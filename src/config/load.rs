@@ -184,7 +184,7 @@ pub(super) fn combine(
         has_sigmas = merged.leaf("sampler.sigmas").is_some();
         merge_layer(&mut merged, layer)?;
     }
-    replace_ancestral_sampler(&mut merged);
+    replace_preset_values(&mut merged);
     if let Some(duration) = &duration {
         set_seconds(&mut merged, duration)?;
     }
@@ -369,10 +369,21 @@ pub(crate) const BY_REFERENCE: [&str; 14] = [
     "model.lora_merge",
 ];
 
+/// Replaces values of the preset that `reference` or the pipeline determines. Values that the user set are kept.
+pub(super) fn replace_preset_values(merged: &mut Tree) {
+    replace_ancestral_sampler(merged);
+    let pipeline = merged.leaf("pipeline").and_then(|(name, _)| Pipeline::deserialize(name).ok());
+    let Some(spec) = pipeline.map(Pipeline::spec) else { return };
+    let is_preset = merged.leaf("two_stage.sigmas").is_none_or(|(_, origin)| presets::is_shipped(origin));
+    if let Some(sigmas) = spec.second_sigmas.filter(|_| is_preset) {
+        merged.set("two_stage.sigmas", sigmas.into(), &ValueOrigin::Pipeline(spec.name));
+    }
+}
+
 /// Replaces the preset's `euler_ancestral` by plain `euler` where the reference implementation adds no noise in the
 /// steps of distilled models: in every diffusers pipeline (diffusers passes no generator to the sampler) and in
 /// Lightricks' in-context pipeline. A sampler that the user set is kept.
-pub(super) fn replace_ancestral_sampler(merged: &mut Tree) {
+fn replace_ancestral_sampler(merged: &mut Tree) {
     let is =
         |key: &str, word: &str| merged.leaf(key).filter(|(value, _)| **value == word).map(|(_, origin)| origin.clone());
     let by_reference = is("reference", "diffusers").map(|origin| ValueOrigin::Reference(Box::new(origin)));

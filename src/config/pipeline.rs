@@ -93,6 +93,8 @@ pub struct PipelineSpec {
     pub(crate) shifts_for_own_size: bool,
     /// Whether the official pipeline keeps the audio of the second pass.
     pub(crate) keeps_refined_audio: bool,
+    /// Noise levels of the second pass, which replace those of the preset. `None`: the preset's.
+    pub(crate) second_sigmas: Option<&'static [f64]>,
     /// Whether the preset's sampler `euler_ancestral` is replaced by `euler`.
     pub(crate) replaces_ancestral_sampler: bool,
 }
@@ -168,6 +170,7 @@ const TEXT_TO_VIDEO: PipelineSpec = PipelineSpec {
     appends_every_image: false,
     shifts_for_own_size: false,
     keeps_refined_audio: false,
+    second_sigmas: None,
     replaces_ancestral_sampler: false,
 };
 
@@ -222,8 +225,7 @@ const HDR: PipelineSpec = PipelineSpec {
     hdr: true,
     images: Support::Rejected,
     audio: Support::Rejected,
-    // Models of other generations are used with the same noise levels.
-    presets: ["ltx2_3_hdr"; 3],
+    second_sigmas: Some(&[0.909375, 0.725, 0.0]),
     motion_speed: false,
     has_loras_in_first_pass: false,
     ..IN_CONTEXT

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::check::typed;
 use super::error::{ConfigError, ValueOrigin};
-use super::load::{merge_layer, replace_ancestral_sampler};
+use super::load::{merge_layer, replace_preset_values};
 use super::pipeline::{Pipeline, Support, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::schema::{Config, Model};
@@ -29,7 +29,7 @@ impl Config {
         let frames = merged.leaf("request.num_frames").map_or(Value::Null, |(frames, _)| frames.clone());
         let own = json!({"pipeline": pipeline.name(), "request": inputs(pipeline, &frames)});
         merge_layer(&mut merged, Tree::from_node(&YamlNode::from_value(own), &|_| ValueOrigin::Default))?;
-        replace_ancestral_sampler(&mut merged);
+        replace_preset_values(&mut merged);
         Ok(Config { model, ..typed(&merged)? })
     }
 }

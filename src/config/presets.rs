@@ -24,7 +24,7 @@ macro_rules! shipped {
 }
 
 /// Shipped configurations, by name.
-pub const CONFIGS: [(&str, &str); 38] = [
+pub const CONFIGS: [(&str, &str); 37] = [
     config!("ltx2"),
     config!("ltx2_full_guidance"),
     config!("ltx2_two_stage"),
@@ -34,7 +34,6 @@ pub const CONFIGS: [(&str, &str); 38] = [
     config!("ltx2_3_two_stage"),
     config!("ltx2_3_distilled"),
     config!("ltx2_3_hq"),
-    config!("ltx2_3_hdr"),
     config!("ltx2_5"),
     config!("ltx2_5_two_stage"),
     config!("ltx2_5_distilled"),

@@ -113,6 +113,13 @@ fn beside_references() -> impl Iterator<Item = Case> {
     })
 }
 
+/// HDR video, whose second stage has tiles.
+fn hdr() -> Case {
+    let videos = "[{path: sdr.mp4, frames: 121}]";
+    let own = Case::new("ltx2_3_distilled", CUDA).set("pipeline", "hdr").set("request.reference_videos", videos);
+    own.set("conditioning", "{hdr_transform: logc3, reference_downscale_factor: 1, reference_temporal_scale_factor: 1}")
+}
+
 /// Integer weights with looped and unrolled blocks.
 fn integer_weights() -> Vec<Case> {
     let mut all = Vec::new();
@@ -153,6 +160,7 @@ fn cases() -> Vec<Case> {
         all.push(Case::new(preset, V5P).set("request.audio_latents", &kept));
     }
     all.extend(beside_references());
+    all.push(hdr());
     // Text generation by both text encoders.
     for (preset, platform) in [("ltx2", V5P), ("ltx2_3", CPU), ("ltx2_5", CUDA)] {
         all.push(Case::new(preset, platform).set("request.enhance_prompt", "true"));

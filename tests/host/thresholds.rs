@@ -7,7 +7,7 @@ use crate::support::needs;
 use crate::support::thresholds::{row, rows};
 
 /// Folders of `tests/fixtures/cases` in which every case is an end-to-end run.
-const WHOLE_RUNS: [&str; 13] = [
+const WHOLE_RUNS: [&str; 14] = [
     "pipeline",
     "dfr",
     "pipeline_2_5",
@@ -19,6 +19,7 @@ const WHOLE_RUNS: [&str; 13] = [
     "given_video_1_0",
     "references",
     "dub_it",
+    "hdr",
     "by_diffusers",
     "upsampling",
 ];

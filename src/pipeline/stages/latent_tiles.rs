@@ -73,12 +73,12 @@ impl Run<'_> {
         let temporal = self.runner.model.sizes.video_grid.temporal_compression;
         let conditions = request.conditions.video.iter();
         let encode = conditions.filter_map(|condition| match &condition.content {
-            Content::Reference { path, .. } => Some((path, condition)),
+            Content::Reference { path, filter, .. } => Some((path, *filter, condition)),
             _ => None,
         });
         let mut all = Vec::new();
-        for (path, condition) in encode {
-            let tokens = self.runner.reference_tokens(path, *filter, condition, request)?;
+        for (path, filter, condition) in encode {
+            let tokens = self.runner.reference_tokens(path, filter, condition, request)?;
             let own = condition.appended(&VideoShape { batch: 1, ..shape }, temporal).unwrap_or(shape);
             all.push(self.unpacked(&tokens, own)?);
         }
