@@ -16,10 +16,10 @@ NAME, LORA = "tiny_2_3", FIXTURES / "lora" / "hdr_tiny_2_3.safetensors"
 
 class Hdr(official_pipelines.Run):
     def _arguments(self, upsampler):
-        path = str(Path(upsampler).with_name("context.safetensors"))
-        write_safetensors(path, {f"{stream}_context": getattr(self.text[0], f"{stream}_encoding") for stream in ("video", "audio")})
-        device = torch.device("cpu")
-        return dict(spatial_upsampler_path=upsampler, hdr_lora=LORA, text_embeddings_path=path, device=device, quantization=None)
+        path, text = str(Path(upsampler).with_name("context.safetensors")), self.text[0]
+        write_safetensors(path, {"video_context": text.video_encoding, "audio_context": text.audio_encoding})
+        files = dict(spatial_upsampler_path=upsampler, hdr_lora=LORA, text_embeddings_path=path)
+        return dict(files, device=torch.device("cpu"), quantization=None)
 
     def __call__(self):
         arguments = {key: self.request[key] for key in ("seed", "height", "width", "num_frames", "frame_rate")}

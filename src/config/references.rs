@@ -175,7 +175,8 @@ fn set_transform_from_loras(merged: &mut Tree, config: &Config) -> Result<(), Co
     let is_hdr = config.pipeline.spec().hdr;
     let mut found: Option<HdrTransform> = None;
     for lora in &config.model.loras {
-        let Some(stated) = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?.hdr else { continue };
+        // A LoRA that cannot be read is reported when it is opened.
+        let Some(stated) = ReferenceScales::read(&lora.path).ok().and_then(|header| header.hdr) else { continue };
         let fail = |kind, why: String| {
             Err(ConfigError::value(kind, TRANSFORM, &stated, why).at(ValueOrigin::Lora(lora.path.clone())))
         };
@@ -416,6 +417,36 @@ mod tests {
             load_reference(9, &[&lora("ic_tiny_a"), "pipeline=distilled"]).expect("legal").model.loras[0].stages,
             [1, 2]
         );
+    }
+
+    #[test]
+    fn hdr_lora_selects_pipeline_curve_and_noise_levels() {
+        let own = ["model.loras=[{path: tests/fixtures/lora/hdr_tiny_2_3.safetensors}]"];
+        let size = ["request.width=128", "request.height=64"];
+        let load = |set: &[&str]| load_reference(9, &[&own[..], &size, set].concat());
+        let config = load(&[]).expect("legal");
+        assert_eq!((config.pipeline, config.hdr_transform()), (Pipeline::Hdr, Some(HdrTransform::LogC3)));
+        assert_eq!(
+            (config.model.loras[0].stages.clone(), config.two_stage.sigmas),
+            (vec![1, 2], vec![0.909375, 0.725, 0.0])
+        );
+        assert_eq!(config.sampler.sigmas.map(|all| all.len()), Some(9), "the distilled preset");
+        let config = load(&["two_stage.sigmas=[0.8, 0.0]", "conditioning.hdr_transform=acescct"]).expect("legal");
+        assert_eq!((config.hdr_transform(), config.two_stage.sigmas), (Some(HdrTransform::AcesCct), vec![0.8, 0.0]));
+        assert!(load(&["pipeline=distilled"]).expect_err("SDR").contains("but the pipeline is distilled; use hdr"));
+        // Without an HDR LoRA, the curve is LogC3.
+        let plain = load_reference(9, &[&size[..], &["pipeline=hdr"]].concat()).expect("legal");
+        assert_eq!(plain.hdr_transform(), Some(HdrTransform::LogC3));
+        assert_eq!(load_reference(9, &[]).expect("legal").hdr_transform(), None);
+    }
+
+    #[test]
+    fn small_hdr_references_are_reported() {
+        let info = |width, height| ClipInfo { width, height, frames: 9, frame_rate: None };
+        assert_eq!(padding("a.mp4", &info(1920, 1080), 1920, 1088), None);
+        assert_eq!(padding("a.mp4", &info(3840, 2160), 1920, 1088), None);
+        let line = padding("a.mp4", &info(1280, 720), 1920, 1088).expect("a warning");
+        assert!(line.contains("640 columns and 368 rows repeat its edges; use --width 1280 --height 768"), "{line}");
     }
 
     #[test]

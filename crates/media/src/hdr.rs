@@ -40,10 +40,10 @@ mod logc3 {
 
 /// Constants of ACEScct: `(log2(x) + b) / m` above `cut`, otherwise `slope · x + offset`.
 mod acescct {
-    pub(super) const SLOPE: f32 = 10.5402377416545;
-    pub(super) const OFFSET: f32 = 0.0729055341958355;
+    pub(super) const SLOPE: f32 = 10.540237;
+    pub(super) const OFFSET: f32 = 0.07290553;
     pub(super) const CUT: f32 = 0.0078125;
-    pub(super) const CUT_CODE: f32 = 0.155251141552511;
+    pub(super) const CUT_CODE: f32 = 0.15525115;
     pub(super) const M: f32 = 17.52;
     pub(super) const B: f32 = 9.72;
 }
