@@ -94,8 +94,8 @@ fn invalid_hdr_requests_are_rejected() {
     let error = fails(2, &[&["--reference-video", &reference, "--text-embeddings", &short][..], &hdr].concat());
     assert!(error.contains("video_context has shape [1, 32, 32], but this request needs [1, 64, 32]"), "{error}");
     assert!(error.contains("set request.max_sequence_length to 32"), "{error}");
-    let error = fails(2, &["--pipeline", "text_to_video", "--save-exr", "x", "-p", "a"]);
-    assert!(error.contains("only the pipeline hdr uses this key, but the pipeline is text_to_video"), "{error}");
+    let error = fails(2, &["--pipeline", "two_stage", "--save-exr", "x", "-p", "a"]);
+    assert!(error.contains("only the pipeline hdr uses this key, but the pipeline is two_stage"), "{error}");
 }
 
 /// Returns the fields of ffprobe's description of a video stream.
