@@ -25,7 +25,7 @@ use self::requests::{Inputs, Request};
 use crate::support::{self, full, needs};
 
 /// Number of seeds of `make test` and of `make test-full`.
-const SEEDS: [u64; 2] = [15, 200];
+const SEEDS: [u64; 2] = [16, 200];
 const AT_ONCE: usize = 2;
 
 /// Result of a command.

@@ -133,8 +133,10 @@ impl Request {
         let takes_video = spec.video.is_some();
         // A single guidance branch where other tests use one, to reuse their compiled programs.
         let alone = takes_video || !spec.generates_video;
-        let distilled =
-            matches!(self.pipeline, Pipeline::Distilled | Pipeline::IcLora | Pipeline::DubIt | Pipeline::Dfr);
+        let distilled = matches!(
+            self.pipeline,
+            Pipeline::Distilled | Pipeline::IcLora | Pipeline::DubIt | Pipeline::Hdr | Pipeline::Dfr
+        );
         let streams = if spec.audio == Support::Required { &["video"][..] } else { &["video", "audio"] };
         for stream in streams {
             let cfg = if alone || distilled { 1 } else { 3 };
