@@ -53,7 +53,9 @@ mod yuv;
 
 pub use aac::AAC_RATES;
 pub use audio::Audio;
-pub use clip::{Clip, ClipPart, covering_clip, padded_clip, probe_clip, read_clip, read_first_alphas, read_first_frames};
+pub use clip::{
+    Clip, ClipPart, covering_clip, padded_clip, probe_clip, read_clip, read_first_alphas, read_first_frames,
+};
 pub use clip::{decode_upload, frame_memory_limit, has_sound};
 pub use decode::read_video;
 pub use encoder::Encoder;

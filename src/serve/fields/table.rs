@@ -86,7 +86,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
-pub static FIELDS: [Spec; 78] = [
+pub static FIELDS: [Spec; 77] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
     row(
         "enhance_prompt",
