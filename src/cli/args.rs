@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::UsageError;
 use super::completions::{complete_layout, complete_preset};
-pub(super) use super::model_args::{ComponentArgs, ModelArgs, files};
+pub(super) use super::model_args::{ComponentArgs, ModelArgs, files, ic_lora};
 use super::numbers::{finite, num_frames, whole};
 use crate::config::{CliOverrides, Dtype, ExtendAt, LoadedConfig, Reference, RetakeSource};
 use crate::models::upsampler::Upsampling;
@@ -81,6 +81,7 @@ impl RunArgs {
         given.flag("num-generated-keyframes", "conditioning.generated_keyframes", r.num_generated_keyframes);
         given.flag("upsample", "two_stage.upsample", &r.upsample);
         given.flag("temporal-rounds", "dfr.temporal_rounds", r.temporal_rounds);
+        given.flag("detailing-lora", "dfr.detailing_lora", r.detailing_lora.as_ref().map(|text| ic_lora(text)));
         given.flag("chain", "request.chain", r.chain.then(|| json!({})));
         given.flag("frame-rate", "request.frame_rate", r.frame_rate);
         given.flag("motion-speed", "request.motion_speed", r.motion_speed);
@@ -267,6 +268,10 @@ pub(crate) struct RequestArgs {
     /// Number of dfr rounds, 0 to 2; each doubles the frame rate
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(crate) temporal_rounds: Option<u64>,
+    /// IC-LoRA of the second stage of dfr, which follows the first stage: a published one, such as
+    /// pixel-spatial-upscaler-x2, or a file; and its strength [default: the published one, or 1]
+    #[arg(long, value_name = "NAME|FILE[=S]")]
+    pub(crate) detailing_lora: Option<String>,
     /// Duration in seconds, rounded to the nearest valid number of frames
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = finite)]
     pub(crate) seconds: Option<f64>,

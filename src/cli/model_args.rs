@@ -107,8 +107,9 @@ impl ModelArgs {
     }
 }
 
-/// Parses the value of --ic-lora. A missing strength becomes null, which also resets that of a sidecar.
-fn ic_lora(text: &str) -> Value {
+/// Parses the value of --ic-lora or --detailing-lora. A missing strength becomes null, which also resets that of a
+/// sidecar.
+pub(super) fn ic_lora(text: &str) -> Value {
     let mut one = files(&[text.to_string()])[0].clone();
     if one["strength"].is_null() {
         one["strength"] = Value::Null;

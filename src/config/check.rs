@@ -113,6 +113,11 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
         let why = remove(format!("only the pipeline {names} has temporal rounds"));
         return fail(Unsupported, "dfr.temporal_rounds", rounds, why);
     }
+    if let Some(lora) = config.dfr.detailing_lora.as_ref().filter(|_| !config.pipeline.spec().has_rounds()) {
+        let names = pipeline_names("or", PipelineSpec::has_rounds);
+        let why = remove(format!("only the pipeline {names} has a detailing LoRA"));
+        return fail(Unsupported, "dfr.detailing_lora", &lora.path, why);
+    }
     if !config.output.audio && !config.pipeline.spec().generates_video {
         let why = format!("the pipeline {} generates audio; set ", config.pipeline.name());
         let why = message![why, Setting::Key("output.audio"), " to true"];

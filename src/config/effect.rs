@@ -248,7 +248,7 @@ pub(super) const RULES: &[EffectRule] = &[
     request(&["two_stage.audio"], |f, _| {
         f.one_stage().or_else(|| f.without_audio()).or_else(|| f.unused_stage_audio())
     }),
-    request(&["dfr.temporal_rounds"], |f, _| f.only_in(PipelineSpec::has_rounds)),
+    request(&["dfr.temporal_rounds", "dfr.detailing_lora"], |f, _| f.only_in(PipelineSpec::has_rounds)),
     request(&["dfr.sigmas"], |f, _| {
         f.only_in(PipelineSpec::has_rounds)
             .or_else(|| f.unless(f.rounds() > 0, or_remove("dfr.temporal_rounds is 0; set it to 1 or 2")))

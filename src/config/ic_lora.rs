@@ -1,4 +1,4 @@
-//! `model.ic_lora`: finds the file of a published IC-LoRA, and adds the IC-LoRA to `model.loras`.
+//! `model.ic_lora` and `dfr.detailing_lora`: finds the file of a published IC-LoRA, and adds the IC-LoRA to `model.loras`.
 
 use serde_json::{Value, json};
 
@@ -10,21 +10,48 @@ use super::schema::{Config, IcLora, Lora, Model, ReferenceVideo};
 use super::tree::Tree;
 use super::{LoraApply, sidecar};
 use crate::media::{FrameFilter, Preprocess};
-use crate::weights::{HubCache, Version, WeightsError};
+use crate::weights::{HubCache, ReferenceScales, Version, WeightsError};
 
 pub(super) const KEY: &str = "model.ic_lora";
+const DETAILING: &str = "dfr.detailing_lora";
 const LORAS: &str = "model.loras";
 /// End of the name of a LoRA file.
 const SAFETENSORS: &str = ".safetensors";
 
-/// Replaces the name in `model.ic_lora` by the file's path or name on the hub, and a missing strength by the published
-/// one, and adds the IC-LoRA to `model.loras`, for stage 1. `config` is the typed form of `merged`. Returns whether
-/// `merged` changed.
+/// A configuration key that selects an IC-LoRA.
+pub(super) struct IcLoraKey {
+    key: &'static str,
+    flag: &'static str,
+    /// Stage that uses the IC-LoRA.
+    stage: u8,
+}
+
+/// Keys that select an IC-LoRA.
+pub(super) const KEYS: [IcLoraKey; 2] = [
+    IcLoraKey { key: KEY, flag: "--ic-lora", stage: 1 },
+    IcLoraKey { key: DETAILING, flag: "--detailing-lora", stage: 2 },
+];
+
+impl IcLoraKey {
+    fn value(self: &IcLoraKey, config: &Config) -> Option<IcLora> {
+        match self.stage {
+            1 => config.model.ic_lora.clone(),
+            // Other pipelines reject the key when the configuration is checked.
+            _ => config.dfr.detailing_lora.clone().filter(|_| config.pipeline.spec().has_rounds()),
+        }
+    }
+}
+
+/// Replaces the name in `at.key` by the file's path or name on the hub, and a missing strength by the published one, and
+/// adds the IC-LoRA to `model.loras`, for one stage. `config` is the typed form of `merged`. Returns whether `merged`
+/// changed.
 ///
 /// # Errors
 /// Returns an error if the name is unknown, if the IC-LoRA was published for another model generation or needs more than
-/// reference videos, if its file is not in the Hugging Face cache, or if there is no reference video.
+/// reference videos, if its file is not in the Hugging Face cache, or if the pipeline has no video that the IC-LoRA can
+/// follow.
 pub(super) fn take(
+    at: &IcLoraKey,
     merged: &mut Tree,
     config: &Config,
     generation: Version,
@@ -33,25 +60,28 @@ pub(super) fn take(
     let mut loras: Vec<Value> = config.model.loras.iter().map(|lora| json!(lora)).collect();
     let count = loras.len();
     // A sidecar contains the IC-LoRA of its run twice.
-    if let Some(recorded) = recorded(layers).filter(|_| sidecar::holds(merged, LORAS)) {
+    if let Some(recorded) = recorded(at, layers).filter(|_| sidecar::holds(merged, LORAS)) {
         loras.retain(|lora| lora["path"] != recorded);
     }
     let is_removed = loras.len() < count;
-    let Some(own) = &config.model.ic_lora else {
+    let Some(own) = at.value(config) else {
         if is_removed {
-            let origin = merged.origin(KEY);
+            let origin = merged.origin(at.key);
             merged.set(LORAS, loras.into(), &origin);
         }
         return Ok(is_removed);
     };
-    let origin = merged.origin(KEY);
+    let origin = merged.origin(at.key);
     let fail = |error: ConfigError| error.at(origin.clone());
-    let (path, row) = resolve(own, generation).map_err(fail)?;
+    let (path, row) = resolve(at, &own, generation).map_err(fail)?;
     let row = row.or_else(|| PublishedIcLora::of_file(&path));
-    check_references(config, own, row).map_err(fail)?;
+    match at.stage {
+        1 => check_references(config, &own, row).map_err(fail)?,
+        _ => check_half_size(&path, row).map_err(fail)?,
+    }
     let strength = own.strength.or_else(|| row?.strength).unwrap_or(1.0);
-    loras.push(json!({"path": path, "strength": strength, "stages": [1], "apply": own.apply}));
-    merged.set(KEY, json!({"path": path, "strength": strength, "apply": own.apply}), &origin);
+    loras.push(json!({"path": path, "strength": strength, "stages": [at.stage], "apply": own.apply}));
+    merged.set(at.key, json!({"path": path, "strength": strength, "apply": own.apply}), &origin);
     let unchanged = matches!(origin, ValueOrigin::Sidecar { .. }) && merged.leaf(LORAS).is_some();
     let origin = if unchanged { merged.origin(LORAS) } else { origin };
     merged.set(LORAS, loras.into(), &origin);
@@ -59,8 +89,9 @@ pub(super) fn take(
 }
 
 /// Returns the path of the IC-LoRA that a sidecar among the layers records.
-fn recorded(layers: &[Tree]) -> Option<Value> {
-    let paths = layers.iter().filter_map(|layer| layer.leaf("model.ic_lora.path"));
+fn recorded(at: &IcLoraKey, layers: &[Tree]) -> Option<Value> {
+    let key = format!("{}.path", at.key);
+    let paths = layers.iter().filter_map(|layer| layer.leaf(&key));
     paths.filter(|(_, origin)| matches!(origin, ValueOrigin::Sidecar { .. })).map(|(path, _)| path.clone()).next()
 }
 
@@ -68,9 +99,30 @@ fn wrong(own: &IcLora, kind: ConfigErrorKind, why: impl Into<super::Limit>) -> C
     ConfigError::value(kind, KEY, &own.path, why)
 }
 
+/// Rejects a detailing LoRA whose reference is not half as large as the generated video, as that of the first stage is.
+fn check_half_size(path: &str, row: Option<&PublishedIcLora>) -> Result<(), ConfigError> {
+    let scales = ReferenceScales::read(path)
+        .map_err(|error| ConfigError { key: DETAILING.into(), ..ConfigError::lora(error) })?;
+    let (size, time) =
+        (scales.downscale.or(row.and_then(|row| row.downscale)).unwrap_or(2), scales.temporal.unwrap_or(1));
+    if (size, time) == (2, 1) {
+        return Ok(());
+    }
+    let why = format!(
+        "its reference has 1/{size} of the video's size and 1/{time} of its frames, but the first stage has 1/2 of the size \
+         and all frames; use an IC-LoRA such as pixel-spatial-upscaler-x2"
+    );
+    Err(ConfigError::value(ConfigErrorKind::Unsupported, DETAILING, path, why))
+}
+
 /// Returns the path of an IC-LoRA and, if it was selected by name, its row.
-fn resolve(own: &IcLora, generation: Version) -> Result<(String, Option<&'static PublishedIcLora>), ConfigError> {
-    let path = &own.path;
+fn resolve(
+    at: &IcLoraKey,
+    own: &IcLora,
+    generation: Version,
+) -> Result<(String, Option<&'static PublishedIcLora>), ConfigError> {
+    let (path, flag) = (&own.path, at.flag);
+    let wrong = |own: &IcLora, kind, why: String| ConfigError::value(kind, at.key, &own.path, why);
     if !is_name(path) {
         if path.contains('/') || path.ends_with(SAFETENSORS) {
             return Ok((path.clone(), None));
@@ -81,18 +133,18 @@ fn resolve(own: &IcLora, generation: Version) -> Result<(String, Option<&'static
     let Some(row) = PublishedIcLora::named(path).find(|row| row.base == generation) else {
         let bases: Vec<String> = PublishedIcLora::named(path).map(|row| format!("LTX-{}", row.base)).collect();
         let why = format!(
-            "was published for {}, but the model is LTX-{generation}; use -m with such a model, or --ic-lora FILE to use \
+            "was published for {}, but the model is LTX-{generation}; use -m with such a model, or {flag} FILE to use \
              the file anyway",
             bases.join(" and ")
         );
         return Err(wrong(own, ConfigErrorKind::Unsupported, why));
     };
     if let IcLoraInput::Other(what) = row.input {
-        let why = format!("{what}; {KEY} supports only IC-LoRAs that follow reference videos");
+        let why = format!("{what}; {} supports only IC-LoRAs that follow reference videos", at.key);
         return Err(wrong(own, ConfigErrorKind::Unsupported, why));
     }
     let found = hub_file(row).map_err(|error| {
-        let pull = format!("run `ltx2 pull {}`, or pass a file: --ic-lora FILE", row.hub_name());
+        let pull = format!("run `ltx2 pull {}`, or pass a file: {flag} FILE", row.hub_name());
         wrong(own, ConfigErrorKind::Missing, format!("{error}; {pull}"))
     })?;
     Ok((found, Some(row)))
@@ -106,7 +158,8 @@ fn resolve(own: &IcLora, generation: Version) -> Result<(String, Option<&'static
 pub(crate) fn served_ic_lora(name: &str, model: &Model) -> Result<Lora, ConfigError> {
     let own = IcLora { path: name.into(), strength: None, apply: LoraApply::Merge };
     let not_published = || wrong(&own, ConfigErrorKind::NotOneOf, format!("names: {}", names().join(", ")));
-    let found = resolve(&own, version(model)).and_then(|(path, row)| row.map(|_| path).ok_or_else(not_published));
+    let found =
+        resolve(&KEYS[0], &own, version(model)).and_then(|(path, row)| row.map(|_| path).ok_or_else(not_published));
     let path = found.map_err(|error| ConfigError { key: "serve.ic_loras".into(), ..error })?;
     Ok(Lora { path, strength: 1.0, stages: vec![1], apply: own.apply })
 }

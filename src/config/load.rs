@@ -12,7 +12,7 @@ use super::overrides::CliOverrides;
 use super::pipeline::{Pipeline, VideoUse};
 use super::presets::{defaults, preset_layers};
 use super::reference_video;
-use super::schema::{Config, Mesh, Model};
+use super::schema::{Config, Lora, Mesh, Model};
 use super::sidecar::Sidecar;
 use super::toy_model::open_model;
 use super::tree::Tree;
@@ -204,8 +204,10 @@ pub(super) fn combine(
     if source::take(&mut merged, &config, duration.is_some())? {
         config = check::typed(&merged)?;
     }
-    if ic_lora::take(&mut merged, &config, version, &layers)? {
-        config = check::typed(&merged)?;
+    for key in &ic_lora::KEYS {
+        if ic_lora::take(key, &mut merged, &config, version, &layers)? {
+            config = check::typed(&merged)?;
+        }
     }
     if references::take(&mut merged, &config, sidecar::frames(&layers))? {
         config = check::typed(&merged)?;
@@ -546,6 +548,17 @@ impl Config {
     /// Returns whether the first stage has tokens of reference videos, or of an input video that is used as one.
     pub(crate) fn follows_references(&self) -> bool {
         !self.request.reference_videos.is_empty() || self.follows_input()
+    }
+
+    /// Returns whether the second stage follows the video of the first stage as a reference video.
+    pub(crate) fn follows_first_stage(&self) -> bool {
+        self.pipeline.spec().has_rounds() && self.dfr.detailing_lora.is_some()
+    }
+
+    /// Returns whether loading the configuration adds this LoRA to `model.loras`.
+    pub(crate) fn adds_lora(&self, lora: &Lora) -> bool {
+        let own = [&self.model.ic_lora, &self.dfr.detailing_lora];
+        own.into_iter().flatten().any(|own| own.path == lora.path && lora.stages.len() == 1)
     }
 
     /// Returns the upsamplings between the two stages; empty for one-stage pipelines.

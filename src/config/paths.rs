@@ -41,6 +41,11 @@ pub(crate) fn resolve(root: &mut YamlNode, folder: &Path) {
                     ["path", "attention_mask"].iter().for_each(|key| text(item, key, |t| join(folder, t)))
                 });
             }
+            "dfr" => {
+                if let Some(own) = child(node, "detailing_lora") {
+                    text(own, "path", |t| if is_name(t) { t.into() } else { lora(folder, t) });
+                }
+            }
             "enhance" => text(node, "system", |t| join(folder, t)),
             "output" => {
                 for key in ["path", "save_frames", "save_audio", "save_exr", "preview_decoder"] {

@@ -939,6 +939,11 @@ with_defaults! {
         /// Noise levels of a round: strictly decreasing, at most 1. Noise of the first level is added to the upsampled
         /// latents.
         pub sigmas: Vec<f64> = vec![0.975, 0.909375, 0.725, 0.421875, 0.0],
+        /// IC-LoRA of the second stage, which follows the video of the first stage at half the size, such as
+        /// `pixel-spatial-upscaler-x2`. The rounds do not use it. When the configuration is loaded, it is added to
+        /// `model.loras`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub detailing_lora: Option<IcLora> = None,
     }
 }
 

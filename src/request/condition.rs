@@ -300,6 +300,13 @@ impl Condition {
         Condition::kept(Content::PreviousSound, Placement::AppendedSound { seconds: None })
     }
 
+    /// Returns a condition that appends the video of the first pass, which has `frames` frames and half the size, as a
+    /// reference video.
+    pub(super) fn first_pass_video(frames: usize) -> Self {
+        let grid = ReferenceGrid { frames, downscale: 2, step: 1, attention: 1.0 };
+        Condition::kept(Content::ReferenceLatents(0), Placement::AppendedReference(grid))
+    }
+
     fn kept(content: Content, placement: Placement) -> Self {
         Condition { content, placement, strength: 1.0 }
     }

@@ -22,6 +22,8 @@ const ROUND_SEEDS: u64 = 1000;
 pub struct DfrPlan {
     /// Padded frames and keyframes of the video.
     pub canvas: Canvas,
+    /// Whether the second pass follows the video of the first pass, for a detailing LoRA.
+    pub detailing: bool,
     /// Number of rounds; each doubles the frame rate.
     pub temporal_rounds: usize,
     /// Noise levels of a round, ending with 0.
@@ -48,6 +50,19 @@ pub(crate) struct Round {
     pub(crate) tiles: Vec<TemporalTile>,
     /// Source of each keyframe after the round.
     pub(crate) sources: Vec<KeyframeSource>,
+}
+
+/// Returns `count` rounds that follow a pass with this canvas, in order.
+pub(crate) fn rounds(canvas: &Canvas, count: usize) -> Vec<Round> {
+    let mut before = canvas.clone();
+    let mut next = |number: usize| {
+        let canvas = before.doubled();
+        let tiles = canvas.tiles(1 << number);
+        let (carried, sources) = canvas.carried(&tiles);
+        before = carried;
+        Round { number, canvas, tiles, sources }
+    };
+    (1..=count).map(&mut next).collect()
 }
 
 impl DfrReference {
@@ -86,17 +101,14 @@ impl DfrPlan {
         self.canvas.keyframes.iter().map(|frame| Condition::generated(*frame))
     }
 
+    /// Returns the condition of the second pass on the video of the first pass; `None` without a detailing LoRA.
+    pub(crate) fn first_pass_video(&self) -> Option<Condition> {
+        self.detailing.then(|| Condition::first_pass_video(self.canvas.frames))
+    }
+
     /// Returns the rounds in order.
     pub(crate) fn rounds(&self) -> Vec<Round> {
-        let mut before = self.canvas.clone();
-        let mut next = |number: usize| {
-            let canvas = before.doubled();
-            let tiles = canvas.tiles(1 << number);
-            let (carried, sources) = canvas.carried(&tiles);
-            before = carried;
-            Round { number, canvas, tiles, sources }
-        };
-        (1..=self.temporal_rounds).map(&mut next).collect()
+        rounds(&self.canvas, self.temporal_rounds)
     }
 
     /// Returns the request of tile `at` of a round. `second` is the request of the second pass. The conditions of the

@@ -21,8 +21,8 @@ pub use canvas::{Canvas, KeyframeSource, TemporalTile};
 pub use chain::ClipChain;
 pub(crate) use condition::conditions;
 pub use condition::{Condition, Content, InpaintArea, Placement, PositionSpan, Rectangle, ReferenceGrid, VideoPart};
-pub(crate) use dfr::Round;
 pub use dfr::{DfrPlan, DfrReference};
+pub(crate) use dfr::{Round, rounds};
 pub(crate) use diffusion_tiles::Blend;
 pub use diffusion_tiles::DiffusionTiles;
 pub use error::RequestError;
@@ -253,6 +253,7 @@ impl Request {
         if self.dfr.is_none() && refine.tiles.is_none() {
             second.conditions.video.retain(|condition| !condition.is_first_pass_only());
         }
+        second.conditions.video.extend(self.dfr.as_ref().and_then(DfrPlan::first_pass_video));
         if self.conditions.audio.iter().any(|condition| condition.content == Content::ReferenceSound) {
             // As in Lightricks' pipeline, the second pass keeps the audio, which also replaces the reference.
             second.roles.audio = StreamRole::Kept;

@@ -200,6 +200,7 @@ fn dfr(config: &Config, frames: usize, compression: usize) -> Result<Option<DfrP
         if config.reference == Reference::Diffusers { DfrReference::Diffusers } else { DfrReference::Official };
     Ok(Some(DfrPlan {
         canvas: Canvas::from_frames(frames, compression)?,
+        detailing: config.follows_first_stage(),
         temporal_rounds: config.dfr.temporal_rounds,
         sigmas: sigmas::verbatim(&config.dfr.sigmas)?,
         // In both reference implementations, each tile has its own generator.

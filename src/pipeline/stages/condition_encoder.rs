@@ -228,8 +228,10 @@ impl Runner {
         let channels = c.streams().map(|s| s.in_channels);
         let ends = given.clip_end.map_or(Av::default(), |ends| ends.as_ref().map(Some));
         let rows = |tokens: Option<&Array3<f32>>| tokens.map_or(1, |tokens| tokens.dim().0);
-        let videos =
-            Av { video: rows(given.keyframes.or(ends.video)), audio: rows(given.previous_sound.or(ends.audio)) };
+        let videos = Av {
+            video: rows(given.keyframes.or(given.references.first()).or(ends.video)),
+            audio: rows(given.previous_sound.or(ends.audio)),
+        };
         let streams = videos.zip(shapes.tokens.zip(channels));
         let mut streams = streams.map(|(videos, (n, channels))| StreamTokens::new(videos, n, channels));
         let own = shapes.own_tokens();

@@ -29,7 +29,7 @@ use crate::pipeline::programs::build::ProgramKind;
 use crate::pipeline::programs::denoise::PassSpec;
 use crate::pipeline::programs::executor::Executor;
 use crate::pipeline::runner::Runner;
-use crate::request::{Noising, Request, Shapes};
+use crate::request::{Condition, Content, Noising, Request, Shapes};
 use crate::runtime::watchdog::at_steps;
 use crate::runtime::{Outputs, ShardedTensor};
 use crate::sampling::denoise::DenoiseShape;
@@ -150,11 +150,12 @@ impl Run<'_> {
         names: PassNames,
     ) -> Result<Pass<'r>> {
         let shapes = Shapes::from_request(&self.runner.model.sizes, request)?;
+        let resumed = if before.is_none() { self.resumed_references(request, &shapes, &names)? } else { Vec::new() };
         let given = PassTokens {
             keyframes: before.as_ref().and_then(|before| before.carried.as_ref()),
             sound: self.sound.as_ref().map(|sound| &sound.tokens),
             previous_sound: self.previous_sound.as_ref(),
-            references: before.as_ref().map_or(&[], |before| &before.references),
+            references: before.as_ref().map_or(&resumed, |before| &before.references),
             clip_end: self.clip_ends.as_ref().and_then(|ends| ends.before(names.phase())),
         };
         let conditions = self.runner.encode_conditions(request, &shapes, given)?;
@@ -206,6 +207,21 @@ impl Run<'_> {
         let spec = PassSpec { request, shape: &shape, shapes: &shapes, conditions: conditions.as_ref() };
         let steps_loop = self.runner.denoise_loop(names.denoise, spec)?;
         Ok(Pass { request, shape, shapes, steps_loop, conditions, start: start.map(Tensor::from), names })
+    }
+
+    /// Returns the tokens of the first pass that a resumed second pass follows. They stay clean in all steps, so the
+    /// checkpoint contains them as the last tokens of the video.
+    fn resumed_references(&self, request: &Request, shapes: &Shapes, names: &PassNames) -> Result<Vec<Array3<f32>>> {
+        let follows = |condition: &&Condition| matches!(condition.content, Content::ReferenceLatents(_));
+        let condition = request.conditions.video.last().filter(follows);
+        let saved = self.options.checkpoint.as_ref().and_then(|checkpoint| checkpoint.found(names.phase()));
+        let (Some(condition), Some(saved)) = (condition, saved) else { return Ok(Vec::new()) };
+        let grid = &self.runner.model.sizes.video_grid;
+        let tokens = condition.appended(&shapes.video, grid.temporal_compression).map_or(0, |own| grid.tokens(&own));
+        let latents = Av::in_turn(&saved.carried).map(|own| own[0].to_f32()).video;
+        let latents: Array3<f32> = fixed(latents)?;
+        let end = shapes.tokens.video;
+        Ok(vec![latents.slice(s![.., end - tokens..end, ..]).to_owned()])
     }
 
     /// Runs all steps of a pass. `text`: text contexts of the batch. `sound`: audio tokens of the first pass, to save in

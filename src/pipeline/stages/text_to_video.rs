@@ -259,7 +259,7 @@ impl Run<'_> {
             self.begins(Phase::Upsampler)?;
             let before = match saved {
                 Some(_) => None,
-                None => Some(self.upsample(&shapes, &to, made, refine, request.dfr.is_some())?),
+                None => Some(self.upsample(&shapes, &to, made, request, refine)?),
             };
             shapes = to;
             self.ends(Phase::Upsampler);
@@ -421,18 +421,22 @@ impl Run<'_> {
         Ok(embeds)
     }
 
-    /// Upsamples the tokens of the first pass to the size of the second pass. `keyframes`: whether the keyframes that
-    /// the first pass generated are upsampled too.
+    /// Upsamples the tokens of the first pass to the size of the second pass. In the pipeline `dfr`, also upsamples the
+    /// keyframes that the first pass generated and, with a detailing LoRA, returns the tokens of the first pass as a
+    /// reference video.
     fn upsample(
         &mut self,
         from: &Shapes,
         to: &Shapes,
         made: DenoisedTokens,
+        request: &Request,
         refine: &RefinePass,
-        keyframes: bool,
     ) -> Result<InitialTokens> {
         let sound = made.tokens.audio.clone();
-        let generated = if keyframes { Some(self.upsample_keyframes(from, to, &made.generated)?) } else { None };
+        let keyframes = request.dfr.as_ref().map(|_| self.upsample_keyframes(from, to, &made.generated));
+        let generated = keyframes.transpose()?;
+        let follows = request.dfr.as_ref().is_some_and(|dfr| dfr.detailing);
+        let references = if follows { vec![made.tokens.video.clone()] } else { Vec::new() };
         let (video, audio) = unpack(&self.runner.model, from, self.batch.size, made.tokens)?;
         self.dump.keep_row("stage_1.latents.video", &video, 1, 0);
         self.dump.keep_row("stage_1.latents.audio", &audio, 1, 0);
@@ -454,7 +458,7 @@ impl Run<'_> {
         let model = &self.runner.model;
         model.statistics.video.normalize(&mut upsampled, 1)?;
         let video = model.sizes.video_grid.pack(upsampled.view())?;
-        Ok(InitialTokens { tokens: Av { video, audio: sound }, generated, carried: None, references: Vec::new() })
+        Ok(InitialTokens { tokens: Av { video, audio: sound }, generated, carried: None, references })
     }
 
     /// Upsamples normalised tokens of keyframes to the size of the second pass.

@@ -39,9 +39,11 @@ impl Fields {
         if names.is_empty() { "none are available (serve.loras)".into() } else { available(names) }
     }
 
-    /// Returns the LoRAs of the server's configuration, followed by those of the request.
+    /// Returns the LoRAs of the server's configuration, without those that are added again when the request is loaded,
+    /// followed by the LoRAs of the request.
     pub(super) fn with_loras(&self, named: &Value) -> Value {
-        let own = self.loaded.config.model.loras.iter().map(|lora| json!(lora));
+        let config = &self.loaded.config;
+        let own = config.model.loras.iter().filter(|lora| !config.adds_lora(lora)).map(|lora| json!(lora));
         let added = named.as_array().into_iter().flatten().filter_map(|lora| {
             let known = self.serve().loras.get(lora["name"].as_str()?)?;
             Some(json!({"path": known.path, "strength": lora["scale"], "stages": known.stages, "apply": known.apply}))

@@ -9,7 +9,7 @@ use crate::serve::error::ApiError;
 use crate::serve::form::parse_json;
 
 /// Keys, or entire sections of keys, that a request may set.
-pub(super) const ALLOWED: [&str; 37] = [
+pub(super) const ALLOWED: [&str; 38] = [
     "pipeline",
     "reference",
     "request.prompt",
@@ -43,7 +43,8 @@ pub(super) const ALLOWED: [&str; 37] = [
     "guidance",
     "conditioning",
     "two_stage",
-    "dfr",
+    "dfr.temporal_rounds",
+    "dfr.sigmas",
     "vocoder.stage1_clamp",
     "output.audio",
     "output.preview_every",
@@ -51,7 +52,7 @@ pub(super) const ALLOWED: [&str; 37] = [
 
 /// Keys, or entire sections of keys, that a request may not set: keys reserved for the operator, keys that contain
 /// paths, and keys that create more than one video.
-pub(super) const REFUSED: [&str; 28] = [
+pub(super) const REFUSED: [&str; 29] = [
     "extends",
     "enhance",
     "model",
@@ -71,6 +72,7 @@ pub(super) const REFUSED: [&str; 28] = [
     "request.audio_latents",
     "request.chain",
     "request.text_embeddings",
+    "dfr.detailing_lora",
     "sampler.progress_every",
     "output.path",
     "output.save_frames",
