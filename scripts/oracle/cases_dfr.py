@@ -1,29 +1,34 @@
-"""Writes LTX-2.5's DFR by diffusers: two passes that generate keyframes, then temporal rounds, with one noise generator.
+"""Writes LTX-2.5's DFR: two passes that generate keyframes, then temporal rounds, with one noise generator.
 
-`official` has rounds like Lightricks: no attention between the streams, positions at the round's frame rate up to 60.
+`dfr` by diffusers; `dfr_official` by Lightricks' `DFRPipeline`, where `detailing*` have a detailing LoRA.
 
 A line of tests/fixtures/dfr/layout.json has: requested frames, frames of diffusers' canvas, keyframes, and the tiles of two
 temporal rounds: first latent frame, end, dropped latent frames, first and last frame, keyframes of the previous round, keyframes
 to generate."""
 
 import json
-from contextlib import ExitStack
+import tempfile
+import types
 from functools import partial
-from unittest.mock import patch
+from pathlib import Path
 
+import official_pipelines
 import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler, LTX2DFRPipeline, LTX2DFRTemporalRefinePipeline, LTXEulerAncestralRFScheduler,
 )
-from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel, pipeline_ltx2_dfr_temporal_refine
+from diffusers.pipelines.ltx2 import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.dfr_layout import resolve_canvas, temporal_tile_plan
 from diffusers.pipelines.ltx2.utils import STAGE_2_DISTILLED_SIGMA_VALUES, trim_canvas
 
 import cases_2_5
+import cases_official
 import models
+import official_file
 from cases_by_diffusers import conditions
 from cases_text import NEGATIVE, POSITIVE
-from common import FIXTURES, randomise, write_case
+from common import FIXTURES, REPOSITORY, randomise, write_case
+from official_pipelines import call_arguments, ltx
 
 
 def dfr_layout():
@@ -67,19 +72,14 @@ def _run(request):
     )
     out |= {"stage_2.latents.video": made.frames, "stage_2.keyframes": made.keyframes}
     canvas = (made.frames.shape[2] - 1) * 8 + 1
-    with ExitStack() as stack:
-        if request["reference"] == "official":
-            network = whole.transformer
-            stack.enter_context(patch.object(network, "forward", partial(network.forward, isolate_modalities=True)))
-            stack.enter_context(patch.object(pipeline_ltx2_dfr_temporal_refine, "SNAP_CONDITIONING_FPS_ABOVE", 60.0))
-        for number in range(1, request["temporal_rounds"] + 1):
-            made = rounds(
-                width=width, height=height, latents=made.frames, keyframes_latents=made.keyframes,
-                keyframe_positions=made.keyframe_positions, audio_latents=one.audio,
-                num_frames=(made.frames.shape[2] - 1) * 8 + 1, frame_rate=rate * 2 ** (number - 1),
-                source_seconds=canvas / rate, condition_num_frames=count, round_index=number, **common,
-            )
-            out |= {f"round_{number}.latents.video": made.frames, f"round_{number}.keyframes": made.keyframes}
+    for number in range(1, request["temporal_rounds"] + 1):
+        made = rounds(
+            width=width, height=height, latents=made.frames, keyframes_latents=made.keyframes,
+            keyframe_positions=made.keyframe_positions, audio_latents=one.audio,
+            num_frames=(made.frames.shape[2] - 1) * 8 + 1, frame_rate=rate * 2 ** (number - 1),
+            source_seconds=canvas / rate, condition_num_frames=count, round_index=number, **common,
+        )
+        out |= {f"round_{number}.latents.video": made.frames, f"round_{number}.keyframes": made.keyframes}
     scale = 2 ** request["temporal_rounds"]
     frames = (count - 1) * scale + 1
     out |= cases_2_5.decoded(whole, trim_canvas(made.frames, frames, 8), one.audio)
@@ -93,11 +93,16 @@ _COMMON = dict(
 )
 _CASES = {
     "diffusers": dict(_COMMON, reference="diffusers"),
-    "official": dict(_COMMON, reference="official", seed=8),
     "images": dict(
         _COMMON, reference="diffusers", num_frames=17, frame_rate=32.0, temporal_rounds=2, seed=9,
         images=[dict(name="frame.png", frame=0, strength=0.9), dict(name="shapes.png", frame=9, strength=0.6)],
     ),
+}
+_LORA = dict(path="tests/fixtures/lora/ic_tiny_2_5.safetensors", strength=0.7)
+_OFFICIAL = {
+    "official": dict(_COMMON, reference="official", seed=8),
+    "detailing": dict(_COMMON, reference="official", seed=11, temporal_rounds=0, detailing_lora=_LORA),
+    "detailing_rounds": dict(_CASES["images"], reference="official", seed=10, detailing_lora=_LORA),
 }
 
 
@@ -106,3 +111,57 @@ def dfr():
         outputs = {name: value.float() for name, value in _run(request).items()}
         strides = {"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)}
         write_case("dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request, strides=strides)
+
+
+class Dfr(official_pipelines.Run):
+    def _arguments(self, upsampler):
+        loader, temporal = ltx("core.loader"), Path(upsampler).with_name("temporal.safetensors")
+        config = models.config("dfr_temporal", "temporal_latent_upsampler")
+        network = randomise(LTX2LatentUpsamplerModel(**config), "dfr_temporal")
+        official_file.write(temporal, network.state_dict(), official_file.upsampler_header(config))
+        self.stages, self.stitched, self.carried = [], [], []
+        loop = ltx("pipelines.utils.samplers").euler_ancestral_denoising_loop
+        self.module.euler_ancestral_denoising_loop = partial(loop, model_dtype=torch.float32)
+
+        def keep(owner, name, target):
+            call = getattr(owner, name)
+            setattr(owner, name, lambda *a, **k: target.append(made := call(*a, **k)) or made)
+
+        keep(ltx("pipelines.utils.blocks").DiffusionStage, "__call__", self.stages)
+        keep(self.module, "stitch_tile_latents", self.stitched)
+        keep(self.module, "_merge_carry_forward_keyframes", self.carried)
+        make = lambda own: loader.LoraPathStrengthAndSDOps(
+            str(REPOSITORY / own["path"]), own["strength"], loader.LTXV_LORA_COMFY_RENAMING_MAP)
+        lora = [make(own) for own in [self.request.get("detailing_lora")] if own]
+        files = dict(spatial_upsampler_path=upsampler, temporal_upsampler_path=str(temporal))
+        return dict(files, distilled_lora=[], loras=[], detailing_lora=lora, device=torch.device("cpu"))
+
+    def __call__(self):
+        """Returns pairs of normalised video and audio latents by pass, with keyframes in the place of the video."""
+        silence = ltx("core.types").Audio(torch.zeros(2, 1), 1)
+        self.pipeline.audio_decoder = lambda latents: self._keep("audio", latents) or silence
+        rounds = self.request["temporal_rounds"]
+        self.pipeline(**call_arguments(self.request), temporal_upsample_rounds=rounds, tiling_config=None)
+        made = {f"stage_{n}.": state.latent for n, (state, _) in enumerate(self.stages[:2], 1)}
+        made |= {f"stage_{n}.keyframes": state.generated_keyframes for n, (state, _) in enumerate(self.stages[:2], 1)}
+        for n, (video, (_, keyframes)) in enumerate(zip(self.stitched, self.carried, strict=True), 1):
+            made |= {f"round_{n}.": video, f"round_{n}.keyframes": keyframes}
+        return made | {"": self.kept["video"]}, self.kept["audio"]
+
+
+def dfr_official():
+    official_pipelines.Noise = lambda _: types.SimpleNamespace(randn=torch.randn)
+    cases_official.UPSAMPLERS[cases_2_5.NAME] = "upsampler_plain"
+    with tempfile.TemporaryDirectory() as scratch:
+        model = cases_official.Model(cases_2_5.NAME, Path(scratch))
+        for case, request in _OFFICIAL.items():
+            images = [dict(own, path=FIXTURES / "images" / own["name"]) for own in request.get("images", [])]
+            asked, outputs = dict(request, pipeline="dfr", images=images, cross_timestep=None, audio=None), {}
+            made, audio = Dfr(model.path, model.upsampler, asked, model.contexts, [])()
+            for name, video in made.items():
+                tokens = [x.transpose(1, 2).flatten(2) if x is audio else x.flatten(2).transpose(1, 2) for x in (video, audio)]
+                own = model.unpacked(tokens, (video.shape, audio.shape))
+                outputs[name if name.endswith("keyframes") else f"{name}latents.video"] = own["latents.video"]
+            outputs["latents.audio"] = own["latents.audio"]
+            extra = {"ltx-pipelines": official_pipelines.release()}
+            write_case("dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request, extra=extra)

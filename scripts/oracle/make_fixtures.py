@@ -24,8 +24,7 @@ RELEASED = {
 CHECKOUT = {
     "cases_official": "official", "cases_given_video": "given_video", "cases_guidance_steps": "official_by_step",
     "cases_references": "reference_states references dub_it", "cases_hdr": "hdr", "cases_images": "decoded_images",
-    "cases_lora": "lora",
-    "ancestral": "ancestral",
+    "cases_lora": "lora", "cases_dfr": "dfr_official", "ancestral": "ancestral",
 }
 LIMIT, FILE_LIMIT = 10 * 1024 * 1024, 1024 * 1024
 

@@ -78,6 +78,7 @@ _NEWER = dict(
     caption_projection_first_linear=False, caption_projection_second_linear=False, caption_proj_input_norm=False,
     connector_apply_gated_attention=True, connector_norm_output=True, text_encoder_norm_type="per_token_rms",
 )
+_NEWEST = ("ff_bias", "audio_ff_bias", "use_prompt_adaln_single", "use_keyframes_abs_pos_embedding")
 
 
 def _transformer(t, connectors):
@@ -91,7 +92,8 @@ def _transformer(t, connectors):
         "connector_positional_embedding_max_pos": [connectors["connector_rope_base_seq_len"]],
     }
     key = "audio_connector_attention_head_dim"
-    return section if t["use_prompt_embeddings"] else section | _NEWER | {key: connectors[key]}
+    newest = {key: t[key] for key in _NEWEST} if t.get("use_keyframes_abs_pos_embedding") else {}
+    return section if t["use_prompt_embeddings"] else section | _NEWER | newest | {key: connectors[key]}
 
 
 def _video(vae):
@@ -164,7 +166,7 @@ def upsampler_header(config):
     """Returns the description of a latent upsampler; its tensors have the same names in both layouts."""
     return {
         **{key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, "dims": 3,
-        "spatial_upsample": True, "temporal_upsample": False, "spatial_scale": 2.0,
+        "spatial_upsample": config["spatial_upsample"], "temporal_upsample": config["temporal_upsample"], "spatial_scale": 2.0,
         "rational_resampler": config["use_rational_resampler"],
     }
 

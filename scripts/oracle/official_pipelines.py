@@ -14,7 +14,7 @@ PIPELINES = {
     "two_stage": ("ti2vid_two_stages", "TI2VidTwoStagesPipeline"), "audio_to_video": ("a2vid_two_stage", "A2VidPipelineTwoStage"),
     "keyframes": ("keyframe_interpolation", "KeyframeInterpolationPipeline"), "distilled": ("distilled", "DistilledPipeline"),
     "text_to_audio": ("t2a_one_stage", "T2AOneStagePipeline"), "retake": ("retake", "RetakePipeline"),
-    "ic_lora": ("ic_lora", "ICLoraPipeline"), "dub_it": ("dubit", "DubItPipeline"),
+    "ic_lora": ("ic_lora", "ICLoraPipeline"), "dub_it": ("dubit", "DubItPipeline"), "dfr": ("dfr_pipeline", "DFRPipeline"),
 }
 
 
@@ -162,7 +162,7 @@ def call_arguments(r):
     image = ltx("pipelines.utils.args").ImageConditioningInput
     arguments = {key: r[key] for key in ("prompt", "seed", "height", "width", "num_frames", "frame_rate")}
     arguments["images"] = [image(str(i["path"]), i["frame"], i["strength"], 0) for i in r["images"]]
-    if r["pipeline"] not in ("distilled", "ic_lora", "dub_it"):
+    if r["pipeline"] not in ("distilled", "ic_lora", "dub_it", "dfr"):
         arguments |= dict(negative_prompt=r["negative_prompt"], num_inference_steps=r["steps"])
         arguments |= {f"{stream}_guider_params": guider_parameters(s) for stream, s in r["guidance"].items()}
     return arguments

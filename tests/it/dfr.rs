@@ -1,7 +1,8 @@
-//! DFR from prompt to frames and audio compared with diffusers' pipelines, for each pass and round
-//! (scripts/oracle/cases_dfr.py). Both draw the same noise from the same seed.
+//! DFR from prompt to frames and audio compared with Lightricks' and diffusers' pipelines, for each pass and round
+//! (scripts/oracle/cases_dfr.py). All draw the same noise from the same seed.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use crate::support::drawn::write_component;
@@ -11,7 +12,7 @@ use ltx2::hlo::DType;
 use ltx2::models::upsampler::{UpsamplerConfig, program};
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
-use ltx2::request::Request;
+use ltx2::request::{DfrPlan, Request};
 
 const PART: &str = "temporal_latent_upsampler";
 
@@ -49,6 +50,9 @@ fn config(case: &Case, model: &str) -> Config {
             format!("{{path: {path}, frame: {frame}, strength: {strength}, crf: 0}}")
         });
     set.push(format!("request.images=[{}]", images.collect::<Vec<_>>().join(", ")));
+    if let Some(lora) = s.get("detailing_lora") {
+        set.push(format!("dfr.detailing_lora={lora}"));
+    }
     Config::load("ltx2_5_dfr", set).expect("a configuration")
 }
 
@@ -88,6 +92,31 @@ fn dfr_with_one_round_matches_diffusers() {
 fn dfr_with_one_round_and_no_audio_matches_reference() {
     let folder = tempfile::tempdir().expect("a folder");
     agrees("official", folder.path());
+}
+
+/// The second pass follows the first pass, with a detailing LoRA of strength 0.7.
+#[needs(cpu)]
+fn dfr_with_detailing_lora_matches_reference() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut runner, request, made) = agrees("detailing", folder.path());
+    let appended = |request: &Request| request.passes().1.expect("two passes").conditions.video.len();
+    let plain = Request { dfr: request.dfr.clone().map(|dfr| DfrPlan { detailing: false, ..dfr }), ..request.clone() };
+    assert_eq!(appended(&request), appended(&plain) + 1);
+    if full() {
+        let mut other = request.clone();
+        other.seed += 1;
+        let both = runner.generate_batch(&[request, other], &dumping(None), &mut |_, _, _| ControlFlow::Continue(()));
+        let both = both.expect("runs");
+        assert_eq!(both.len(), 2);
+        assert_eq!(both[0].frames.data(), made.frames.data());
+    }
+}
+
+/// Two rounds after a second pass with a detailing LoRA, which the rounds do not use, and with images.
+#[needs(cpu, full)]
+fn dfr_with_detailing_lora_and_two_rounds_matches_reference() {
+    let folder = tempfile::tempdir().expect("a folder");
+    agrees("detailing_rounds", folder.path());
 }
 
 /// Two rounds with conditioning images of partial strength, of which the later one lies in a tile of every round. The
