@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
 use super::synthetic::{SyntheticInputs, normal};
 use crate::analysis::{self, Chip, Module};
+use crate::av::Av;
 use crate::config::{Config, Sidecar};
 use crate::media::{self, WavFormat};
 use crate::models::diffusion_decoder::noise_shape;
@@ -36,14 +37,14 @@ use crate::pipeline::stages::clock::PhaseTime;
 use crate::pipeline::stages::packing::unpack;
 use crate::pipeline::stages::prompts::tokens;
 use crate::pipeline::{PipelineError, Result};
-use crate::request::{Request, Shapes, UpsamplingStep, upsampling_steps};
+use crate::request::{DfrPlan, Request, Shapes, UpsamplingStep, keyframe_step, upsampling_steps};
 use crate::runtime::processes::Group;
 use crate::runtime::{CompiledProgram, Outputs, PeakMatmul, ShardedTensor, peak_matmul};
 use crate::sampling::TorchRng;
 use crate::sampling::denoise::StreamRole;
 use crate::temporaries;
 use crate::tensor::Tensor;
-use ndarray::Array4;
+use ndarray::{Array4, Array5};
 
 /// Tokens of the prompt with which the prompt enhancer is timed, and tokens of its text.
 const ENHANCED_TOKENS: usize = 512;
@@ -61,7 +62,7 @@ pub(crate) enum BenchTarget {
 type Timer = fn(&mut Bench, ProgramKind) -> Result<()>;
 
 /// Programs that can be benchmarked, with the function that times each.
-const TIMED: [(ProgramKind, Timer); 13] = [
+const TIMED: [(ProgramKind, Timer); 16] = [
     (ProgramKind::PromptEnhancer, |bench, kind| bench.prompt_enhancer(kind)),
     (ProgramKind::TextEncoder, |bench, kind| bench.text_encoder(kind)),
     (ProgramKind::Connectors, |bench, kind| bench.connectors(kind)),
@@ -71,6 +72,9 @@ const TIMED: [(ProgramKind, Timer); 13] = [
     (ProgramKind::Refine, |bench, kind| bench.denoise(kind)),
     (ProgramKind::Upsampler, |bench, kind| bench.upsampler(kind)),
     (ProgramKind::FrameUpsampler, |bench, kind| bench.upsampler(kind)),
+    (ProgramKind::KeyframeUpsampler, |bench, kind| bench.keyframe_upsampler(kind)),
+    (ProgramKind::TemporalUpsampler, |bench, kind| bench.temporal_upsampler(kind)),
+    (ProgramKind::Round, |bench, kind| bench.denoise(kind)),
     (ProgramKind::VideoDecoder, |bench, kind| bench.video_decoder(kind)),
     (ProgramKind::DiffusionDecoder, |bench, kind| bench.diffusion_decoder(kind)),
     (ProgramKind::AudioDecoder, |bench, kind| bench.audio_decoder(kind)),
@@ -111,14 +115,12 @@ pub(crate) struct BenchResults {
 
 /// Returns an error if a request cannot be benchmarked.
 fn check_request(request: &Request) -> Result<()> {
-    let why = if request.dfr.is_some() {
-        "the pipeline dfr, which uses keyframes in every pass, is not supported"
-    } else if request.chain.is_some() {
-        "request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip"
-    } else {
+    if request.chain.is_none() {
         return Ok(());
-    };
-    Err(PipelineError::Usage(format!("bench: {why}; to time the phases of this request, use `generate --perf-json`")))
+    }
+    let why = "bench: request.chain: chained clips cannot be benchmarked; remove --chain to benchmark one clip; to time the \
+               phases of this request, use `generate --perf-json`";
+    Err(PipelineError::Usage(why.into()))
 }
 
 /// Benchmarks the programs of a configuration's first video. If a target fails after others have succeeded, the
@@ -301,10 +303,18 @@ impl<'a> Bench<'a> {
     }
 
     /// Times a call that runs one denoising step and, unless the sampler draws noise, a call that runs all steps of the
-    /// pass.
+    /// pass. A round is timed with its largest tile.
     fn denoise(&mut self, kind: ProgramKind) -> Result<()> {
-        let second = self.second.as_ref().filter(|_| kind == ProgramKind::Refine);
-        let request = second.unwrap_or(&self.first).clone();
+        let second = self.second.as_ref();
+        let request = match kind {
+            ProgramKind::Refine => second.cloned(),
+            ProgramKind::Round => {
+                self.request.dfr.as_ref().zip(second).and_then(|(dfr, second)| dfr.largest_tile(second))
+            }
+            _ => None,
+        };
+        let request = request.unwrap_or_else(|| self.first.clone());
+        self.runner.executor.enter(kind.pass())?;
         let denoising = self.synthetic.denoising(self.runner, &request, kind)?;
         let all = denoising.takes_all().then_some(("loop", request.sigmas.len() - 1));
         for (name, steps) in [Some(("step", 1)), all].into_iter().flatten() {
@@ -324,9 +334,15 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns random noise in place of denoised latents, un-normalized as the decoders expect.
-    fn latents(&mut self) -> Result<(ndarray::Array5<f32>, Array4<f32>)> {
-        let (shapes, _) =
-            self.synthetic.shape(&self.runner.model.sizes, self.second.as_ref().unwrap_or(&self.first))?;
+    fn latents(&mut self) -> Result<(Array5<f32>, Array4<f32>)> {
+        let sizes = &self.runner.model.sizes;
+        let (mut shapes, _) = self.synthetic.shape(sizes, self.second.as_ref().unwrap_or(&self.first))?;
+        if self.request.dfr.is_some() {
+            let output =
+                Request { num_frames: self.request.output_frames(), conditions: Av::default(), ..self.first.clone() };
+            let output = Request { width: self.request.width, height: self.request.height, ..output };
+            shapes = Shapes { audio: shapes.audio, ..Shapes::from_request(sizes, &output)? };
+        }
         let noise = self.synthetic.noise(self.runner, &shapes)?;
         unpack(&self.runner.model, &shapes, self.synthetic.batch.size, noise)
     }
@@ -340,11 +356,38 @@ impl<'a> Bench<'a> {
         };
         let all = self.request.refine.as_ref().map_or(&[][..], |refine| &refine.upsample);
         let Some(step) = upsampling_steps(all, &from, &to).into_iter().find(of_kind) else { return Ok(()) };
-        let [f, h, w] = step.from;
-        let shape = [self.synthetic.batch.size, from.channels, f, h, w];
-        let latents = TorchRng::new(self.request.seed).normal_array(&shape).into_dimensionality();
-        let call = self.runner.upsampler(kind, latents.expect("five axes"), &step)?;
+        let latents = self.random_latents(step.from, from.channels);
+        let call = self.runner.upsampler(kind, latents, &step)?;
         self.call(kind, &call)
+    }
+
+    /// Times the upsampler of the keyframes that the first pass generates.
+    fn keyframe_upsampler(&mut self, kind: ProgramKind) -> Result<()> {
+        let sizes = &self.runner.model.sizes;
+        let (from, to) = (Shapes::from_request(sizes, &self.first)?, Shapes::from_request(sizes, self.request)?.video);
+        let keyframes = from.generated(&self.first.conditions.video).len();
+        let step = keyframe_step(keyframes, &from.video, &to);
+        let latents = self.random_latents(step.from, from.video.channels);
+        let call = self.runner.upsampler(kind, latents, &step)?;
+        self.call(kind, &call)
+    }
+
+    /// Times the temporal upsampler of the last round.
+    fn temporal_upsampler(&mut self, kind: ProgramKind) -> Result<()> {
+        let shape = Shapes::from_request(&self.runner.model.sizes, self.request)?.video;
+        let rounds = self.request.dfr.as_ref().map(DfrPlan::rounds).unwrap_or_default();
+        let Some(last) = rounds.last() else { return Ok(()) };
+        let frames = last.canvas.latents().div_ceil(2);
+        let latents = self.random_latents([frames, shape.height, shape.width], shape.channels);
+        let call = self.runner.temporal_upsampler(latents)?;
+        self.call(kind, &call)
+    }
+
+    /// Returns random latents of the size `[frames, height, width]`.
+    fn random_latents(&self, size: [usize; 3], channels: usize) -> Array5<f32> {
+        let [f, h, w] = size;
+        let shape = [self.synthetic.batch.size, channels, f, h, w];
+        TorchRng::new(self.request.seed).normal_array(&shape).into_dimensionality().expect("five axes")
     }
 
     fn video_decoder(&mut self, kind: ProgramKind) -> Result<()> {

@@ -15,10 +15,11 @@ use crate::pipeline::stages::batch::{Batch, DrawOrder, videos_at_once};
 use crate::pipeline::stages::condition_encoder::PassTokens;
 use crate::pipeline::stages::conditions::ConditionTokens;
 use crate::pipeline::stages::denoise_loop::{CallNoise, DenoiseLoop};
-use crate::request::{ModelSizes, Request, Shapes};
+use crate::request::{Condition, Content, ModelSizes, Request, Shapes};
 use crate::runtime::{CompiledProgram, Outputs, ShardedTensor};
 use crate::sampling::AnySampler;
 use crate::sampling::denoise::DenoiseShape;
+use crate::sampling::latents::VideoShape;
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
@@ -53,10 +54,25 @@ impl<'a> SyntheticInputs<'a> {
         Ok(start)
     }
 
-    /// Returns the encoded conditions of a pass.
+    /// Returns the encoded conditions of a pass. Latents of an earlier pass are zeros.
     fn conditions(&self, runner: &mut Runner, request: &Request, shapes: &Shapes) -> Result<Option<ConditionTokens>> {
         let sound = runner.input_sound(request)?;
-        let tokens = PassTokens { sound: sound.as_ref().map(|sound| &sound.tokens), ..PassTokens::default() };
+        let (grid, channels) = (&runner.model.sizes.video_grid, runner.model.sizes.transformer.in_channels);
+        let appended = |condition: &Condition| {
+            let own = condition.appended(&shapes.video, grid.temporal_compression);
+            Array3::zeros((1, own.map_or(0, |own| grid.tokens(&VideoShape { batch: 1, ..own })), channels))
+        };
+        let all = &request.conditions.video;
+        let carried = all.iter().filter(|condition| matches!(condition.content, Content::Carried(_))).count();
+        let keyframes = (carried > 0).then(|| Array3::zeros((1, carried * shapes.frame_tokens(), channels)));
+        let follows = |condition: &&Condition| matches!(condition.content, Content::ReferenceLatents(_));
+        let references: Vec<_> = all.iter().filter(follows).map(appended).collect();
+        let tokens = PassTokens {
+            sound: sound.as_ref().map(|sound| &sound.tokens),
+            keyframes: keyframes.as_ref(),
+            references: &references,
+            ..PassTokens::default()
+        };
         runner.encode_conditions(request, shapes, tokens)
     }
 

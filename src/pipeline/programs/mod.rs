@@ -126,7 +126,7 @@ impl ProgramKind {
     }
 
     /// Returns the pass (1 or 2) whose LoRAs apply to the program. Temporal rounds use those of the first pass.
-    pub(in crate::pipeline) fn pass(self) -> u8 {
+    pub(crate) fn pass(self) -> u8 {
         if matches!(self, ProgramKind::Refine | ProgramKind::RefinePrepare) { 2 } else { 1 }
     }
 
