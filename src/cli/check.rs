@@ -6,6 +6,7 @@ use clap::ValueEnum;
 
 use super::args::{ComponentArgs, ConfigArgs, PlacementArgs, RerunArgs};
 use super::compile::{chip_of, target};
+use super::rounds::DfrSummary;
 use super::{UsageError, one_line, print};
 use crate::config::{AUTO, Config, LoadedConfig, Model, Pipeline, Reference, load, open_model};
 use crate::models::ComponentConfigError;
@@ -261,16 +262,16 @@ fn opened(args: &CheckArgs) -> anyhow::Result<Arc<ModelSource>> {
     Ok(Arc::new(source))
 }
 
-/// Checks whether `generate` would run the request on this model.
-fn verify(args: &CheckArgs) -> anyhow::Result<()> {
+/// Checks whether `generate` would run the request on this model. Returns the passes of the pipeline `dfr`.
+fn verify(args: &CheckArgs) -> anyhow::Result<Option<DfrSummary>> {
     let loaded = args.loaded()?;
     let mut config = loaded.config.clone();
     // The prompt's text does not matter, because only the model is checked.
     if config.request.prompts.is_none() {
         config.request.prompt.get_or_insert_default();
     }
-    RunPlan::new(&config, &RunVideos::unwritten(config.jobs()?, loaded.sidecar()))?;
-    Ok(())
+    let (plan, _) = RunPlan::new(&config, &RunVideos::unwritten(config.jobs()?, loaded.sidecar()))?;
+    Ok(DfrSummary::new(&config, &plan.programs.sizes.video_grid))
 }
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
@@ -323,6 +324,9 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
         if let Some(verdict) = &request {
             let error = verdict.as_ref().err().map(one_line);
             all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
+            if let Ok(Some(dfr)) = verdict {
+                all["request"]["dfr"] = serde_json::json!(dfr);
+            }
         }
         if let Some(layouts) = &layouts {
             let Layouts { auto, memory, layers, faster, lacking } = layouts;
@@ -344,11 +348,14 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             lines.extend([auto, memory].into_iter().chain(layers).chain(faster).chain(lacking));
         }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
-        lines.extend(request.iter().filter(|verdict| verdict.is_ok()).map(|_| "request: ready".to_string()));
+        if let Some(Ok(dfr)) = &request {
+            lines.extend(dfr.iter().flat_map(DfrSummary::lines));
+            lines.push("request: ready".into());
+        }
         print(&(lines.join("\n") + "\n"))?;
     }
     if let Some(verdict) = request {
-        return verdict;
+        return verdict.map(|_| ());
     }
     let (place, missing) = (source.path().display(), &plain.missing);
     anyhow::ensure!(missing.is_empty(), "{place}: incomplete: missing {}", missing.join(", "));

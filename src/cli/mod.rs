@@ -42,6 +42,7 @@ mod profile;
 mod progress;
 mod pull;
 mod quality;
+mod rounds;
 mod run;
 mod schema;
 mod serve;

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::compile_table::mesh_text;
 use super::one_line;
+use super::rounds::DfrSummary;
 use crate::config::{Config, LoadedConfig, NumFrames, VideoUse, WeightSource, encoded_frames};
 use crate::pipeline::enhancement::EnhancedPrompt;
 use crate::pipeline::plan::origin::{Origin, download_command};
@@ -45,6 +46,9 @@ pub(crate) struct PlanSummary {
     audio_tokens: usize,
     text_tokens: usize,
     steps: usize,
+    /// Keyframes and rounds of the pipeline `dfr`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dfr: Option<DfrSummary>,
     /// Guidance branches, each of which is one forward pass per step.
     branches: Vec<&'static str>,
     platform: String,
@@ -107,6 +111,7 @@ impl PlanSummary {
             audio_tokens: clip.and_then(|n| audio.latents(1, 1, n, r.frame_rate).ok()).map_or(0, |a| a.length),
             text_tokens: r.max_sequence_length,
             steps: config.sampler.steps,
+            dfr: DfrSummary::new(config, &grid),
             branches: request::branches(config).into_iter().map(branch_name).collect(),
             platform: config.runtime.platform.clone(),
             dtype: format!("{:?}", config.runtime.dtype).to_lowercase(),
@@ -176,6 +181,9 @@ impl fmt::Display for PlanSummary {
             writeln!(f, "references {} tokens, appended to the first stage's video", self.reference_tokens)?;
         }
         writeln!(f, "denoising  {} steps, passes per step: {}", self.steps, self.branches.join(", "))?;
+        for line in self.dfr.iter().flat_map(DfrSummary::lines) {
+            writeln!(f, "{line}")?;
+        }
         writeln!(
             f,
             "device     {}, {}, layout {}, {}, layers {}",

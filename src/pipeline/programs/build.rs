@@ -33,7 +33,7 @@ use crate::weights::{Component, WeightsError};
 /// A request and a model, from which programs are built.
 pub struct Programs {
     pub(super) configs: ModelConfigs,
-    pub(super) sizes: ModelSizes,
+    pub(crate) sizes: ModelSizes,
     /// Request of the first pass.
     pub(super) first: Request,
     pub(super) second: Option<Request>,
