@@ -47,17 +47,15 @@ def dfr_layout():
     (FIXTURES / "dfr" / "layout.json").write_text(text + "\n")
 
 
-def _run(request):
-    whole, upsampler = models.load_pipeline(cases_2_5.NAME), models.load("upsampler_plain", "latent_upsampler")
+def run(request, whole, upsampler, temporal):
     parts = {part: whole.components[part] for part in (*models.PARTS, "text_encoder", "tokenizer")}
     stage = LTX2DFRPipeline(scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=False), **parts)
-    config = models.config("dfr_temporal", "temporal_latent_upsampler")
-    temporal = randomise(LTX2LatentUpsamplerModel(**config), "dfr_temporal")
     ancestral = LTXEulerAncestralRFScheduler(eta=0.5)
     rounds = LTX2DFRTemporalRefinePipeline(scheduler=ancestral, temporal_latent_upsampler=temporal, **parts)
     for pipeline in (stage, rounds):
         pipeline.set_progress_bar_config(disable=True)
     width, height, count, rate = (request[key] for key in ("width", "height", "num_frames", "frame_rate"))
+    step = whole.vae_temporal_compression_ratio
     images = [tuple(image[key] for key in ("name", "frame", "strength")) for image in request.get("images", [])]
     common = dict(
         prompt=request["prompt"], max_sequence_length=request["max_sequence_length"], output_type="latent",
@@ -71,18 +69,18 @@ def _run(request):
         audio_latents=one.audio, sigmas=STAGE_2_DISTILLED_SIGMA_VALUES, **of_stage,
     )
     out |= {"stage_2.latents.video": made.frames, "stage_2.keyframes": made.keyframes}
-    canvas = (made.frames.shape[2] - 1) * 8 + 1
+    canvas = (made.frames.shape[2] - 1) * step + 1
     for number in range(1, request["temporal_rounds"] + 1):
         made = rounds(
             width=width, height=height, latents=made.frames, keyframes_latents=made.keyframes,
             keyframe_positions=made.keyframe_positions, audio_latents=one.audio,
-            num_frames=(made.frames.shape[2] - 1) * 8 + 1, frame_rate=rate * 2 ** (number - 1),
+            num_frames=(made.frames.shape[2] - 1) * step + 1, frame_rate=rate * 2 ** (number - 1),
             source_seconds=canvas / rate, condition_num_frames=count, round_index=number, **common,
         )
         out |= {f"round_{number}.latents.video": made.frames, f"round_{number}.keyframes": made.keyframes}
     scale = 2 ** request["temporal_rounds"]
     frames = (count - 1) * scale + 1
-    out |= cases_2_5.decoded(whole, trim_canvas(made.frames, frames, 8), one.audio)
+    out |= cases_2_5.decoded(whole, trim_canvas(made.frames, frames, step), one.audio)
     length = round(frames / (rate * scale) * whole.vocoder.config.output_sampling_rate)
     return out | {"audio": out["audio"][..., :length]}
 
@@ -107,8 +105,11 @@ _OFFICIAL = {
 
 
 def dfr():
+    whole, upsampler = models.load_pipeline(cases_2_5.NAME), models.load("upsampler_plain", "latent_upsampler")
+    config = models.config("dfr_temporal", "temporal_latent_upsampler")
+    temporal = randomise(LTX2LatentUpsamplerModel(**config), "dfr_temporal")
     for case, request in _CASES.items():
-        outputs = {name: value.float() for name, value in _run(request).items()}
+        outputs = {name: value.float() for name, value in run(request, whole, upsampler, temporal).items()}
         strides = {"video": (1, 16, 1, 9, 9), "audio": (1, 1, 211)}
         write_case("dfr", case, {}, outputs, model=cases_2_5.NAME, seed=request["seed"], scalars=request, strides=strides)
 
@@ -130,11 +131,10 @@ class Dfr(official_pipelines.Run):
         keep(ltx("pipelines.utils.blocks").DiffusionStage, "__call__", self.stages)
         keep(self.module, "stitch_tile_latents", self.stitched)
         keep(self.module, "_merge_carry_forward_keyframes", self.carried)
-        make = lambda own: loader.LoraPathStrengthAndSDOps(
-            str(REPOSITORY / own["path"]), own["strength"], loader.LTXV_LORA_COMFY_RENAMING_MAP)
-        lora = [make(own) for own in [self.request.get("detailing_lora")] if own]
-        files = dict(spatial_upsampler_path=upsampler, temporal_upsampler_path=str(temporal))
-        return dict(files, distilled_lora=[], loras=[], detailing_lora=lora, device=torch.device("cpu"))
+        own, names = self.request.get("detailing_lora"), loader.LTXV_LORA_COMFY_RENAMING_MAP
+        lora = [loader.LoraPathStrengthAndSDOps(str(REPOSITORY / own["path"]), own["strength"], names)] if own else []
+        files = dict(spatial_upsampler_path=upsampler, temporal_upsampler_path=str(temporal), detailing_lora=lora)
+        return dict(files, distilled_lora=[], loras=[], device=torch.device("cpu"))
 
     def __call__(self):
         """Returns pairs of normalised video and audio latents by pass, with keyframes in the place of the video."""
@@ -142,10 +142,9 @@ class Dfr(official_pipelines.Run):
         self.pipeline.audio_decoder = lambda latents: self._keep("audio", latents) or silence
         rounds = self.request["temporal_rounds"]
         self.pipeline(**call_arguments(self.request), temporal_upsample_rounds=rounds, tiling_config=None)
-        made = {f"stage_{n}.": state.latent for n, (state, _) in enumerate(self.stages[:2], 1)}
-        made |= {f"stage_{n}.keyframes": state.generated_keyframes for n, (state, _) in enumerate(self.stages[:2], 1)}
-        for n, (video, (_, keyframes)) in enumerate(zip(self.stitched, self.carried, strict=True), 1):
-            made |= {f"round_{n}.": video, f"round_{n}.keyframes": keyframes}
+        both = {f"stage_{n}.": (own.latent, own.generated_keyframes) for n, (own, _) in enumerate(self.stages[:2], 1)}
+        both |= {f"round_{n}.": (x, own) for n, (x, (_, own)) in enumerate(zip(self.stitched, self.carried, strict=True), 1)}
+        made = {f"{name}{kind}": x for name, pair in both.items() for kind, x in zip(("", "keyframes"), pair)}
         return made | {"": self.kept["video"]}, self.kept["audio"]
 
 

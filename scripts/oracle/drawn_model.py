@@ -46,6 +46,9 @@ class Model:
         scheduler = FlowMatchEulerDiscreteScheduler(**self.config["scheduler"])
         LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **parts).save_pretrained(self.folder)
         upsampler.save_pretrained(self.folder / "latent_upsampler")
+        config = dict(self.config["latent_upsampler"], spatial_upsample=False, temporal_upsample=True, use_rational_resampler=False)
+        self.temporal = build("latent_upsampler", config, f"{self.seed}/temporal")
+        self.temporal.save_pretrained(self.folder / "temporal_latent_upsampler")
         # transformers saved the tokenizer in its own spelling.
         shutil.rmtree(self.folder / "tokenizer")
         copy_tokenizer(self.folder / "tokenizer")

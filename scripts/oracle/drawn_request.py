@@ -217,9 +217,12 @@ def write_configuration(path, r, model, loras, images, platform):
     }
     if ancestral:
         config["sampler"]["eta"] = r["eta"]
-    if r["pipeline"] == "distilled":
+    if r["pipeline"] in ("distilled", "dfr"):
         del config["sampler"]["steps"]
         config["sampler"]["sigmas"] = [*DISTILLED, 0.0]
+    if r["pipeline"] == "dfr":
+        config["dfr"] = {"temporal_rounds": r["temporal_rounds"]}
+        del config["request"]["negative_prompt"], config["two_stage"]
     if r["layout"]:
         config["layout"] = r["layout"]
     if r["mesh"]:

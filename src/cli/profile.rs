@@ -13,6 +13,7 @@ use crate::atomic_file::write_file;
 use crate::config::load;
 use crate::perf::profile::{Profile, profile};
 use crate::pipeline::processes::together;
+use crate::pipeline::programs::build::ProgramKind;
 
 const STEPS: u64 = 2;
 
@@ -34,6 +35,9 @@ pub(crate) struct ProfileArgs {
     /// Summarizes an existing trace, of any program, instead of running
     #[arg(long, value_name = "FILE.xplane.pb", conflicts_with_all = ["output", "allow_changed_inputs"])]
     read: Option<PathBuf>,
+    /// Denoising loop to trace: denoise, refine (second pass) or round (largest tile of a temporal round)
+    #[arg(long, value_enum, value_name = "NAME", default_value = "denoise", conflicts_with = "read")]
+    program: ProgramKind,
     /// Additional file to write the summary to, as JSON; `-` writes it to stdout instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -79,7 +83,7 @@ pub(crate) fn run(args: &ProfileArgs) -> anyhow::Result<()> {
         } else {
             log::only_warnings();
         }
-        let profile = profile(config, &job, loaded.sidecar(), steps, folder, group)?;
+        let profile = profile(config, &job, loaded.sidecar(), args.program, steps, folder, group)?;
         if !first {
             return Ok(());
         }

@@ -390,6 +390,29 @@ mod tests {
     }
 
     #[test]
+    fn detailing_lora_is_added_to_the_second_stage() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let full_size = folder.path().join("full_size.safetensors");
+        let header = r#"{"__metadata__":{"reference_downscale_factor":"1"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
+        std::fs::write(&full_size, bytes).expect("written");
+        let dfr = |pipeline: &str, path: &str| {
+            let lora = format!("dfr.detailing_lora={{path: {path}, strength: 0.7}}");
+            let set = [lora, format!("pipeline={pipeline}"), "model.path=LTX-2.5".into()];
+            Config::load("ltx2_5_dfr", set).map_err(|error| error.to_string())
+        };
+        let config = dfr("dfr", "tests/fixtures/lora/ic_tiny_2_5.safetensors").expect("legal");
+        let [lora] = &config.model.loras[..] else { panic!("one LoRA") };
+        assert_eq!((lora.strength, &lora.stages[..], config.adds_lora(lora)), (0.7, &[2][..], true));
+        // A header without scales means half of the size.
+        assert!(dfr("dfr", "tests/fixtures/lora/ic_tiny_a_plain.safetensors").is_ok());
+        let error = dfr("dfr", full_size.to_str().expect("UTF-8")).expect_err("another scale");
+        assert!(error.contains("dfr.detailing_lora = ") && error.contains("has 1/1 of the video's size"), "{error}");
+        let error = dfr("two_stage", "a.safetensors").expect_err("another pipeline");
+        assert!(error.contains("only the pipeline dfr has a detailing LoRA"), "{error}");
+    }
+
+    #[test]
     fn missing_scales_and_lengths_are_read_from_files() {
         let config = load_reference(30, &[&lora("ic_tiny_a"), "request.num_frames=17"]).expect("legal");
         assert_eq!(config.pipeline, Pipeline::IcLora);

@@ -929,7 +929,8 @@ with_defaults! {
 
 with_defaults! {
     /// Options of the pipeline `dfr`. `reference` selects the kind of rounds (the passes that double the frame rate):
-    /// official rounds have no audio stream, diffusers' rounds attend to the audio of the first stage.
+    /// official rounds have no audio stream, diffusers' rounds attend to the audio of the first stage. The spatial pass that
+    /// diffusers can run after the rounds is not supported.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default, deny_unknown_fields)]
     pub struct Dfr {

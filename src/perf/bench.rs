@@ -14,7 +14,7 @@ use clap::builder::PossibleValue;
 use tempfile::TempDir;
 
 use super::bench_report::{BenchReport, HostDevice, OutputCheck, ProgramInfo, ProgramTiming};
-use super::synthetic::{SyntheticInputs, normal};
+use super::synthetic::{SyntheticInputs, normal, pass_request};
 use crate::analysis::{self, Chip, Module};
 use crate::av::Av;
 use crate::config::{Config, Sidecar};
@@ -305,15 +305,7 @@ impl<'a> Bench<'a> {
     /// Times a call that runs one denoising step and, unless the sampler draws noise, a call that runs all steps of the
     /// pass. A round is timed with its largest tile.
     fn denoise(&mut self, kind: ProgramKind) -> Result<()> {
-        let second = self.second.as_ref();
-        let request = match kind {
-            ProgramKind::Refine => second.cloned(),
-            ProgramKind::Round => {
-                self.request.dfr.as_ref().zip(second).and_then(|(dfr, second)| dfr.largest_tile(second))
-            }
-            _ => None,
-        };
-        let request = request.unwrap_or_else(|| self.first.clone());
+        let request = pass_request(self.request, kind).unwrap_or_else(|| self.first.clone());
         self.runner.executor.enter(kind.pass())?;
         let denoising = self.synthetic.denoising(self.runner, &request, kind)?;
         let all = denoising.takes_all().then_some(("loop", request.sigmas.len() - 1));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::synthetic::{Denoising, SyntheticInputs};
+use super::synthetic::{Denoising, SyntheticInputs, pass_request};
 use crate::analysis::{Module, Trace, TraceComparison, XSpace};
 use crate::atomic_file::write_atomically;
 use crate::config::{Config, Sidecar};
@@ -43,7 +43,7 @@ pub(crate) struct Profile {
     pub(crate) comparison: Option<TraceComparison>,
 }
 
-/// Traces `steps` denoising steps of a configuration's first video after a warm-up. Writes the trace where TensorBoard
+/// Traces `steps` steps of a denoising loop of a configuration's first video after a warm-up; `kind` is the loop. Writes the trace where TensorBoard
 /// looks for it in `folder`: `plugins/profile/RUN/HOST.xplane.pb`. Predicts times for the chip that the configuration
 /// sets or, if it sets none, for the device's chip.
 ///
@@ -54,6 +54,7 @@ pub(crate) fn profile(
     config: &Config,
     job: &Job,
     sidecar: Option<&Sidecar>,
+    kind: ProgramKind,
     steps: usize,
     folder: &Path,
     group: Option<&Arc<Group>>,
@@ -62,6 +63,12 @@ pub(crate) fn profile(
     processes::compare(group, config, &videos)?;
     let (mut plan, model) = RunPlan::new(config, &videos)?;
     plan.traceable = true;
+    let no_request = || PipelineError::Bug("the run plan contains no request".into());
+    let request = plan.requests.first().cloned().ok_or_else(no_request)?;
+    let pass = pass_request(&request, kind).ok_or_else(|| {
+        let why = format!("--program {}: the pipeline {} runs no such loop", kind.flag(), config.pipeline.name());
+        PipelineError::Usage(why)
+    })?;
     let mut session = Session::start(plan, model, group)?;
     session.check_memory(group)?;
     let runner = &mut session.runner;
@@ -69,18 +76,16 @@ pub(crate) fn profile(
     if !plugin.has_profiler() {
         return Err(RuntimeError::from(PjrtError::NoProfiler { plugin: plugin.path().to_owned() }).into());
     }
-    let no_request = || PipelineError::Bug("the run plan contains no request".into());
-    let request = session.plan.requests.pop().ok_or_else(no_request)?;
-    let (first, _) = request.passes();
-    let all = first.sigmas.len() - 1;
+    let all = pass.sigmas.len() - 1;
     if !(1..=all).contains(&steps) {
         return Err(PipelineError::Usage(format!(
-            "--steps {steps}: must be 1 to {all}, the number of steps of the configuration"
+            "--steps {steps}: must be 1 to {all}, the number of steps of the loop"
         )));
     }
     let file = file(folder, group)?;
     let synthetic = SyntheticInputs::new(&request, &runner.build.layout);
-    let denoising = synthetic.denoising(runner, &first, ProgramKind::Denoise)?;
+    runner.executor.enter(kind.pass())?;
+    let denoising = synthetic.denoising(runner, &pass, kind)?;
     // Warm up, so that one-time work is not in the trace.
     run(&runner.executor, &denoising, steps, || Ok(()))?;
     let mut profiler = None;

@@ -23,6 +23,18 @@ use crate::sampling::latents::VideoShape;
 use crate::sampling::noise::TorchRng;
 use crate::tensor::Tensor;
 
+/// Returns the request of the pass that a denoising loop runs: for the temporal rounds, of their largest tile. `None`:
+/// the request has no such pass.
+pub(super) fn pass_request(request: &Request, kind: ProgramKind) -> Option<Request> {
+    let (first, second) = request.passes();
+    match kind {
+        ProgramKind::Denoise => Some(first),
+        ProgramKind::Refine => second,
+        ProgramKind::Round => request.dfr.as_ref()?.largest_tile(&second?),
+        _ => None,
+    }
+}
+
 pub(super) struct SyntheticInputs<'a> {
     pub(crate) batch: Batch<'a>,
 }
@@ -157,4 +169,24 @@ fn wait(latents: &[ShardedTensor]) -> Result<()> {
 /// Returns normally distributed values, which replace the result of an earlier program.
 pub(super) fn normal(shape: &[usize], seed: u64) -> Tensor {
     Tensor::F32(TorchRng::new(seed).normal_array(shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::tests::request_with;
+
+    #[test]
+    fn loops_of_dfr_run_both_stages_and_the_largest_tile() {
+        let set = ["pipeline=dfr", "request.width=128", "request.height=64", "request.num_frames=17"];
+        let frames = |more: &[&str], kind: ProgramKind| {
+            let request = request_with(&[&set[..], more].concat().into_iter().map(String::from).collect::<Vec<_>>());
+            pass_request(&request, kind).map(|own| (own.num_frames, own.width))
+        };
+        let (rounds, all) =
+            (["dfr.temporal_rounds=2"], [ProgramKind::Denoise, ProgramKind::Refine, ProgramKind::Round]);
+        assert_eq!(all.map(|kind| frames(&rounds, kind)), [Some((25, 64)), Some((25, 128)), Some((97, 128))]);
+        assert_eq!(all.map(|kind| frames(&[], kind)), [Some((25, 64)), Some((25, 128)), None]);
+        assert_eq!(frames(&rounds, ProgramKind::Vocoder), None);
+    }
 }

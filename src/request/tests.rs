@@ -35,8 +35,12 @@ fn sizes(transformer: &serde_json::Value) -> ModelSizes {
 /// Returns a request for a video of this size.
 pub(crate) fn request_of_size(width: usize, height: usize, frames: usize) -> Request {
     let size = [("width", width), ("height", height), ("num_frames", frames)];
-    let set: Vec<String> = size.iter().map(|(key, value)| format!("request.{key}={value}")).collect();
-    let config = Config::load("nano_2_3", set).expect("legal");
+    request_with(&size.map(|(key, value)| format!("request.{key}={value}")))
+}
+
+/// Returns the request of the toy model with `key=value` overrides.
+pub(crate) fn request_with(set: &[String]) -> Request {
+    let config = Config::load("nano_2_3", set.to_vec()).expect("legal");
     resolve(&config, &sizes(&json!({}))).expect("legal sizes")
 }
 

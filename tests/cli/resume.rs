@@ -176,9 +176,12 @@ fn interrupted_ltx_2_5_run_resumes_to_identical_bytes() {
     for (phase, at) in [(Phase::Denoise, 3), (Phase::Refine, 1)] {
         goes_on(run, phase, at, at);
     }
-    let dfr = Run { file: "ltx2_5_dfr", ..run };
-    for (phase, at) in [(Phase::Denoise, 2), (Phase::Refine, 1)] {
-        goes_on(dfr, phase, at, at);
+    let lora = "dfr.detailing_lora={path: tests/fixtures/lora/ic_tiny_2_5.safetensors}".to_string();
+    let detailing = [&set[..], &[lora]].concat();
+    for set in [&set, &detailing] {
+        for (phase, at) in [(Phase::Denoise, 2), (Phase::Refine, 1)] {
+            goes_on(Run { file: "ltx2_5_dfr", set, ..run }, phase, at, at);
+        }
     }
 }
 

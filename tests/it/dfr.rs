@@ -10,6 +10,7 @@ use crate::support::{Case, case, cpu, dumped, dumping, full, generate, link_part
 use ltx2::config::Config;
 use ltx2::hlo::DType;
 use ltx2::models::upsampler::{UpsamplerConfig, program};
+use ltx2::pipeline::plan::loras::Loras;
 use ltx2::pipeline::plan::options::RunOptions;
 use ltx2::pipeline::{Generated, Runner};
 use ltx2::request::{DfrPlan, Request};
@@ -61,6 +62,7 @@ fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
     let case = case("dfr", Path::new(&format!("tests/fixtures/cases/dfr/{name}.safetensors")));
     let config = config(&case, &model(folder));
     let mut runner = open(&cpu(8), &config.model.path, plain(DType::F32));
+    runner.executor.keep_loras(Loras::open(&config.model).expect("updates")).expect("fits");
     let job = config.jobs().expect("a prompt").remove(0);
     let request = runner.model.request(&config, &job).expect("a request");
     let made = generate(&mut runner, &request, &dumping(None));

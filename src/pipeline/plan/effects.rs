@@ -22,7 +22,7 @@ use crate::weights::Component;
 const IMAGE: &str = "tests/fixtures/images/shapes.png";
 
 /// Keys that change neither the request nor its programs, each with a word for the part of a run that it affects.
-const ELSEWHERE: [(&str, &str); 41] = [
+const ELSEWHERE: [(&str, &str); 43] = [
     ("request.enhance_prompt", "prompts"),
     ("enhance", "prompts"),
     ("model.path", "weights"),
@@ -41,6 +41,8 @@ const ELSEWHERE: [(&str, &str); 41] = [
     ("model.loras", "weights"),
     ("model.ic_lora", "weights"),
     ("model.lora_merge", "weights"),
+    ("dfr.detailing_lora.strength", "weights"),
+    ("dfr.detailing_lora.apply", "weights"),
     ("sampler.progress_every", "progress"),
     ("conditioning.h264", "images"),
     ("mesh", "devices"),
@@ -107,6 +109,8 @@ fn candidates(key: &str, folder: &Path) -> Option<Vec<Value>> {
         "request.reference_video.preprocess" | "request.reference_videos[].preprocess" => vec![json!("gray")],
         "model.ic_lora.path" => vec![json!("tests/fixtures/lora/ic_tiny_a.safetensors")],
         "model.ic_lora" => vec![json!({"path": "tests/fixtures/lora/ic_tiny_a.safetensors"})],
+        "dfr.detailing_lora.path" => vec![json!("tests/fixtures/lora/ic_tiny_2_5.safetensors")],
+        "dfr.detailing_lora" => vec![json!({"path": "tests/fixtures/lora/ic_tiny_2_5.safetensors"})],
         "model.loras[].path" => vec![json!("tests/fixtures/lora/ic_tiny_a_plain.safetensors")],
         "model.loras[].stages" => vec![json!([2])],
         "model.loras" => vec![json!([{"path": "tests/fixtures/lora/ic_tiny_a.safetensors"}])],
@@ -145,6 +149,9 @@ fn required_with(key: &str) -> &'static [&'static str] {
         "guidance.apg.eta" | "guidance.apg.threshold" | "guidance.apg.momentum" => &["guidance.kind=legacy_apg"],
         "model.ic_lora.strength" | "model.ic_lora.apply" => {
             &["model.ic_lora.path=tests/fixtures/lora/ic_tiny_a.safetensors"]
+        }
+        "dfr.detailing_lora.strength" | "dfr.detailing_lora.apply" => {
+            &["dfr.detailing_lora.path=tests/fixtures/lora/ic_tiny_2_5.safetensors"]
         }
         "runtime.activations" => &["runtime.weights=int8"],
         "dfr.sigmas" => &["dfr.temporal_rounds=1"],

@@ -227,6 +227,9 @@ fn server_limits_are_enforced() {
     ] {
         assert_eq!(of(&["serve.max_steps=3"], body.clone()), refused("invalid_value", param), "{body}");
     }
+    let lora = json!({"ltx2": {"dfr": {"detailing_lora": {"path": "a.safetensors"}}}});
+    let not_allowed = refused("parameter_not_allowed", "ltx2.dfr.detailing_lora");
+    assert_eq!(TestConverter::new("ltx2_5_dfr", &[]).bad(&lora), not_allowed);
     // Each DFR round doubles the number of frames.
     let dfr = TestConverter::new("ltx2_5_dfr", &["serve.max_frames=10000", "serve.max_tokens=20000"]);
     let rounds = |rounds: usize| {
