@@ -41,7 +41,8 @@ pub(crate) fn request_of_size(width: usize, height: usize, frames: usize) -> Req
 /// Returns the request of the toy model with `key=value` overrides.
 pub(crate) fn request_with(set: &[String]) -> Request {
     let config = Config::load("nano_2_3", set.to_vec()).expect("legal");
-    resolve(&config, &sizes(&json!({}))).expect("legal sizes")
+    let marks = json!({"use_keyframes_abs_pos_embedding": config.pipeline.spec().has_rounds()});
+    resolve(&config, &sizes(&marks)).expect("legal sizes")
 }
 
 #[test]
