@@ -274,6 +274,23 @@ fn verify(args: &CheckArgs) -> anyhow::Result<Option<DfrSummary>> {
     Ok(DfrSummary::new(&config, &plan.programs.sizes.video_grid))
 }
 
+/// Returns whether the request is ready, or its error; and the passes of the pipeline `dfr`.
+fn request_json(verdict: &anyhow::Result<Option<DfrSummary>>) -> serde_json::Value {
+    let error = verdict.as_ref().err().map(one_line);
+    let mut json = serde_json::json!({"ready": error.is_none(), "error": error});
+    if let Ok(Some(dfr)) = verdict {
+        json["dfr"] = serde_json::json!(dfr);
+    }
+    json
+}
+
+/// Returns the lines about a request that is ready.
+fn request_lines(dfr: &Option<DfrSummary>) -> Vec<String> {
+    let mut lines: Vec<String> = dfr.iter().flat_map(DfrSummary::lines).collect();
+    lines.push("request: ready".into());
+    lines
+}
+
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     args.check_effect()?;
     let source = opened(args);
@@ -322,11 +339,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             all["temporal_rounds"] = ltx25_features.rounds.json();
         }
         if let Some(verdict) = &request {
-            let error = verdict.as_ref().err().map(one_line);
-            all["request"] = serde_json::json!({"ready": error.is_none(), "error": error});
-            if let Ok(Some(dfr)) = verdict {
-                all["request"]["dfr"] = serde_json::json!(dfr);
-            }
+            all["request"] = request_json(verdict);
         }
         if let Some(layouts) = &layouts {
             let Layouts { auto, memory, layers, faster, lacking } = layouts;
@@ -348,10 +361,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             lines.extend([auto, memory].into_iter().chain(layers).chain(faster).chain(lacking));
         }
         lines.extend(unverified.iter().map(|line| format!("warning: {line}")));
-        if let Some(Ok(dfr)) = &request {
-            lines.extend(dfr.iter().flat_map(DfrSummary::lines));
-            lines.push("request: ready".into());
-        }
+        lines.extend(request.iter().flatten().flat_map(request_lines));
         print(&(lines.join("\n") + "\n"))?;
     }
     if let Some(verdict) = request {

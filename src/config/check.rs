@@ -46,6 +46,22 @@ pub(crate) fn check(config: &Config, tree: &Tree) -> Result<(), ConfigError> {
         })
 }
 
+/// Rejects options of the pipeline `dfr` in other pipelines.
+fn check_dfr(config: &Config) -> Result<(), ConfigError> {
+    let rounds = config.dfr.temporal_rounds;
+    if rounds > 0 && !config.pipeline.spec().has_rounds() {
+        let names = pipeline_names("or", PipelineSpec::has_rounds);
+        let why = remove(format!("only the pipeline {names} has temporal rounds"));
+        return fail(Unsupported, "dfr.temporal_rounds", rounds, why);
+    }
+    if let Some(lora) = config.dfr.detailing_lora.as_ref().filter(|_| !config.pipeline.spec().has_rounds()) {
+        let names = pipeline_names("or", PipelineSpec::has_rounds);
+        let why = remove(format!("only the pipeline {names} has a detailing LoRA"));
+        return fail(Unsupported, "dfr.detailing_lora", &lora.path, why);
+    }
+    Ok(())
+}
+
 fn check_request(config: &Config) -> Result<(), ConfigError> {
     let r = &config.request;
     let multiple = config.size_multiple();
@@ -107,17 +123,7 @@ fn check_request(config: &Config) -> Result<(), ConfigError> {
     if let Some(seconds) = r.audio.as_ref().and_then(|audio| audio.duration).filter(|seconds| *seconds <= 0.0) {
         return fail(OutOfRange, "request.audio.duration", seconds, Limit::Above(0.0));
     }
-    let rounds = config.dfr.temporal_rounds;
-    if rounds > 0 && !config.pipeline.spec().has_rounds() {
-        let names = pipeline_names("or", PipelineSpec::has_rounds);
-        let why = remove(format!("only the pipeline {names} has temporal rounds"));
-        return fail(Unsupported, "dfr.temporal_rounds", rounds, why);
-    }
-    if let Some(lora) = config.dfr.detailing_lora.as_ref().filter(|_| !config.pipeline.spec().has_rounds()) {
-        let names = pipeline_names("or", PipelineSpec::has_rounds);
-        let why = remove(format!("only the pipeline {names} has a detailing LoRA"));
-        return fail(Unsupported, "dfr.detailing_lora", &lora.path, why);
-    }
+    check_dfr(config)?;
     if !config.output.audio && !config.pipeline.spec().generates_video {
         let why = format!("the pipeline {} generates audio; set ", config.pipeline.name());
         let why = message![why, Setting::Key("output.audio"), " to true"];
