@@ -1,6 +1,7 @@
 //! OpenEXR files of scene-linear frames.
 
-use std::io::Cursor;
+use std::fs::File;
+use std::io::{BufWriter, Cursor, Write};
 use std::path::{Path, PathBuf};
 
 use exr::image::write::WritableImage;
@@ -8,10 +9,12 @@ use exr::image::{Encoding, Image, SpecificChannels};
 use exr::math::Vec2;
 use exr::meta::attribute::{AttributeValue, Chromaticities, Text};
 use half::f16;
+use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 use super::error::{MediaError, Result};
 use super::hdr::HdrFrames;
-use ltx2_base::{atomic_file, threads};
+use ltx2_base::atomic_file::{self, FileError};
+use ltx2_base::threads;
 
 /// Rec. 709 primaries and the white point D65, as xy coordinates.
 const REC709: Chromaticities =
@@ -54,6 +57,32 @@ pub fn write_exr_frames(dir: &Path, frames: &HdrFrames, replace: bool) -> Result
         Ok::<_, MediaError>(())
     })?;
     Ok(())
+}
+
+/// Writes the files of [`write_exr_frames`] to the ZIP file `path`, without further compression. Holds as many encoded
+/// frames in memory as the host has cores. If `replace` is false, an existing file is an error.
+///
+/// # Errors
+/// Returns an error if a frame cannot be encoded or the file cannot be written.
+pub fn write_exr_archive(path: &Path, frames: &HdrFrames, replace: bool) -> Result<()> {
+    let indices: Vec<usize> = (0..frames.count()).collect();
+    let io = |error: std::io::Error| MediaError::from(FileError::at("write", path)(error));
+    let write = |file: File| {
+        let mut archive = ZipWriter::new(BufWriter::new(file));
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+        for part in indices.chunks(threads::cores()) {
+            let encoded = threads::try_in_order(part, threads::cores(), |index| exr_bytes(frames, *index))
+                .map_err(|message| MediaError::Exr { path: path.into(), message })?;
+            for (index, bytes) in part.iter().zip(encoded) {
+                let name = exr_frame_path(Path::new(""), *index);
+                archive.start_file_from_path(name, options).map_err(|error| io(error.into()))?;
+                archive.write_all(&bytes).map_err(io)?;
+            }
+        }
+        let mut file = archive.finish().map_err(|error| io(error.into()))?;
+        file.flush().map_err(io)
+    };
+    atomic_file::write_file_with(path, replace, write)
 }
 
 /// Encodes one frame as an EXR file.

@@ -60,7 +60,7 @@ pub use clip::{decode_upload, frame_memory_limit, has_sound};
 pub use decode::read_video;
 pub use encoder::Encoder;
 pub use error::{MediaError, Result};
-pub use exr::{exr_frame_path, exr_frames_in, remove_exr_frames, write_exr_frames};
+pub use exr::{exr_frame_path, exr_frames_in, remove_exr_frames, write_exr_archive, write_exr_frames};
 pub use frame_times::ClipInfo;
 pub use frames::Frames;
 pub use hash::sha256_of;

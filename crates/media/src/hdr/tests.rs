@@ -1,7 +1,7 @@
 use ndarray::{Array4, s};
 
 use super::*;
-use crate::exr::{exr_frame_path, exr_frames_in, remove_exr_frames, write_exr_frames};
+use crate::exr::{exr_frame_path, exr_frames_in, remove_exr_frames, write_exr_archive, write_exr_frames};
 
 fn codes() -> Array4<f32> {
     Array4::from_shape_fn((2, 3, 4, 6), |(f, c, y, x)| (f * 72 + c * 24 + y * 6 + x) as f32 / 143.0)
@@ -88,4 +88,24 @@ fn exr_files_hold_half_precision_values_and_tags() {
     assert!(exists.contains("frame_0000"), "{exists}");
     remove_exr_frames(folder.path()).unwrap();
     assert_eq!(exr_frames_in(folder.path()).unwrap(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[test]
+fn exr_archive_contains_the_files_of_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let frames = HdrFrames::decompress(codes(), HdrTransform::LogC3).unwrap();
+    write_exr_frames(folder.path(), &frames, false).unwrap();
+    let path = folder.path().join("video_exr.zip");
+    write_exr_archive(&path, &frames, false).unwrap();
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(&path).unwrap()).unwrap();
+    assert_eq!(archive.len(), 2);
+    for file in exr_frames_in(folder.path()).unwrap() {
+        let mut entry = archive.by_name(file.file_name().unwrap().to_str().unwrap()).unwrap();
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut entry, &mut bytes).unwrap();
+        assert_eq!(bytes, std::fs::read(file).unwrap());
+    }
+    let exists = write_exr_archive(&path, &frames, false).unwrap_err().to_string();
+    assert!(exists.contains("video_exr.zip"), "{exists}");
+    assert!(write_exr_archive(&path, &frames, true).is_ok());
 }
