@@ -208,7 +208,7 @@ pub(super) const RULES: &[EffectRule] = &[
         |f, _| f.only_in(|spec| spec.hdr),
     ),
     flags(&["request.prompt", "request.prompts"], |f, _| {
-        let given = f.config.request.text_embeddings.is_some();
+        let given = f.config.request.text_embeddings.is_some() && f.spec().hdr;
         f.unless(!given, remove_one("request.text_embeddings replaces the prompt", "request.text_embeddings"))
     }),
     request(&["output.hdr_codec"], |f, _| {

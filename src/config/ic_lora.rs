@@ -43,7 +43,7 @@ impl IcLoraKey {
 }
 
 /// Replaces the name in `at.key` by the file's path or name on the hub, and a missing strength by the published one, and
-/// adds the IC-LoRA to `model.loras`, for one stage. `config` is the typed form of `merged`. Returns whether `merged`
+/// adds the IC-LoRA to `model.loras`, for one stage (in the pipeline `hdr`, for both). `config` is the typed form of `merged`. Returns whether `merged`
 /// changed.
 ///
 /// # Errors
@@ -80,7 +80,8 @@ pub(super) fn take(
         _ => check_half_size(&path, row).map_err(fail)?,
     }
     let strength = own.strength.or_else(|| row?.strength).unwrap_or(1.0);
-    loras.push(json!({"path": path, "strength": strength, "stages": [at.stage], "apply": own.apply}));
+    let stages = if config.pipeline.spec().hdr { vec![1, 2] } else { vec![at.stage] };
+    loras.push(json!({"path": path, "strength": strength, "stages": stages, "apply": own.apply}));
     merged.set(at.key, json!({"path": path, "strength": strength, "apply": own.apply}), &origin);
     let unchanged = matches!(origin, ValueOrigin::Sidecar { .. }) && merged.leaf(LORAS).is_some();
     let origin = if unchanged { merged.origin(LORAS) } else { origin };
@@ -162,6 +163,14 @@ pub(crate) fn served_ic_lora(name: &str, model: &Model) -> Result<Lora, ConfigEr
         resolve(&KEYS[0], &own, version(model)).and_then(|(path, row)| row.map(|_| path).ok_or_else(not_published));
     let path = found.map_err(|error| ConfigError { key: "serve.ic_loras".into(), ..error })?;
     Ok(Lora { path, strength: 1.0, stages: vec![1], apply: own.apply })
+}
+
+/// Returns the file that `model.ic_lora` selects; for a published name, the files of all model generations.
+pub(crate) fn ic_lora_files(path: &str) -> Vec<String> {
+    match is_name(path) {
+        true => PublishedIcLora::named(path).map(PublishedIcLora::hub_name).collect(),
+        false => vec![path.into()],
+    }
 }
 
 /// Returns the name on the hub of a row's file, which must be in the Hugging Face cache.

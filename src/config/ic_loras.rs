@@ -259,17 +259,14 @@ const UPSCALER_X4: PublishedIcLora = scaled(
         UPSCALER,
     ),
 );
-const HDR: PublishedIcLora = PublishedIcLora {
-    input: IcLoraInput::Other("generates HDR video, which needs its own decoding"),
-    ..row(
-        "hdr",
-        Version::V2_3,
-        "Lightricks/LTX-2.3-22b-IC-LoRA-HDR",
-        "ltx-2.3-22b-ic-lora-hdr-0.9.safetensors",
-        "an SDR video",
-        "ComfyUI-LTXVideo 2.3/LTX-2.3_ICLoRA_HDR_Distilled.json",
-    )
-};
+const HDR: PublishedIcLora = row(
+    "hdr",
+    Version::V2_3,
+    "Lightricks/LTX-2.3-22b-IC-LoRA-HDR",
+    "ltx-2.3-22b-ic-lora-hdr-0.9.safetensors",
+    "an SDR video",
+    "ComfyUI-LTXVideo 2.3/LTX-2.3_ICLoRA_HDR_Distilled.json",
+);
 const DUBIT: PublishedIcLora = PublishedIcLora {
     input: IcLoraInput::Other("also follows the sound of the reference video, in both stages"),
     ..scaled(

@@ -33,9 +33,8 @@ pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -
         (true, None) => None,
     };
     if let Some(key) = implied_by.filter(|_| origin == ValueOrigin::Default) {
-        // A LoRA that cannot be read is reported when its scales are read.
-        let is_hdr = |path: &str| ReferenceScales::read(path).is_ok_and(|header| header.hdr.is_some());
-        let hdr = config.model.loras.iter().any(|lora| is_hdr(&lora.path));
+        let own = config.model.ic_lora.as_ref().map_or_else(Vec::new, |own| ic_lora::ic_lora_files(&own.path));
+        let hdr = config.model.loras.iter().map(|lora| &lora.path).chain(&own).any(|path| generates_hdr(path));
         let pipeline = if hdr { Pipeline::Hdr } else { Pipeline::IcLora };
         line.set("pipeline", pipeline.name().into(), &merged.origin(key));
         return true;
@@ -48,6 +47,11 @@ pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -
         line.set("pipeline", Pipeline::ImageToVideo.name().into(), &merged.origin("request.images"));
     }
     selects
+}
+
+/// Returns whether a LoRA generates HDR video; false if it cannot be read, which is reported when its scales are read.
+pub(crate) fn generates_hdr(path: &str) -> bool {
+    ReferenceScales::read(path).is_ok_and(|header| header.hdr.is_some())
 }
 
 /// Sets missing scales from LoRA headers and missing lengths from video files. `config` is the typed form of `merged`;
