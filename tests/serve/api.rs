@@ -67,6 +67,31 @@ fn downloads_support_ranges_and_etags() {
 }
 
 #[needs(nothing)]
+fn files_of_hdr_video_are_downloaded_and_deleted() {
+    let site = Site::new(&[]);
+    let [sdr, hdr] = ["steps=1", "steps=1 hdr=300000"].map(|prompt| site.create(prompt));
+    [&sdr, &hdr].into_iter().for_each(|id| drop(site.wait(id)));
+    let mut client = site.client();
+    for (name, kind, file) in [("hdr_video", "video/mp4", "_hdr.mp4"), ("exr", "application/zip", "_exr.zip")] {
+        let path = |id: &str| format!("/v1/videos/{id}/content?variant={name}");
+        let answer = client.get(&path(&hdr));
+        assert_eq!((answer.status, answer.header("content-type"), answer.body.len()), (200, Some(kind), 300_000));
+        let named = format!("inline; filename=\"{hdr}{file}\"");
+        assert_eq!(answer.header("content-disposition"), Some(&*named));
+        let part = client.ask("GET", &path(&hdr), &[("range", "bytes=299998-")]);
+        assert_eq!((part.status, part.body.as_slice()), (206, &[9, 9][..]));
+        let none = client.get(&path(&sdr));
+        assert_eq!((none.error().0, none.error().1.as_str()), (404, "no_such_file"));
+        assert!(none.text().contains(&format!("the video has no {name}")), "{}", none.text());
+    }
+    let wrong = client.get(&format!("/v1/videos/{hdr}/content?variant=raw"));
+    assert!(wrong.text().contains("must be one of video, thumbnail, spritesheet, sidecar, audio, hdr_video, exr"));
+    assert_eq!(site.send("DELETE", &format!("/v1/videos/{hdr}"), None).status, 200);
+    assert_eq!(client.get(&format!("/v1/videos/{hdr}/content?variant=exr")).error().0, 404);
+    site.end();
+}
+
+#[needs(nothing)]
 fn unfinished_video_has_no_content() {
     let site = Site::new(&[]);
     let running = site.create("steps=1000 ms=20");

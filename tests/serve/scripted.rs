@@ -304,6 +304,12 @@ impl GeneratedVideo for ScriptedVideo {
             bytes += contents.len() as u64;
             write_atomically(&folder.join(variant.file()), &contents).map_err(full)?;
         }
+        let hdr: Option<usize> = word(self.job.prompt(), "hdr");
+        for variant in hdr.iter().flat_map(|_| [Variant::HdrVideo, Variant::Exr]) {
+            let contents = vec![9; hdr.unwrap_or_default()];
+            bytes += contents.len() as u64;
+            write_atomically(&folder.join(variant.file()), &contents).map_err(full)?;
+        }
         let (frames, samples) = (frames_of(&self.job), hex::encode(Sha256::digest(b"silence")));
         let sidecar = json!({"seed": self.job.config.summary().seed, "sha256": {"frames": frames, "samples": samples},
             "timings": {"total": 1.0}});

@@ -137,8 +137,8 @@ pub trait JobDevice {
 
 /// A generated video that has not been written. It uses no device memory.
 pub trait GeneratedVideo: Send {
-    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg` and, if the video has audio, `audio.wav` to a
-    /// folder. Each file is written under a temporary name and then renamed. Can be called again after a failure.
+    /// Writes `video.mp4`, `video.json`, `thumb.jpg`, `sprite.jpg`, `audio.wav` if the video has audio, and
+    /// `video_hdr.mp4` and `video_exr.zip` if it is HDR video, to a folder. Each file is written under a temporary name and then renamed. Can be called again after a failure.
     ///
     /// # Errors
     /// Returns `storage_full` if the disk is full, `out_of_files` if the process is out of file descriptors, and

@@ -3,6 +3,7 @@
 //! ```text
 //! STATE/  lock  format  reserve  trash/  damaged/  tmp/  inputs/SHA256.EXT
 //!   jobs/video_01k9…/  request.json  job.json  order.json  steps.safetensors  video.mp4  video.json  thumb.jpg  sprite.jpg  audio.wav
+//!       video_hdr.mp4  video_exr.zip
 //!       video.mp4.kept.safetensors  video.mp4.kept.latents.safetensors
 //! ```
 
@@ -45,16 +46,22 @@ pub enum Variant {
     Sidecar,
     /// The sound as WAV.
     Audio,
+    /// The 10-bit video of an HDR video.
+    HdrVideo,
+    /// The EXR frames of an HDR video as a ZIP file.
+    Exr,
 }
 
 impl Variant {
     /// API name, file name and media type of each variant.
-    const ALL: [(Variant, &str, &str, &str); 5] = [
+    const ALL: [(Variant, &str, &str, &str); 7] = [
         (Variant::Video, "video", "video.mp4", "video/mp4"),
         (Variant::Thumbnail, "thumbnail", "thumb.jpg", "image/jpeg"),
         (Variant::Spritesheet, "spritesheet", "sprite.jpg", "image/jpeg"),
         (Variant::Sidecar, "sidecar", "video.json", "application/json"),
         (Variant::Audio, "audio", "audio.wav", "audio/wav"),
+        (Variant::HdrVideo, "hdr_video", "video_hdr.mp4", "video/mp4"),
+        (Variant::Exr, "exr", "video_exr.zip", "application/zip"),
     ];
 
     /// Returns the variant with this API name.

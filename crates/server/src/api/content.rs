@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -74,8 +73,8 @@ pub(super) async fn content(
     // Some clients address the outputs of a job by index; each job has a single output, with index 0.
     let name = if name == "0" { "video" } else { name };
     let variant = Variant::named(name).ok_or_else(|| {
-        let why = "variant: must be video, thumbnail, spritesheet, sidecar or audio";
-        ApiError::field("invalid_value", "variant", why)
+        let names: Vec<&str> = Variant::each().map(Variant::name).collect();
+        ApiError::field("invalid_value", "variant", format!("variant: must be one of {}", names.join(", ")))
     })?;
     let snapshot = app.jobs.get(&caller, &id)?;
     match snapshot.record.state {
@@ -125,14 +124,16 @@ fn open(jobs: &Jobs, files: Descriptors, id: &VideoId, variant: Variant) -> Resu
 /// Builds the response (200, 206, 304 or 416) according to the request's conditional and range headers.
 fn respond(source: DownloadBody, id: &VideoId, variant: Variant, asked: &HeaderMap) -> Result<Response, ApiError> {
     let length = source.len();
-    let extension = FilePath::new(variant.file()).extension().and_then(|e| e.to_str()).unwrap_or_default();
+    // The files of a job that are named after the video keep the rest of their names.
+    let dot = variant.file().find('.').unwrap_or_default();
+    let ending = variant.file().strip_prefix("video").unwrap_or(&variant.file()[dot..]);
     let tag = format!("\"{id}-{}\"", variant.name());
     let kept = [
         (header::ETAG, tag.clone()),
         (header::CACHE_CONTROL, "private, no-cache".into()),
         (header::ACCEPT_RANGES, "bytes".into()),
         (header::CONTENT_TYPE, variant.media_type().into()),
-        (header::CONTENT_DISPOSITION, format!("inline; filename=\"{id}.{extension}\"")),
+        (header::CONTENT_DISPOSITION, format!("inline; filename=\"{id}{ending}\"")),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin".into()),
     ];
     let mut response = if matches(asked, &header::IF_NONE_MATCH, &tag) {

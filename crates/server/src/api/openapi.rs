@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::App;
 use super::routes::{ROUTES, RequestBodyKind, ResponseBodyKind, Route};
+use crate::store::Variant;
 
 pub(super) async fn document(State(app): State<Arc<App>>) -> Response {
     Json(&app.openapi).into_response()
@@ -82,7 +83,7 @@ fn query_schema(name: &str) -> Value {
         "order" => json!({"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
         "status" => json!({"type": "string", "enum": ["queued", "in_progress", "completed", "failed"]}),
         "variant" => {
-            let names = ["video", "thumbnail", "spritesheet", "sidecar", "audio"];
+            let names: Vec<&str> = Variant::each().map(Variant::name).collect();
             json!({"type": "string", "enum": names, "default": "video"})
         }
         _ => json!({"type": "string"}),

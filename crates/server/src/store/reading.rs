@@ -58,12 +58,18 @@ fn json<T: DeserializeOwned>(folder: &Folder, name: &str) -> Result<Option<T>, S
 
 /// Returns the video if all its files exist. A file gets its final name only when it is complete.
 fn produced(folder: &Folder, path: &Path, has_audio: bool) -> Option<VideoProperties> {
-    let has = |variant: Variant| folder.has_file(variant.file()) || (variant == Variant::Audio && !has_audio);
-    if !Variant::each().all(has) {
-        return None;
-    }
     let sidecar: Value = json(folder, Variant::Sidecar.file()).ok().flatten()?;
     let hash = |of: &str| sidecar["sha256"][of].as_str().map(str::to_string);
+    let is_absent = |variant: Variant| match variant {
+        Variant::Audio => !has_audio,
+        Variant::Exr => hash("hdr").is_none(),
+        // Not every ffmpeg can encode it.
+        Variant::HdrVideo => true,
+        Variant::Video | Variant::Thumbnail | Variant::Spritesheet | Variant::Sidecar => false,
+    };
+    if !Variant::each().all(|variant| folder.has_file(variant.file()) || is_absent(variant)) {
+        return None;
+    }
     // This program wrote the file, so the MP4 header can be read without ffmpeg.
     let clip = media::probe_clip(&path.join(Variant::Video.file()), Path::new("ffmpeg")).ok()?;
     let size =
