@@ -461,12 +461,7 @@ impl Config {
             found.ok_or_else(|| ConfigError::value(NotOneOf, "serve.pipelines", name, why()))
         };
         let all = [Ok(self.pipeline)].into_iter().chain(self.serve.pipelines.iter().map(named));
-        let all: Vec<Pipeline> = all.collect::<Result<_, _>>()?;
-        if all.contains(&Pipeline::Hdr) {
-            let why = "servers do not support HDR video; use `ltx2 generate`, or remove the pipeline";
-            return Err(ConfigError::value(Unsupported, "serve.pipelines", Pipeline::Hdr.name(), why));
-        }
-        Ok(all)
+        all.collect()
     }
 
     /// Returns the selected platform.

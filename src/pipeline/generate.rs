@@ -410,6 +410,7 @@ fn pending_videos(
         path: path.clone(),
         replaceable: replaceable.clone(),
         fallback: Some(FallbackLocation::Temporary),
+        archives_exr: false,
         report: RunReport::new(&generated, &runner.executor, made),
         sidecar: config.output.sidecar.then(|| sidecar(plan, job, &model, runner, versions)),
         generated,

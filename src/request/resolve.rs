@@ -137,7 +137,8 @@ pub(crate) fn resolve(config: &Config, sizes: &ModelSizes) -> Result<Request, Re
             config::RescaleScope::PerSample => RescaleExtent::PerSample,
             config::RescaleScope::Batch => RescaleExtent::Batch,
         },
-        text_embeddings: r.text_embeddings.as_ref().map(PathBuf::from),
+        // On a server, pipelines without HDR share the configuration that sets this file.
+        text_embeddings: r.text_embeddings.as_ref().filter(|_| config.pipeline.spec().hdr).map(PathBuf::from),
         max_sequence_length: r.max_sequence_length,
         sampler: samplers(config)?.0,
         cache: config.sampler.cache.step_cache(),

@@ -156,6 +156,11 @@ impl Fields {
         Ok(())
     }
 
+    /// Returns whether the operator's text embeddings replace the prompt, which then only names the video.
+    fn has_text_embeddings(&self, effective: &Config) -> bool {
+        effective.pipeline.spec().hdr && effective.request.text_embeddings.is_some()
+    }
+
     /// Returns the configuration to store with a job, and the names of its input files. Server settings are removed,
     /// and paths of input files are replaced by their names in the store.
     fn request_config(&self, effective: &Config) -> (Config, Vec<String>) {
@@ -163,7 +168,12 @@ impl Fields {
         own.serve = Serve::default();
         own.extends = None;
         (own.output.path, own.output.save_frames, own.output.save_audio) = (None, None, None);
-        own.output.preview_decoder = None;
+        (own.output.save_exr, own.output.preview_decoder) = (None, None);
+        if own.pipeline.spec().hdr {
+            own.output.audio = false;
+        } else {
+            own.request.text_embeddings = None;
+        }
         let mut names: Vec<String> = Vec::new();
         for path in own.request.files_mut() {
             let Some(name) = self.inputs.name(path).map(String::from) else { continue };
@@ -229,7 +239,12 @@ impl Generator for Fields {
         self.fill_retake(&mut given, endpoint, &mut warnings)?;
         let loaded = self.laid(&given, endpoint, &mut warnings)?;
         // Only fields of this request are checked, not the fields that a remix inherits.
-        let effect = loaded.check_request_effect(|field| given.uses_name(field));
+        let is_label = self.has_text_embeddings(&loaded.config);
+        if is_label {
+            warnings.push("the prompt has no effect: the server's text embeddings for HDR video replace it".into());
+        }
+        let prompt = given.name("prompt");
+        let effect = loaded.check_request_effect(|field| given.uses_name(field) && !(is_label && field == prompt));
         effect.map_err(|error| errors::config_error(error, &given))?;
         let (config, inputs) = self.request_config(&loaded.config);
         self.check(&loaded, &given)?;

@@ -71,6 +71,7 @@ impl Server {
             request.images.iter_mut().filter(|i| i.path == path).for_each(|i| i.path = name.into());
             request.audio.iter_mut().filter(|a| a.path == path).for_each(|a| a.path = name.into());
             request.video.iter_mut().filter(|v| **v == path).for_each(|v| *v = name.into());
+            request.reference_videos.iter_mut().filter(|v| v.path == path).for_each(|v| v.path = name.into());
         }
         Arc::new(AcceptedJob {
             id: self.ids.next().expect("an id"),
@@ -692,4 +693,66 @@ fn image_and_audio_jobs_match_generate() {
         other => panic!("{:?}", other.map(|made| made.len())),
     }
     server.make(&server.job("small", &[], &[]));
+}
+
+/// Writes a safetensors file with zeros of the shapes that the tiny model needs; returns its path.
+fn text_embeddings(path: &Path) -> String {
+    let bytes = vec![0; 4 * 64 * 32];
+    let view = |channels: usize| {
+        let own = &bytes[..4 * 64 * channels];
+        safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![64, channels], own).expect("a tensor")
+    };
+    let tensors = [("video_context", view(32)), ("audio_context", view(16))];
+    std::fs::write(path, safetensors::serialize(tensors, None).expect("bytes")).expect("written");
+    path.display().to_string()
+}
+
+/// The operator sets the text embeddings and the codec. The EXR files equal those of `ltx2 generate`.
+#[needs(cpu, ffmpeg, full)]
+fn hdr_job_writes_preview_video_and_exr_archive() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clip = folder.path().join("clip.mp4");
+    let byte = |(f, y, x, c)| ((f * 13 + y * 3 + x * 5 + c * 70) % 256) as u8;
+    let frames = ltx2::media::Frames::new(ndarray::Array4::from_shape_fn((17, 100, 128, 3), byte)).expect("frames");
+    ltx2::media::write_mp4(&clip, &frames, 24.0, None, &ltx2::media::Mp4Options::default()).expect("a video");
+    let embeddings = format!("request.text_embeddings={}", text_embeddings(&folder.path().join("scene.safetensors")));
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models");
+    let (model, upsampler) = (format!("model.path={tiny}/tiny_2_3"), format!("model.upsampler={tiny}/upsampler_plain"));
+    let set = [
+        &*model,
+        &upsampler,
+        &embeddings,
+        "request={width: 128, height: 128, num_frames: 17, max_sequence_length: 64}",
+        "runtime={dtype: f32, xla_flags: {xla_backend_optimization_level: 0}}",
+        "serve.pipelines=[hdr]",
+        "guidance.video={cfg: 1, stg: 0, modality: 1, rescale: 0}",
+        "output.hdr_codec=av1",
+    ];
+    let mut server = Server::start(&set);
+    let reference = format!("request.reference_videos=[{{path: {}}}]", server.gives(&clip));
+    let lora = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/lora/hdr_tiny_2_3.safetensors");
+    let lora = format!("model.loras=[{{path: {lora}}}]");
+    let own = ["pipeline=hdr", "output.audio=false", &*reference, &*lora];
+    let made = server.make(&server.job("hdr", &own, &["clip.mp4"]));
+    let names = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "video_hdr.mp4", "video_exr.zip"];
+    let mut left: Vec<_> =
+        std::fs::read_dir(made.folder.path()).expect("a folder").map(|e| e.expect("a file").file_name()).collect();
+    left.sort();
+    let mut wanted = names;
+    wanted.sort_unstable();
+    assert_eq!(left, wanted);
+    let bytes: u64 = names.iter().map(|name| made.path(name).metadata().expect("a file").len()).sum();
+    assert_eq!((made.produced.bytes, &made.produced.warnings[..]), (bytes, &[][..]));
+    let mut archive =
+        zip::ZipArchive::new(std::fs::File::open(made.path("video_exr.zip")).expect("a file")).expect("an archive");
+    assert_eq!(archive.len(), 17);
+    made.assert_matches_generate();
+    let again: Value = serde_json::from_slice(&std::fs::read(made.path("again.json")).expect("a file")).expect("JSON");
+    assert_eq!(again["sha256"]["hdr"], made.sidecar()["sha256"]["hdr"]);
+    for frame in [0, 16] {
+        let name = format!("frame_{frame:05}.exr");
+        let mut packed = Vec::new();
+        std::io::Read::read_to_end(&mut archive.by_name(&name).expect("a frame"), &mut packed).expect("bytes");
+        assert_eq!(packed, std::fs::read(made.path(&format!("again_exr/{name}"))).expect("a file"));
+    }
 }

@@ -38,7 +38,7 @@ fn codec(config: &Config) -> HdrCodec {
 ///
 /// # Errors
 /// Returns an error that says what to install.
-pub(in crate::pipeline) fn check_encoder(config: &Config) -> Result<()> {
+pub(crate) fn check_encoder(config: &Config) -> Result<()> {
     let is_asked = matches!(config.output.hdr_video, Some(HdrVideo::Hlg | HdrVideo::Pq));
     let fault =
         (config.pipeline.spec().hdr && is_asked).then(|| media::hdr_video_fault(Path::new(FFMPEG), codec(config)));
@@ -60,6 +60,12 @@ pub(in crate::pipeline) fn write_exr(
     media::write_exr_frames(&folder, frames, false)?;
     tracing::info!("{}: {} EXR frames", folder.display(), frames.count());
     Ok(())
+}
+
+/// Writes the EXR frames of the video `path` to the ZIP file `OUTPUT_exr.zip`.
+pub(in crate::pipeline) fn write_exr_archive(path: &Path, frames: &HdrFrames, replaceable: &Replaceable) -> Result<()> {
+    let archive = next_to(path, "_exr.zip");
+    Ok(media::write_exr_archive(&archive, frames, replaceable.has(&archive))?)
 }
 
 /// Writes the 10-bit video of the video `path`, with `fps` frames per second. If it is optional and ffmpeg or its encoder

@@ -6,7 +6,7 @@ pub mod denoise_checkpoint;
 pub(crate) mod differences;
 pub(in crate::pipeline) mod frame_collector;
 pub(in crate::pipeline) mod hashes;
-pub(in crate::pipeline) mod hdr_files;
+pub(crate) mod hdr_files;
 pub(in crate::pipeline) mod partial_results;
 pub(in crate::pipeline) mod preview_files;
 pub(in crate::pipeline) mod recorded;

@@ -50,6 +50,8 @@ pub(crate) struct UnwrittenVideo {
     /// Location in which the results are saved if a file cannot be written. `None`: they are not saved; the caller
     /// retries or calls [`UnwrittenVideo::save_next_to_video`].
     pub(crate) fallback: Option<FallbackLocation>,
+    /// Whether the EXR frames of HDR video are written to one ZIP file next to the video, instead of a folder.
+    pub(crate) archives_exr: bool,
     pub(crate) report: RunReport,
     /// The sidecar (JSON file next to the video), without output hashes and timings. `None`: no sidecar is written.
     pub(crate) sidecar: Option<Value>,
@@ -277,7 +279,10 @@ impl UnwrittenVideo {
         }
         if let Some(hdr) = &self.generated.hdr {
             let rate = self.generated.frame_rate;
-            failures.add(hdr_files::write_exr(config, path, several, hdr, &self.replaceable));
+            failures.add(match self.archives_exr {
+                true => hdr_files::write_exr_archive(path, hdr, &self.replaceable),
+                false => hdr_files::write_exr(config, path, several, hdr, &self.replaceable),
+            });
             failures.add(hdr_files::write_video(config, path, hdr, rate, &self.replaceable));
         }
         if let Some(file) = &config.output.save_audio {

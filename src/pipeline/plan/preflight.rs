@@ -161,12 +161,25 @@ pub(super) fn check_chain(requests: &[Request], videos: &RunVideos, audio: bool)
     }
 }
 
+/// Checks the file with text contexts that HDR requests with this configuration use, if any.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or if its tensors have other shapes than the model needs.
+pub(crate) fn check_text_embeddings(config: &Config, sizes: &ModelSizes) -> Result<()> {
+    let path = config.request.text_embeddings.as_deref().filter(|_| config.pipeline.spec().hdr);
+    path.map_or(Ok(()), |path| check_contexts(Path::new(path), sizes, config.request.max_sequence_length))
+}
+
+fn check_contexts(path: &Path, sizes: &ModelSizes, tokens: usize) -> Result<()> {
+    let given = |error| PipelineError::Given { key: "request.text_embeddings", source: Box::new(error) };
+    read_contexts(path, sizes, tokens, 1).map(drop).map_err(given)
+}
+
 /// Checks that the requests can use their input files.
 pub(crate) fn check_input_files(requests: &[Request], sizes: &ModelSizes) -> Result<()> {
     for request in requests {
         if let Some(path) = &request.text_embeddings {
-            let given = |error| PipelineError::Given { key: "request.text_embeddings", source: Box::new(error) };
-            read_contexts(path, sizes, request.max_sequence_length, 1).map_err(given)?;
+            check_contexts(path, sizes, request.max_sequence_length)?;
         }
         for condition in request.conditions.as_ref().into_iter().flatten() {
             let key = match &condition.content {

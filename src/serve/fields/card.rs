@@ -37,6 +37,8 @@ pub struct PipelineInputs {
     pub reference_videos: Support,
     /// Use of the required input video. `None`: the pipeline rejects input videos.
     pub video: Option<VideoUse>,
+    /// Whether the video is HDR video, with the variants `hdr_video` and `exr`, and without sound and previews.
+    pub hdr: bool,
 }
 
 impl PipelineInputs {
@@ -50,6 +52,7 @@ impl PipelineInputs {
             audio: spec.audio,
             reference_videos: spec.reference_videos,
             video: spec.video,
+            hdr: spec.hdr,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::serve::error::ApiError;
 
 /// Configuration keys that fields with [`FieldEffect::Own`] set. Each key is paired with the field that errors about it
 /// mention.
-const OWN: [(&str, &str); 16] = [
+const OWN: [(&str, &str); 17] = [
     ("request.width", "size"),
     ("request.height", "size"),
     ("request.num_frames", "num_frames"),
@@ -20,6 +20,7 @@ const OWN: [(&str, &str); 16] = [
     ("request.images", "images"),
     ("request.audio", "input_audio"),
     ("request.video", "input_video"),
+    ("request.mask", "mask"),
     ("request.reference_videos", "reference_videos"),
     ("request.retake", "retake"),
     ("request.extend", "seconds"),
@@ -46,7 +47,7 @@ fn field_name(setting: Setting, given: &RequestFields) -> Cow<'static, str> {
         Setting::Audio => "input_audio",
         Setting::Video => "input_video",
         Setting::ReferenceVideos => "reference_videos",
-        Setting::Mask => "region or keep",
+        Setting::Mask => "mask, region or keep",
         Setting::Span => "start and end, or retake",
         Setting::SpanStart => "start",
         Setting::SpanEnd => "end",
@@ -94,15 +95,25 @@ pub(super) fn config_error(error: ConfigError, given: &RequestFields) -> ApiErro
             let field = match &origin {
                 Some(ValueOrigin::Field(name)) if name == "ltx2" => Some(format!("ltx2.{key}")),
                 Some(ValueOrigin::Field(name)) => Some(name.clone()),
+                Some(ValueOrigin::Lora(_)) => {
+                    ["lora", "ic_lora"].into_iter().find(|f| given.get(f).is_some()).map(|f| given.name(f))
+                }
                 _ => field_of(&key, given),
             };
             let whose = match origin {
                 None | Some(ValueOrigin::Field(_) | ValueOrigin::Reference(_)) => "",
                 Some(ValueOrigin::Video(_)) => " (from the input video)",
+                Some(ValueOrigin::Lora(_)) => " (from the LoRA)",
                 Some(_) => " (from the server's configuration)",
             };
-            let is_file =
-                ["request.video", "request.images", "request.audio", "request.reference_videos", "model.loras"];
+            let is_file = [
+                "request.video",
+                "request.mask",
+                "request.images",
+                "request.audio",
+                "request.reference_videos",
+                "model.loras",
+            ];
             let value = value.filter(|value| !value.is_empty() && !is_file.contains(&&*key));
             let set = value.map_or(String::new(), |value| format!(" = {value}{whose}"));
             let message = format!("{}{set}: {}", field.as_deref().unwrap_or(&key), limit());

@@ -98,7 +98,7 @@ impl Fields {
         }
     }
 
-    /// Adds the paths of the input audio and videos to the layer.
+    /// Adds the paths of the input audio, the mask and the videos to the layer.
     fn apply_files(&self, given: &RequestFields, layer: &mut RequestLayer) -> Result<(), ApiError> {
         let fault = |error| config_error(error, given);
         self.apply_images(given, None, layer)?;
@@ -106,6 +106,10 @@ impl Fields {
             let mut own = sound.clone();
             self.place(&mut own, "stored", "path")?;
             layer.set(&given.name("input_audio"), "request.audio", own).map_err(fault)?;
+        }
+        if let Some(mask) = given.get("mask") {
+            let path = self.input_path(mask, "stored")?;
+            layer.set(&given.name("mask"), "request.mask", path.into()).map_err(fault)?;
         }
         if let Some(video) = given.get("input_video") {
             let path = self.input_path(video, "stored")?;
@@ -217,7 +221,9 @@ impl Fields {
         match (own.spec().image_variant, own.spec().images) {
             (Some(variant), Support::Required) if lacks_images => variant,
             (Some(_), _) if has("input_audio") => or_own(Pipeline::AudioToVideo),
-            _ if has("reference_videos") && !own.takes_video() => or_own(Pipeline::IcLora),
+            _ if own.takes_video() || own.spec().reference_videos == Support::Required => own,
+            _ if has("reference_videos") && self.has_hdr_lora(given) => or_own(Pipeline::Hdr),
+            _ if has("reference_videos") => or_own(Pipeline::IcLora),
             _ => own,
         }
     }

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::Fields;
 use super::read::{invalid, no_more, number, shown, structure, take};
-use super::request_fields::plain;
+use super::request_fields::{RequestFields, plain};
+use crate::config::{generates_hdr, ic_lora_files};
 use crate::serve::error::ApiError;
 
 /// Maximum number of LoRAs per request.
@@ -32,6 +33,14 @@ impl Fields {
         let is_known = |name: &str| own.iter().any(|known| known == name);
         let known = if own.is_empty() { "none are available (serve.ic_loras)".into() } else { available(own) };
         read_lora(field, given, &is_known, &known)
+    }
+
+    /// Returns whether a LoRA of the server's configuration or of the request generates HDR video.
+    pub(super) fn has_hdr_lora(&self, given: &RequestFields) -> bool {
+        let loras = self.with_loras(given.get("lora").unwrap_or(&Value::Null));
+        let own = given.get("ic_lora").and_then(|own| own["name"].as_str()).map_or_else(Vec::new, ic_lora_files);
+        let paths = loras.as_array().into_iter().flatten().filter_map(|lora| lora["path"].as_str());
+        paths.chain(own.iter().map(String::as_str)).any(generates_hdr)
     }
 
     fn known_loras(&self) -> String {

@@ -1,6 +1,7 @@
 //! Unit tests of request fields.
 
 mod files;
+mod hdr;
 mod refused;
 mod taken;
 

@@ -45,11 +45,16 @@ fn by_kind(error: &PipelineError) -> RunError {
             let field = "enhance_prompt";
             RunError::Job(Failure::field("unsupported_parameter", field, of_given(error, field)))
         }
+        PipelineError::Given { key: "request.text_embeddings", .. } => {
+            tracing::error!("{}", one_line(error));
+            job("internal", "the server's text embeddings for HDR video cannot be used".into())
+        }
         PipelineError::Given { key, .. } => {
             let (code, field) = match *key {
                 "request.video" => ("invalid_video", "input_video"),
                 "request.reference_videos" => ("invalid_video", "reference_videos"),
                 "request.num_frames" => ("too_large", "num_frames"),
+                "request.mask" => ("invalid_value", "mask"),
                 "request.audio" | "request.audio_latents" => ("invalid_audio", "input_audio"),
                 _ => ("invalid_image", "input_reference"),
             };

@@ -47,24 +47,18 @@ impl InputFolder {
     pub(super) fn named(&self, job: &AcceptedJob) -> Result<Config, PipelineError> {
         let invalid = |error| PipelineError::Input(format!("invalid configuration of the job {}: {error}", job.id));
         let mut config: Config = job.config.parse().map_err(invalid)?;
-        let request = &mut config.request;
-        let images = request.images.iter_mut().map(|image| &mut image.path);
-        let latents = request.audio_latents.iter_mut().map(|latents| &mut latents.path);
-        let references = request.reference_videos.iter_mut();
-        let references = references.flat_map(|v| [Some(&mut v.path), v.attention_mask.as_mut()]).flatten();
-        let single = request.video.as_mut().into_iter().chain(request.audio.as_mut().map(|audio| &mut audio.path));
-        for path in images.chain(latents).chain(references).chain(single) {
+        for path in config.request.files_mut() {
             if job.inputs.contains(path) {
                 *path = self.0.join(&*path).to_string_lossy().into_owned();
             }
         }
-        let Output { audio, preview_every, .. } = config.output;
-        config.output = Output { audio, preview_every, ..Output::default() };
+        let Output { audio, preview_every, hdr_video, hdr_codec, .. } = config.output;
+        config.output = Output { audio, preview_every, hdr_video, hdr_codec, ..Output::default() };
         Ok(config)
     }
 }
 
-/// Replaces the model and runtime paths in a job's configuration by those of this host, which may differ from those of
+/// Replaces the paths of the model, the runtime and the text embeddings in a job's configuration by those of this host, which may differ from those of
 /// process 0.
 pub(super) fn local(config: &mut Config, own: &Config) {
     let given = &config.model;
@@ -75,6 +69,9 @@ pub(super) fn local(config: &mut Config, own: &Config) {
         lora_merge: given.lora_merge,
         ..own.model.clone()
     };
+    if config.request.text_embeddings.is_some() {
+        config.request.text_embeddings.clone_from(&own.request.text_embeddings);
+    }
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 

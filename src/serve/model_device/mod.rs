@@ -29,13 +29,14 @@ use crate::models::tokenizer::BosRule;
 use crate::pipeline::enhancement::Enhancer;
 use crate::pipeline::model::OpenModel;
 use crate::pipeline::output::denoise_checkpoint::{CheckpointSettings, Every};
+use crate::pipeline::output::hdr_files::check_encoder;
 use crate::pipeline::output::report::RunReport;
 use crate::pipeline::output::sidecar::sidecar;
 use crate::pipeline::output::writer::UnwrittenVideo;
 use crate::pipeline::plan::loras::Loras;
 use crate::pipeline::plan::options::{FallbackLocation, RunOptions};
 use crate::pipeline::plan::overwrites::Replaceable;
-use crate::pipeline::plan::preflight::{check_input_files, give, inputs};
+use crate::pipeline::plan::preflight::{check_input_files, check_text_embeddings, give, inputs};
 use crate::pipeline::plan::resolved::ResolvedConfig;
 use crate::pipeline::plan::run_plan::RunPlan;
 use crate::pipeline::plan::videos::{Job, RunVideos};
@@ -134,7 +135,10 @@ impl ModelDevice {
             Enhancer::check_key(&config.enhance)?;
         }
         for pipeline in config.served_pipelines()? {
-            model.verify(&Config { pipeline, ..config.clone() })?;
+            let own = Config { pipeline, ..config.clone() };
+            model.verify(&own)?;
+            check_encoder(&own)?;
+            check_text_embeddings(&own, &model.sizes)?;
         }
         let session = Session::start(plan, model, group)?;
         let model = &session.runner.model;
@@ -376,6 +380,7 @@ impl ModelDevice {
                 path: std::path::PathBuf::new(),
                 replaceable: Replaceable::everything(),
                 fallback: None,
+                archives_exr: true,
                 report: RunReport::new(&generated, &runner.executor, took),
                 sidecar: Some(sidecar),
                 job,

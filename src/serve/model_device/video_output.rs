@@ -10,9 +10,10 @@ use super::super::descriptors::is_caused_by_exhaustion;
 use super::super::device::GeneratedVideo;
 use super::super::error::Failure;
 use super::super::job::VideoProperties;
-use super::super::store;
+use super::super::store::{self, Variant};
 use super::{Config, PipelineError, failures, one_line, thumbnails};
 use crate::atomic_file::{FileError, write_atomically};
+use crate::config::HdrVideo;
 use crate::media::{self, WavFormat};
 use crate::pipeline::output::writer::{UnwrittenVideo, WrittenVideo};
 use crate::pipeline::plan::videos::RunVideos;
@@ -85,6 +86,18 @@ impl ModelVideo {
         Ok(finished)
     }
 
+    /// Returns warnings about the files of HDR video that could not be written; the log has the reasons.
+    fn missing_hdr_files(&self, folder: &Path) -> impl Iterator<Item = String> {
+        let is_missing = |variant: Variant| !folder.join(variant.file()).exists();
+        let has_video = self.config.output.hdr_video != Some(HdrVideo::None);
+        let missing = [
+            (has_video && is_missing(Variant::HdrVideo), "the server's ffmpeg cannot encode the 10-bit video"),
+            (is_missing(Variant::Exr), "the EXR frames could not be written"),
+        ];
+        let is_hdr = self.written.generated.hdr.is_some();
+        missing.into_iter().filter(move |(is_missing, _)| is_hdr && *is_missing).map(|(_, why)| why.into())
+    }
+
     /// Writes the MP4 with its sidecar, unless an earlier attempt has written them.
     fn write_video(&mut self) -> Result<WrittenVideo, PipelineError> {
         match self.finished.take() {
@@ -119,8 +132,9 @@ impl GeneratedVideo for ModelVideo {
         let timings = without_timeline(figures.clone());
         let generated = &self.written.generated;
         let frames = &generated.frames;
-        let bytes = ["video.mp4", "video.json", "thumb.jpg", "sprite.jpg", "audio.wav"];
-        let bytes = bytes.iter().filter_map(|name| Some(folder.join(name).metadata().ok()?.len())).sum();
+        let files = Variant::each().map(|variant| folder.join(variant.file()));
+        let bytes = files.filter_map(|path| Some(path.metadata().ok()?.len())).sum();
+        let warnings = self.warnings.iter().cloned().chain(self.missing_hdr_files(folder)).collect();
         Ok(VideoProperties {
             width: frames.width(),
             height: frames.height(),
@@ -131,7 +145,7 @@ impl GeneratedVideo for ModelVideo {
             samples_sha256,
             timings,
             enhanced_prompt: self.enhanced_prompt.clone(),
-            warnings: self.warnings.clone(),
+            warnings,
         })
     }
 }

@@ -17,16 +17,16 @@ use crate::serve::form::Form;
 use crate::serve::generator::{Endpoint, SourceVideo};
 use crate::serve::job::AcceptedJob;
 
-fn image(name: &str) -> Vec<u8> {
+pub(super) fn image(name: &str) -> Vec<u8> {
     std::fs::read(format!("tests/fixtures/images/{name}")).expect("a fixture")
 }
 
-fn data_url(bytes: &[u8]) -> String {
+pub(super) fn data_url(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
 }
 
 /// Returns an MP4 with the given number and size of black frames.
-fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
+pub(super) fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
     let file = tempfile::Builder::new().suffix(".mp4").tempfile().expect("a file");
     let frames = Frames::new(Array4::zeros((frames, height, width, 3))).expect("frames");
     let options = Mp4Options { encoder: EncoderChoice::Embedded, ..Mp4Options::default() };
@@ -35,7 +35,7 @@ fn video(frames: usize, height: usize, width: usize) -> Vec<u8> {
 }
 
 /// Returns a WAV file with one second of audio.
-fn sound() -> Vec<u8> {
+pub(super) fn sound() -> Vec<u8> {
     let file = tempfile::Builder::new().suffix(".wav").tempfile().expect("a file");
     let audio = Audio::new(Array2::from_elem((1, 8000), 0.25), 8000).expect("sound");
     write_wav(file.path(), &audio, WavFormat::Pcm16).expect("a WAV");
@@ -57,7 +57,11 @@ fn form(
     server.accept(server.read_form(&parts)?, endpoint)
 }
 
-fn create(server: &TestConverter, fields: &[(&str, &str)], files: &[(&str, &[u8])]) -> Result<AcceptedJob, ApiError> {
+pub(super) fn create(
+    server: &TestConverter,
+    fields: &[(&str, &str)],
+    files: &[(&str, &[u8])],
+) -> Result<AcceptedJob, ApiError> {
     form(server, &[&[("prompt", "a"), ("seed", "1")], fields].concat(), files, Endpoint::Create)
 }
 
