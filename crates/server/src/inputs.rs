@@ -162,6 +162,18 @@ impl InputStore {
         self.keep(&mut File::open(file).map_err(|e| unkept(&e))?, "mp4")
     }
 
+    /// Stores an image like [`InputStore::keep_image`], or any other file like [`InputStore::keep_video`].
+    ///
+    /// # Errors
+    /// Same as these functions.
+    pub fn keep_mask(&self, field: &str, file: &Path) -> Result<String, ApiError> {
+        let mut reader = BufReader::new(File::open(file).map_err(|e| unkept(&e))?);
+        match ImageKind::detect(reader.fill_buf().map_err(|e| unkept(&e))?) {
+            Some(_) => self.keep_image(field, file),
+            None => self.keep_video(field, file),
+        }
+    }
+
     /// Writes bytes to a temporary file and calls `look` with its path.
     ///
     /// # Errors

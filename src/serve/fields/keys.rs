@@ -37,7 +37,7 @@ pub(super) fn shape(config: &Config, ranks: &LoraRanks) -> String {
         video.attention_mask.iter_mut().for_each(String::clear);
         (video.preprocess, video.attention_mask_channel) = (None, MaskChannel::default());
     });
-    r.video.iter_mut().for_each(String::clear);
+    r.video.iter_mut().chain(r.mask.as_mut()).for_each(String::clear);
     if let Some(audio) = &mut r.audio {
         audio.path.clear();
     }

@@ -32,8 +32,8 @@ pub(super) fn takes_file(name: &str) -> bool {
         None => (name, ""),
     };
     let is_media = table::find(root).is_some_and(|spec| {
-        use FieldKind::{Image, Images, Sound, Video, Videos};
-        matches!(spec.kind, Image | Images | Sound | Video | Videos)
+        use FieldKind::{Image, Images, Mask, Sound, Video, Videos};
+        matches!(spec.kind, Image | Images | Mask | Sound | Video | Videos)
     });
     is_media && (member.bytes().all(|b| b.is_ascii_digit()) || CONTENTS.contains(&member))
 }
@@ -47,6 +47,8 @@ enum MediaKind {
         start: f64,
     },
     Video,
+    /// Image or video.
+    Mask,
 }
 
 /// The file parts of a form, with a record of the parts that fields have used.
@@ -90,6 +92,7 @@ impl Fields {
         self.keep_references(given, &mut parts)?;
         self.keep_audio(given, &mut parts)?;
         self.keep_video(given, &mut parts, endpoint)?;
+        self.keep_mask(given, &mut parts)?;
         let Some(at) = parts.used.iter().position(|used| !used) else { return Ok(()) };
         let name = &parts.all[at].field;
         Err(match table::find(name) {
@@ -347,12 +350,38 @@ impl Fields {
         Ok(())
     }
 
+    fn keep_mask(&self, given: &mut RequestFields, parts: &mut FormFiles) -> Result<(), ApiError> {
+        let Some(spec) = table::find("mask") else { return Ok(()) };
+        let taken = given.take(spec.name);
+        let own = parts.take_parts(spec);
+        let name = name_of(spec, taken.as_ref(), own.first().map(|at| &parts.all[*at]));
+        if own.len() + usize::from(taken.is_some()) > 1 {
+            return Err(invalid(&name, "set twice; remove one of the two"));
+        }
+        let contents = match (own.first(), taken) {
+            (None, None) => return Ok(()),
+            (Some(at), _) => json!({"file": parts.all[*at].field}),
+            (None, Some((_, item))) => match structure(&name, item)? {
+                Value::Object(mut item) => {
+                    let contents = contents(&name, &mut item)?;
+                    no_more(&name, &item, "file, data")?;
+                    contents
+                }
+                other => other,
+            },
+        };
+        let stored = self.keep(&name, MediaKind::Mask, &contents, parts)?;
+        given.put(spec.name, Some(name), json!({"stored": stored}));
+        Ok(())
+    }
+
     /// Stores a file and returns its name in the store. `contents` is a reference to a form part, or base64 text.
     fn keep(&self, field: &str, what: MediaKind, contents: &Value, parts: &mut FormFiles) -> Result<String, ApiError> {
         let keep = |file: &std::path::Path| match what {
             MediaKind::Image => self.inputs.keep_image(field, file),
             MediaKind::Sound { start } => self.inputs.keep_audio(field, file, start),
             MediaKind::Video => self.inputs.keep_video(field, file),
+            MediaKind::Mask => self.inputs.keep_mask(field, file),
         };
         match contents {
             Value::Object(file) => {
@@ -409,6 +438,7 @@ fn decode(field: &str, what: MediaKind, text: &str) -> Result<Vec<u8>, ApiError>
         MediaKind::Image => "invalid_image",
         MediaKind::Sound { .. } => "invalid_audio",
         MediaKind::Video => "invalid_video",
+        MediaKind::Mask => "invalid_mask",
     };
     let fault = |why: &str| ApiError::field(code, field, format!("{field}: {why}"));
     let text = text.trim();

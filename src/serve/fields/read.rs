@@ -56,6 +56,10 @@ pub(super) fn value(field: &str, kind: FieldKind, given: Value) -> Result<Value,
             let items = list(field, given)?.into_iter();
             items.map(|item| value(field, FieldKind::Integer(0, 1 << 16), item)).collect()
         }
+        FieldKind::Rectangle => match value(field, FieldKind::Integers, given)? {
+            Value::Array(sides) if sides.len() == 4 => Ok(Value::Array(sides)),
+            other => Err(invalid(field, format!("must be [left, top, width, height], not {}", shown(&other)))),
+        },
         FieldKind::Metadata => metadata(field, given),
         FieldKind::Retake => span(field, given),
         FieldKind::Tree => object(field, given).map(Value::Object),

@@ -10,11 +10,12 @@ use crate::serve::job::AcceptedJob;
 
 /// Groups of names for the same setting. Setting one name removes all others of its group. The prefix `ltx2.` denotes
 /// YAML keys.
-const SAME: [&[&str]; 7] = [
+const SAME: [&[&str]; 8] = [
     &["enhance_prompt", "ltx2.request.enhance_prompt"],
     &["seconds", "num_frames", "ltx2.request.num_frames"],
     &["num_inference_steps", "sigmas", "ltx2.sampler.steps", "ltx2.sampler.sigmas"],
     &["input_reference", "images"],
+    &["mask", "region", "keep", "ltx2.request.inpaint.region", "ltx2.request.inpaint.keep"],
     &["seed", "ltx2.request.seed"],
     &["negative_prompt", "ltx2.request.negative_prompt"],
     &["pipeline", "ltx2.pipeline"],

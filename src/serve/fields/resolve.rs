@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use super::errors::request_error;
+use super::errors::{media_error, request_error};
 use super::read::invalid;
 use super::request_fields::RequestFields;
 use super::span::probed;
 use crate::config::{Config, Reference, Serve, VideoUse, whole_frames};
+use crate::media::probe_clip;
 use crate::models::presets::Preset;
 use crate::pipeline::plan::origin;
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -73,6 +74,7 @@ impl Resolver {
                 format!("{name}: {made} frames exceed the server's limit of {} (serve.max_frames)", serve.max_frames);
             return Err(ApiError::field("too_large", name, why));
         }
+        check_mask(config, frames, given)?;
         if config.pipeline.spec().video != Some(VideoUse::Whole) {
             self.check_tokens(config, frames, serve, given)?;
         }
@@ -111,6 +113,23 @@ impl Resolver {
         }
         Ok(())
     }
+}
+
+/// Rejects a mask video with fewer frames than the video.
+fn check_mask(config: &Config, frames: usize, given: &RequestFields) -> Result<(), ApiError> {
+    let mask = config.request.mask.as_deref().map(Path::new);
+    let Some(mask) = mask.filter(|path| path.extension().is_some_and(|extension| extension == "mp4")) else {
+        return Ok(());
+    };
+    let name = given.name("mask");
+    let own = probe_clip(mask, Path::new("ffmpeg")).map_err(|error| media_error(&error, &name))?.frames;
+    if own == 1 || own >= frames {
+        return Ok(());
+    }
+    Err(invalid(
+        &name,
+        format!("has {own} frames, but the video has {frames}; use a longer mask, or an image for all frames"),
+    ))
 }
 
 /// Returns the size of the finished video, given the number of frames that are denoised.

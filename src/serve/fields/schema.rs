@@ -26,6 +26,9 @@ impl Spec {
             FieldKind::Size => json!({"type": "string", "pattern": "^(auto|[0-9]{2,5}x[0-9]{2,5})?$"}),
             FieldKind::Numbers => list(json!({"type": "number"})),
             FieldKind::Integers => list(json!({"type": "integer", "minimum": 0})),
+            FieldKind::Rectangle => {
+                json!({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4})
+            }
             FieldKind::Image => json!({"anyOf": [contents, image(), list(item(image()))]}),
             FieldKind::Images => list(item(image())),
             FieldKind::Sound => item(members(&[
@@ -34,6 +37,9 @@ impl Spec {
                 ("start", json!({"type": "number", "minimum": 0})),
                 ("duration", json!({"type": "number", "exclusiveMinimum": 0})),
             ])),
+            FieldKind::Mask => {
+                item(members(&[("data", json!({"type": "string"})), ("file", json!({"type": "string"}))]))
+            }
             FieldKind::Video => item(members(&[
                 ("id", json!({"type": "string"})),
                 ("data", json!({"type": "string"})),

@@ -3,8 +3,8 @@
 
 use FieldEffect::{Keys, Neutral, Own};
 use FieldKind::{
-    Flag, Frames, IcLora, Image, Images, Integer, Integers, Loras, Metadata, Number, Numbers, Retake, Seconds, Seed,
-    Size, Sound, Text, Tree, Video, Videos, Word,
+    Flag, Frames, IcLora, Image, Images, Integer, Integers, Loras, Mask, Metadata, Number, Numbers, Rectangle, Retake,
+    Seconds, Seed, Size, Sound, Text, Tree, Video, Videos, Word,
 };
 
 use crate::sampling::MAX_STEPS;
@@ -32,11 +32,15 @@ pub enum FieldKind {
     Size,
     Numbers,
     Integers,
+    /// `[left, top, width, height]` in pixels.
+    Rectangle,
     Image,
     Images,
     Sound,
     Video,
     Videos,
+    /// Image or video.
+    Mask,
     Loras,
     /// `{name, scale}`, or the name.
     IcLora,
@@ -86,7 +90,7 @@ const SCALE: FieldKind = Number(-30.0, 30.0);
 const UNIT: FieldKind = Number(0.0, 1.0);
 
 /// All fields. If several fields set the same key, the last one in the table takes precedence.
-pub static FIELDS: [Spec; 77] = [
+pub static FIELDS: [Spec; 78] = [
     row("prompt", &[], Text(MAX_PROMPT), Keys(&["request.prompt"]), "Description of the video and its sound."),
     row(
         "enhance_prompt",
@@ -333,16 +337,23 @@ pub static FIELDS: [Spec; 77] = [
         "Time span to regenerate, in seconds, and whether its video and audio are regenerated: {start, end, video, audio}.",
     ),
     row(
+        "mask",
+        &[],
+        Mask,
+        Own,
+        "White where the pipeline inpaint regenerates the input video: an image for all frames, or a video.",
+    ),
+    row(
         "region",
         &[],
-        Integers,
+        Rectangle,
         Keys(&["request.inpaint.region"]),
         "Rectangle of the input video to regenerate: [left, top, width, height] in pixels.",
     ),
     row(
         "keep",
         &[],
-        Integers,
+        Rectangle,
         Keys(&["request.inpaint.keep"]),
         "Rectangle of the output that shows the input video, in multiples of 32: [left, top, width, height] in pixels.",
     ),

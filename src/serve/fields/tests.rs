@@ -3,6 +3,7 @@
 mod files;
 mod hdr;
 mod refused;
+mod regions;
 mod taken;
 
 use std::sync::Arc;

@@ -85,10 +85,11 @@ pub(super) const REFUSED: [&str; 29] = [
 ];
 
 /// Request fields that replace refused keys: pairs of key and field.
-const INSTEAD: [(&str, &str); 6] = [
+const INSTEAD: [(&str, &str); 7] = [
     ("request.images", "images"),
     ("request.audio", "input_audio"),
     ("request.video", "input_video"),
+    ("request.mask", "mask"),
     ("request.reference_video", "reference_videos"),
     ("request.reference_videos", "reference_videos"),
     ("model", "lora"),
