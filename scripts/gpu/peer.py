@@ -1,7 +1,8 @@
 """Times diffusers' LTX-2 components at the published size with random bf16 weights on one GPU; prints JSON.
 
 Uses the shapes of `ltx2 bench`: two prompts in one batch, or one prompt for the distilled LTX-2.5. Reports medians of
-synchronised runs."""
+synchronised runs. With `--offload`, times the transformer with weights in host memory: `block_level` copies whole blocks,
+`leaf_level` single layers, both on a stream of their own."""
 
 import argparse
 import gc
@@ -12,8 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLLTX2Video
-from diffusers.models.transformers.transformer_ltx2 import LTX2VideoTransformer3DModel
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
@@ -64,9 +63,27 @@ def text_encoder(runs):
 
 
 def video_decoder(frames, height, width, runs):
+    from diffusers import AutoencoderKLLTX2Video
+
     vae = on_device(AutoencoderKLLTX2Video)
     latents = torch.randn(1, vae.config.latent_channels, frames, height, width, **BF16)
     return median("video_decoder", lambda: vae.decode(latents, None, return_dict=False), runs)
+
+
+def transformer(config):
+    # enhance_peer.py imports this file and does not need diffusers.
+    from diffusers import LTX2VideoTransformer3DModel
+
+    return on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+
+
+def offloaded(kind):
+    network = transformer({"rope_type": "split"}).to("cpu")
+    release()
+    blocks = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+    devices = dict(onload_device=torch.device("cuda"), offload_device=torch.device("cpu"))
+    network.enable_group_offload(**devices, offload_type=kind, use_stream=True, **blocks)
+    return network
 
 
 def forward(network, name, distilled, frames, height, width, sound, runs):
@@ -91,17 +108,28 @@ def main():
         parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--distilled-2-5", action="store_true", help="time the transformer of LTX-2.5, without guidance")
+    parser.add_argument("--offload", nargs="+", default=[], metavar="KIND", help="block_level, leaf_level")
     a = parser.parse_args()
     torch.manual_seed(0)
     frames, height, width = (a.num_frames - 1) // 8 + 1, a.height // 32, a.width // 32
     sound, seconds = round(a.num_frames / 24 * 25), {}
+    for kind in a.offload:
+        network = offloaded(kind)
+        torch.cuda.reset_peak_memory_stats()
+        spent = forward(network, "eager", False, frames, height, width, sound, a.runs)
+        peak = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        print(json.dumps({"torch": torch.__version__, "offload": kind, "seconds": spent, "peak_gib": peak}), flush=True)
+        del network
+        release()
+    if a.offload:
+        return
     if not a.distilled_2_5:
         seconds["text_encoder"] = text_encoder(a.runs)
         release()
         seconds["video_decoder"] = video_decoder(frames, height, width, a.runs)
         release()
     config = preset("ltx2_5")["transformer"] if a.distilled_2_5 else {"rope_type": "split"}
-    network = on_device(lambda: LTX2VideoTransformer3DModel.from_config(config))
+    network = transformer(config)
     size = a.distilled_2_5, frames, height, width, sound, a.runs
     seconds["denoise_eager"] = forward(network, "eager", *size)
     network.compile_repeated_blocks(fullgraph=False)
