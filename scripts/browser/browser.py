@@ -16,6 +16,12 @@ new PerformanceObserver((list) => {
     window.shifts.push({ value: entry.value, nodes: entry.sources.map(nameOf) });
 }).observe({ type: 'layout-shift', buffered: true });
 """
+MOVING = """(() => {
+  const moves = (s) => parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none';
+  const bar = getComputedStyle(document.querySelector('#say') || document.body, '::-webkit-progress-value');
+  const moving = [...document.querySelectorAll('*')].filter((e) => moves(getComputedStyle(e)));
+  return moving.length + (bar.transitionDuration === '0.3s');
+})()"""
 
 
 class Page:
@@ -58,6 +64,10 @@ class Page:
         """Returns the sum of unexpected layout shifts and their elements."""
         shifts = self.page.evaluate("window.shifts")
         return sum(s["value"] for s in shifts), [s["nodes"] for s in shifts]
+
+    def moving(self):
+        """Returns how many elements have transitions or animations."""
+        return self.page.evaluate(MOVING)
 
     def wide(self):
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -114,6 +124,10 @@ class Pages:
 
     def call(self, function):
         return function(self)
+
+    def axe(self, page, where):
+        found = page.axe(self.browser.axe)
+        assert not found, f"axe, {where}: {len(found)}: {found[:4]}"
 
     def open_url(self, url, **options):
         self.pages.append(self.browser.open(url, **options))

@@ -1,10 +1,20 @@
 """Runs test cases and prints their results as scripts/tests/tier.py counts them."""
 
+import argparse
 import inspect
 import pathlib
 import sys
 import time
 import traceback
+
+
+def arguments(text, *options):
+    """Reads a command line: REPORTS or LTX2, BROWSER, OUT, `--only WORD`, and further options with paths."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("tested", "browser", "out", *options):
+        parser.add_argument(name, type=pathlib.Path)
+    parser.add_argument("--only", default="", metavar="WORD", help="cases whose names contain this")
+    return parser.parse_args()
 
 
 def cases_of(group, only=""):

@@ -4,21 +4,19 @@
     check.py REPORT.html BROWSER FOLDER        writes the screenshots tuning-*.png: `make tuning-image`
 
 REPORTS has the files that `LTX2_WRITE_REPORTS=REPORTS cargo test --lib tune::html` writes. A case also fails on console errors
-and requests; OUT gets screenshots of failures.
-"""
+and requests; OUT gets screenshots of failures."""
 
-import argparse
 import pathlib
 import re
 import statistics
 import sys
-import time
 from itertools import product
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "browser"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in ("browser", "serve")]
 
 from browser import Browser, Pages  # noqa: E402
-from cases import cases_of, exit_with, run_case  # noqa: E402
+from cases import arguments, cases_of, exit_with, run_case  # noqa: E402
+from server import until  # noqa: E402
 
 # Milliseconds by number of cases until the first plot is drawn.
 LIMITS = {60: 1000, 400: 2000}
@@ -47,8 +45,6 @@ TEXTS = """() => {
   }
   return found;
 }"""
-MOVING = """[...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
-  return parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none'; }).length"""
 FILTERED = """() => {
   const start = performance.now(), f = document.getElementById('filter-0');
   f.value = 'ring';
@@ -75,16 +71,13 @@ HOVERED = [
 ]
 
 
-def until(page, holds, seconds=20):
+def wait_for(page, holds):
     """Waits until an expression holds. Playwright's own wait compiles code in the page, which its content policy forbids."""
-    end = time.monotonic() + seconds
-    while not page.evaluate(holds):
-        assert time.monotonic() < end, f"not within {seconds} s: {holds}"
-        page.wait_for_timeout(10)
+    until(holds, lambda: page.evaluate(holds), 20, 0.01)
 
 
 def plotted(page):
-    until(page, f"(() => {{ {NEXT}; return !undrawn; }})()")
+    wait_for(page, f"(() => {{ {NEXT}; return !undrawn; }})()")
     return page.locator(".drawing > svg").count()
 
 
@@ -138,7 +131,7 @@ class Cases(World):
             times = []
             for _ in range(OPENINGS):
                 page = self.open(count)
-                until(page, f"{FIRST}.length > 0")
+                wait_for(page, f"{FIRST}.length > 0")
                 times.append(page.evaluate(LOADED))
             size, median = page.evaluate("document.documentElement.outerHTML.length"), statistics.median(times)
             assert median < limit, f"{count} cases: {[round(t) for t in times]} ms"
@@ -163,7 +156,7 @@ class Cases(World):
         """Plots and their labels follow the window's width."""
         page = self.drawn()
         page.set_viewport_size({"width": 360, "height": 800})
-        until(page, NARROWER % ("some", "<"))
+        wait_for(page, NARROWER % ("some", "<"))
         page.evaluate("document.querySelector('#group-0 figure').scrollIntoView()")
         page.wait_for_timeout(200)
         for _ in range(40):
@@ -181,8 +174,7 @@ class Cases(World):
             page.evaluate(UNFOLD)
             page.wait_for_selector("#tensors table")
             assert page.wide() == 0, f"{name}: {page.wide()} pixels wider than the window"
-            found = page.axe(self.browser.axe)
-            assert not found, f"{name}: {len(found)}: {found[:4]}"
+            self.axe(page, name)
         return f"0 violations; Chromium {self.browser.version}"
 
     def hovering_shows_figures(self):
@@ -280,7 +272,7 @@ class Cases(World):
         first = page.locator("#suggestion-0-0")
         first.locator("summary", has_text="Layout file").press("Enter")
         press(page, "Copy", "Enter")
-        until(page, "document.querySelector('#suggestion-0-0 [role=status]').textContent !== ''")
+        wait_for(page, "document.querySelector('#suggestion-0-0 [role=status]').textContent !== ''")
         assert "mesh: {context: 8}" in page.inner_text("#suggestion-0-0 pre")
         first.locator("summary", has_text="Collectives").press("Enter")
         assert "all-gather" in first.locator("details").first.inner_text()
@@ -298,7 +290,7 @@ class Cases(World):
         return f"{len(rows)} of 120"
 
     def less_motion(self):
-        moving = self.open(reduced_motion="reduce").evaluate(MOVING)
+        moving = self.open(reduced_motion="reduce").moving()
         assert moving == 0, moving
         return "0 transitions"
 
@@ -309,17 +301,13 @@ class Cases(World):
         return f"{took:.0f} ms"
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-for name in ("reports", "browser", "out"):
-    parser.add_argument(name, type=pathlib.Path)
-parser.add_argument("--only", default="")
-args = parser.parse_args()
+args = arguments(__doc__)
 args.out.mkdir(parents=True, exist_ok=True)
 with Browser(args.browser) as browser:
-    if args.reports.is_file():
+    if args.tested.is_file():
         problems = []
         for name, (options, at) in SHOTS.items():
-            page, file = browser.open(args.reports.resolve().as_uri(), **options), args.out / f"tuning-{name}.png"
+            page, file = browser.open(args.tested.resolve().as_uri(), **options), args.out / f"tuning-{name}.png"
             page.wait_for_load_state("networkidle")
             if at:
                 page.locator(at).first.evaluate("(element) => element.scrollIntoView()")
@@ -329,5 +317,5 @@ with Browser(args.browser) as browser:
             problems += [f"{name}: {problem}" for problem in page.problems() + page.axe(browser.axe)]
         sys.exit("\n".join(problems) or None)
     cases = cases_of(Cases, args.only)
-    results = [run_case("report", case, Cases(browser, args.reports), args.out) for case in cases]
+    results = [run_case("report", case, Cases(browser, args.tested), args.out) for case in cases]
 exit_with(results, args.out)

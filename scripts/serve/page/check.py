@@ -4,7 +4,6 @@
 
 A case also fails on console errors and foreign requests. `--images` writes the screenshots of the guide."""
 
-import argparse
 import pathlib
 import shutil
 import sys
@@ -14,7 +13,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "browser")]
 
 import access  # noqa: E402
 from browser import Browser  # noqa: E402
-from cases import cases_of, exit_with, run_case  # noqa: E402
+from cases import arguments, cases_of, exit_with, run_case  # noqa: E402
 from form import Form, Limited, Sources  # noqa: E402
 from jobs import Jobs  # noqa: E402
 from looks import FilledForms, Images, Looks  # noqa: E402
@@ -23,16 +22,11 @@ from server import Server  # noqa: E402
 # Each server continues with the state of the previous one.
 GROUPS = [Form, Jobs, Looks, Sources, Limited, access.Full, access.Keyed, access.Stored]
 
-
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-for name in ("ltx2", "browser", "out", "--images"):
-    parser.add_argument(name, type=pathlib.Path)
-parser.add_argument("--only", default="")
-args = parser.parse_args()
+args = arguments(__doc__, "--images")
 shutil.rmtree(args.out, ignore_errors=True)
 args.out.mkdir(parents=True)
 Images.folder = args.images
-server = Server(args.ltx2, args.out, "--platform", "cpu")
+server = Server(args.tested, args.out, "--platform", "cpu")
 results, flags = [], None
 try:
     with Browser(args.browser) as browser:

@@ -128,10 +128,6 @@ class World(Pages):
     def call(self, function):
         return function(self, self.open(**getattr(function, "options", {})))
 
-    def axe(self, page, where):
-        found = page.axe(self.browser.axe)
-        assert not found, f"axe, {where}: {found}"
-
     def clear(self, page):
         self.server.clear()
         page.locator(".empty", has_text="Nothing is waiting").wait_for()

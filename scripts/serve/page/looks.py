@@ -15,12 +15,6 @@ CONTROLS = """[...document.querySelectorAll('button, input, select, textarea, su
 CUT = """[...document.querySelectorAll('button, input, select, textarea, .words, progress')].filter((e) => e.checkVisibility())
   .filter((e) => { const r = e.getBoundingClientRect(); return r.width && (r.left < 0 || r.right > innerWidth); })
   .map((e) => e.id || e.textContent)"""
-MOVING = """(() => {
-  const moves = (s) => parseFloat(s.transitionDuration) > 0 || s.animationName !== 'none';
-  const bar = getComputedStyle(document.querySelector('#say') || document.body, '::-webkit-progress-value');
-  const moving = [...document.querySelectorAll('*')].filter((e) => moves(getComputedStyle(e)));
-  return moving.length + (bar.transitionDuration === '0.3s');
-})()"""
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 IS_ON = "(kind) => document.activeElement.classList.contains(kind)"
 THUMBNAILS = """[...document.querySelectorAll('.card img')]
@@ -113,7 +107,7 @@ class Looks(World):
         """With reduced motion there are no transitions or loops."""
         self.made(page, CLIP)
         page.reload()
-        equal(page.evaluate(MOVING), 0, "transitions and animations")
+        equal(page.moving(), 0, "transitions and animations")
         page.tile(CLIP).first.locator(".go").click()
         page.wait_for_selector("video")
         assert page.evaluate("document.querySelector('video').loop") is False
@@ -147,7 +141,7 @@ class Images(World):
         self.server.state = self.server.log.parent / "images"
 
     def _shot(self, page, name):
-        file = self.folder / f"serve-{name}.png"
+        file = self.folder / f"{name}.png"
         print(f"    {file}: {page.shot(file)} bytes")
 
     def images_of_the_guide(self, page):
@@ -165,7 +159,7 @@ class Images(World):
             page.enter(prompt="a small yellow star moves right on purple, a high hum")
             until("a few per cent", lambda page=page: page.progress(UNDER_WAY[0]) > 10, 90)
             until("thumbnails", lambda page=page: page.evaluate(THUMBNAILS), 10)
-            self._shot(page, name)
+            self._shot(page, f"serve-{name}")
 
     @case(color_scheme="light", width=700, height=330)
     def image_of_preview(self, page):
@@ -177,8 +171,7 @@ class Images(World):
         until("a late preview", lambda: int(film.get_attribute("data-step") or 0) >= 40, 120)
         page.locator("#queue-title").scroll_into_view_if_needed()
         page.evaluate("document.querySelector('#queue-title').closest('section').scrollIntoView()")
-        file = self.folder / "preview.png"
-        print(f"    {file}: {page.shot(file)} bytes")
+        self._shot(page, "preview")
 
 
 class FilledForms(Images):
@@ -191,7 +184,7 @@ class FilledForms(Images):
 
         def shot(name):
             page.locator("#form").scroll_into_view_if_needed()
-            self._shot(page, name)
+            self._shot(page, f"serve-{name}")
 
         press(page.tile(CLIP).first, "Edit")
         page.enter(prompt="the circle turns green", start="0.25", end="0.5")
