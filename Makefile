@@ -76,32 +76,30 @@ fuzz-seeds:
 	scripts/fuzz/seeds.py
 
 # Tests under sanitizers; needs nightly. Leaks are checked only in the ABI crate, as plugins leak.
-SANITIZED := --locked --target x86_64-unknown-linux-gnu
+# $(call SANITIZED,SANITIZER,VARIABLES,COMMANDS)
+SANITIZED = for command in $(3); do RUSTFLAGS=-Zsanitizer=$(1) CARGO_BUILD_TARGET=x86_64-unknown-linux-gnu $(2) \
+	cargo +nightly --locked $$command || exit 1; done
 sanitize: sanitize-leaks
-	for part in "--lib" "--test it pjrt::" "--test it spmd::" "--test it fuzz_regression::"; do \
-		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu \
-			cargo +nightly test $(SANITIZED) $$part || exit 1; \
-	done
+	$(call SANITIZED,address,ASAN_OPTIONS=detect_leaks=0 LTX2_REQUIRE=cpu,"test --lib" "test --test it pjrt::" \
+		"test --test it spmd::" "test --test it fuzz_regression::")
 
 sanitize-leaks:
-	for part in "test --lib" "run --example hello"; do \
-		RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/leaks.supp \
-			cargo +nightly $$part $(SANITIZED) -p ltx2-pjrt || exit 1; \
-	done
+	$(call SANITIZED,address,ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/leaks.supp,\
+		"test --lib -p ltx2-pjrt" "run --example hello -p ltx2-pjrt")
 
 # Runtime and server under ThreadSanitizer (needs rust-src), without a plugin and without tests that judge time or memory.
 TIMED := $(addprefix --skip ,load:: request_overhead_is_small slow_clients within_two_seconds)
 sanitize-threads:
-	for part in "-p ltx2-runtime --lib" "--test serve -- $(TIMED)"; do \
-		RUSTFLAGS=-Zsanitizer=thread LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp \
-			cargo +nightly test -Zbuild-std $(SANITIZED) $$part || exit 1; \
-	done
+	$(call SANITIZED,thread,LTX2_PJRT_PLUGIN=/nowhere/cpu.so TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tests/threads.supp,\
+		"test -Zbuild-std -p ltx2-runtime --lib" "test -Zbuild-std --test serve -- $(TIMED)")
 
 # The interpreter of Mosaic kernels (tests/it/mosaic) against JAX's own flash attention.
 JAX_FLASH := target/jax-flash
-test-mosaic:
+jax-cases:
 	$(call VENV,$(JAX_FLASH)/venv,jax==0.10.2)
 	$(JAX_FLASH)/venv/bin/python scripts/oracle/jax_flash.py $(JAX_FLASH)/cases
+
+test-mosaic: jax-cases
 	LTX2_REQUIRE=jax LTX2_JAX_FLASH=$(CURDIR)/$(JAX_FLASH)/cases cargo test --locked --test it mosaic::
 
 # Several processes on the GPUs of this machine: the bytes of one process, equal repetitions; all exit if one is killed.

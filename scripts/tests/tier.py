@@ -85,14 +85,12 @@ TIERS = {
     ]),
 }
 FULL = {"LTX2_TEST_FULL": "1"}
-JAX = "target/jax-flash"
-JAX_CASES = f"{JAX}/venv/bin/pip install -q jax==0.10.2 && {JAX}/venv/bin/python scripts/oracle/jax_flash.py {JAX}/cases"
-FULL_IT = FULL | {"LTX2_JAX_FLASH": str(ROOT / JAX / "cases")}
+FULL_IT = FULL | {"LTX2_JAX_FLASH": str(ROOT / "target/jax-flash/cases")}
 TIERS["test-full"] = ("cpu,tpu,cuda,jax,ffmpeg,etcd,mount", [
     *LINT,
     *[Step(f"{step.name}, in full", step.command, env=FULL) for step in UNIT],
     *map(plugin, ("cpu", "tpu", "cuda")),
-    shell("jax", f"python3 -m venv {JAX}/venv && {JAX_CASES}", network=True),
+    shell("jax", "make jax-cases", network=True),
     *[Step(f"{name}, in full", [*TESTS, "--test", name], env=FULL_IT) for name in ("it", "cli", "serve", "tpu", "cuda")],
     Step("tpu, alone", [*TESTS, "--test", "tpu", "compile_times_are_within_limits"], env={"LTX2_TEST_ALONE": "1"}),
     # Another model and request each day; the seed is printed, and SEED=… of `make oracle-check` draws it again.
@@ -105,8 +103,7 @@ TIERS["test-full"] = ("cpu,tpu,cuda,jax,ffmpeg,etcd,mount", [
     Step("fuzz", [*TESTS, "--release", "--test", "it", "fuzz_regression::"], env={"LTX2_FUZZ_CASES": "200000"}),
 ])
 
-# Limits of docs/internals/testing.md: programs that a tier compiles, and minutes apart from the network on two idle cores,
-# with nothing built and nothing compiled for TPUs before.
+# Limits of docs/internals/testing.md: programs that a tier compiles, and minutes, without those of the network.
 MOST_COMPILES = {"test": 475}
 MOST_MINUTES = {"lint": 5, "test": 15, "test-tpu": 6}
 
