@@ -16,6 +16,7 @@ import models
 from cases_pipeline import FULL, PLAIN, arguments_of, noise_shapes, official_sigmas, verbatim_scheduler
 from cases_text import NEGATIVE, POSITIVE
 from common import randomise, write_case
+from models import decoded
 
 NAME = "tiny_2_5"
 
@@ -46,14 +47,6 @@ def ancestral(source):
 def run(pipeline, asked, source, sigmas, divisor=1, **more):
     size = {side: int(asked[side] / divisor) for side in ("width", "height")}
     return pipeline(generator=source, output_type="latent", **size, **arguments_of(asked, sigmas=sigmas, **more))
-
-
-def decoded(pipeline, video, audio):
-    """Returns final latents with their frames and samples, decoded like at the end of the pipeline."""
-    frames = pipeline.vae.decode(video, None, return_dict=False)[0]
-    frames = pipeline.video_processor.postprocess_video(frames, output_type="pt")
-    samples = pipeline.vocoder(pipeline.audio_vae.decode(audio, return_dict=False)[0])
-    return {"latents.video": video, "latents.audio": audio, "video": frames, "audio": samples}
 
 
 def _one_pass(pipeline, asked, source, decode=decoded):

@@ -80,7 +80,7 @@ def run(request, whole, upsampler, temporal):
         out |= {f"round_{number}.latents.video": made.frames, f"round_{number}.keyframes": made.keyframes}
     scale = 2 ** request["temporal_rounds"]
     frames = (count - 1) * scale + 1
-    out |= cases_2_5.decoded(whole, trim_canvas(made.frames, frames, step), one.audio)
+    out |= models.decoded(whole, trim_canvas(made.frames, frames, step), one.audio)
     length = round(frames / (rate * scale) * whole.vocoder.config.output_sampling_rate)
     return out | {"audio": out["audio"][..., :length]}
 

@@ -1,8 +1,7 @@
 """Writes LTX-2.5's diffusion decoder. Only configs are stored; tests draw weights and noise by seed.
 
 `diffusion_a` has the published topology. `diffusion_b` has fewer stages, no RoPE in time, even windows, and predicts velocities.
-`diffusion_c` predicts clean videos and has windows of more frames. `diffusion_d` has LTX-2's compression ratios, for pipelines.
-"""
+`diffusion_c` predicts clean videos and has windows of more frames. `diffusion_d` has LTX-2's compression ratios, for pipelines."""
 
 import torch
 from diffusers import LTX2VideoDiffusionDecoderModel

@@ -230,8 +230,7 @@ def write(model, case, more, settings, decode):
     if not theirs.wheels:
         # Guidance of input streams has no effect, so the settings can be the preset's.
         asked["guidance"] = FULL
-    replaced = ("pipeline=", "request.num_frames", "request.frame_rate")
-    own = [key for key in keys(asked, f"official{release}") if not key.startswith(replaced)]
+    own = keys(asked, f"official{release}", ("pipeline", "request.num_frames", "request.frame_rate"))
     if "extend" not in asked["kind"]:
         own.append(f"request.num_frames={asked['num_frames']}")
     own.append(f"pipeline={asked['kind'].removesuffix('_before').removesuffix('_sound')}")

@@ -8,7 +8,7 @@ import torch
 from official_pipelines import ltx
 
 from cases_official import UPSAMPLERS, Model, keys, request
-from cases_references import frames, video
+from cases_references import by_frame, video
 from common import FIXTURES, write_case, write_safetensors
 
 NAME, LORA = "tiny_2_3", FIXTURES / "lora" / "hdr_tiny_2_3.safetensors"
@@ -25,8 +25,7 @@ class Hdr(official_pipelines.Run):
         arguments = {key: self.request[key] for key in ("seed", "height", "width", "num_frames", "frame_rate")}
         given = [(v["path"], v["strength"]) for v in self.request["references"]]
         self.pipeline._decode_video = lambda latents, *_, **__: self._keep("video", latents)
-        decoded = lambda path, frame_cap=None, **_: iter(frames(path)[:frame_cap].split(1))
-        with patch.object(ltx("pipelines.utils.media_io.decode"), "decode_video_by_frame", decoded):
+        with patch.object(ltx("pipelines.utils.media_io.decode"), "decode_video_by_frame", by_frame):
             self.pipeline(**arguments, video_conditioning=given, tiling_config=None)
         return self.passes, self.kept
 
@@ -64,8 +63,7 @@ def hdr():
             final = mute([kept["video"].flatten(2).transpose(1, 2)])
             outputs |= {"latents.video": model.unpacked(final, two)["latents.video"], **model.decoded(final, two, ["video"])}
             outputs["linear"] = ltx("core.hdr").to_hdr_linear(outputs["video"].transpose(1, 2)).transpose(1, 2)
-            own = [key for key in keys(asked, "official") if not key.startswith("pipeline=")]
-            own += ["pipeline=hdr", f"model.loras=[{{path: {LORA.relative_to(FIXTURES.parents[1])}}}]"]
+            own = [*keys(asked, "official", "pipeline"), "pipeline=hdr", f"model.loras=[{{path: {LORA.relative_to(FIXTURES.parents[1])}}}]"]
             scalars = dict(preset="ltx2_3_distilled", common=own, keys={"": []}, references=asked["references"], upsampler=UPSAMPLERS[NAME])
             extra, strides = {"ltx-pipelines": official_pipelines.release()}, {"video": (1, 3, 1, 5, 7), "linear": (1, 3, 1, 5, 7)}
             write_case("hdr", NAME, {}, outputs, model=NAME, seed=asked["seed"], scalars=scalars, strides=strides, extra=extra)

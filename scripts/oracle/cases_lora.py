@@ -18,11 +18,8 @@ from diffusers_run import merge_loras
 FOLDER = FIXTURES / "lora"
 MODEL = MODELS / "tiny_a" / "transformer"
 # Lightricks' name of a module, diffusers' name.
-MODULES = [
-    ("patchify_proj", "proj_in"),
-    ("transformer_blocks.0.attn1.to_q", "transformer_blocks.0.attn1.to_q"),
-    ("transformer_blocks.1.audio_attn1.to_q", "transformer_blocks.1.audio_attn1.to_q"),
-]
+MODULES = {"patchify_proj": "proj_in"}
+MODULES |= {f"transformer_blocks.{module}.to_q": f"transformer_blocks.{module}.to_q" for module in ("0.attn1", "1.audio_attn1")}
 # Files and strengths of each case.
 CASES = {
     "one": [("plain", 0.7)], "two": [("plain", 0.7), ("wide", -0.4)], "three": [("wide", 1.3), ("plain", 0.7), ("wide", -0.4)],
@@ -36,14 +33,14 @@ SINGLE = ["two", "peft"]
 
 def _official(case, dtype):
     model = LTX2VideoTransformer3DModel.from_pretrained(MODEL, torch_dtype=dtype)
-    weights = {f"{official}.weight": model.get_submodule(name).weight.data for official, name in MODULES}
+    weights = {f"{official}.weight": model.get_submodule(name).weight.data for official, name in MODULES.items()}
     loras, cpu = [], torch.device("cpu")
     for file, strength in CASES[case]:
         tensors = load_file(FOLDER / f"{file}.safetensors")
         tensors = {key.replace("diffusion_model.", ""): value for key, value in tensors.items()}
         loras.append(LoraStateDictWithStrength(StateDict(tensors, cpu, 0, set()), strength))
     merged = apply_loras(StateDict(weights, cpu, 0, {dtype}), loras).sd
-    return {f"{name}.weight": merged[f"{official}.weight"] for official, name in MODULES}
+    return {f"{name}.weight": merged[f"{official}.weight"] for official, name in MODULES.items()}
 
 
 def lora():

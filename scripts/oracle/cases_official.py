@@ -17,10 +17,8 @@ from official_file import write_model, write_upsampler
 IMAGE = FIXTURES / "images" / "shapes.png"
 SOUND = FIXTURES / "sounds" / "given.flac"
 UPSAMPLERS = {"tiny_a": "upsampler_rational", "tiny_2_3": "upsampler_plain"}
-_PRESETS = {
-    "image_to_video": "", "two_stage": "_two_stage", "keyframes": "_two_stage", "distilled": "_distilled", "hq": "_hq",
-    "audio_to_video": "_two_stage",
-}
+# Presets of pipelines; of others, `_two_stage`.
+_PRESETS = {"image_to_video": "", "distilled": "_distilled", "hq": "_hq"}
 _LENGTH = 64
 
 
@@ -109,7 +107,8 @@ class Model:
         return (frames / 2 + 0.5).clamp(0, 1).transpose(1, 2).contiguous()
 
 
-def keys(request, reference):
+def keys(request, reference, without=()):
+    """Returns a request as settings of ltx2, except those that begin with one of `without`."""
     names = ("prompt", "negative_prompt", "seed", "width", "height", "num_frames", "frame_rate")
     settings = {f"request.{key}": request[key] for key in names}
     pipeline = request["pipeline"] if request["images"] or request["pipeline"] != "image_to_video" else "text_to_video"
@@ -129,7 +128,7 @@ def keys(request, reference):
         settings["request.images"] = json.dumps([{**in_repository(own), "crf": 0} for own in request["images"]])
     if request["audio"]:
         settings["request.audio"] = json.dumps(in_repository(request["audio"]))
-    return [f"{key}={value}" for key, value in settings.items()]
+    return [f"{key}={value}" for key, value in settings.items() if not key.startswith(without)]
 
 
 GUIDED = {"video": scales(3.0, modality=3.0, rescale=0.45), "audio": scales(7.0, modality=3.0, rescale=1.0)}
@@ -198,8 +197,8 @@ def write(component, case, model, tables, reference):
         settings[prefix] = keys(asked, reference)
     common = [key for key in next(iter(settings.values())) if all(key in own for own in settings.values())]
     settings = {prefix: [key for key in own if key not in common] for prefix, own in settings.items()}
-    preset, strides = _PRESETS[next(iter(tables.values()))["pipeline"]], {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)}
-    write_requests(component, case, model, outputs, common, preset, settings, strides=strides)
+    pipeline, strides = next(iter(tables.values()))["pipeline"], {"video": (1, 4, 1, 9, 9), "audio": (1, 1, 37)}
+    write_requests(component, case, model, outputs, common, _PRESETS.get(pipeline, "_two_stage"), settings, strides=strides)
 
 
 def cross_timestep(model, kinds):

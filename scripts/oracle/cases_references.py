@@ -32,6 +32,10 @@ def frames(path):
     return pattern(*SIZES[name], offset=len(name) * 17)
 
 
+def by_frame(path, frame_cap=None, **_):
+    return iter(frames(path)[:frame_cap].split(1))
+
+
 class InContext(official_pipelines.Run):
     name = "ic_lora"
 
@@ -45,8 +49,7 @@ class InContext(official_pipelines.Run):
         return {"loras": (own,), "device": torch.device("cpu"), "spatial_upsampler_path": upsampler}
 
     def __call__(self):
-        decoded = lambda path, frame_cap=None, **_: iter(frames(path)[:frame_cap].split(1))
-        r, arguments, read = self.request, call_arguments(self.request), {"decode_video_by_frame": decoded}
+        r, arguments, read = self.request, call_arguments(self.request), {"decode_video_by_frame": by_frame}
         arguments |= dict(conditioning_attention_strength=r["attention"], skip_stage_2=r["skip"], tiling_config=None)
         arguments["video_conditioning"] = [(v["path"], v["strength"]) for v in r["references"]]
         with patch.multiple(ltx("pipelines.iclora_utils"), **read), patch.multiple(self.module, **read):
@@ -79,8 +82,7 @@ def official(model, case, asked, path):
         outputs |= model.decoded(passes[-1][-1], sizes[-1])
     # The decoder gets the latents of the last step.
     assert torch.equal(kept["video"].flatten(2).transpose(1, 2), passes[-1][-1][0][:, : kept["video"][0, 0].numel()])
-    replaced = ("pipeline=", "request.width", "request.height") if asked["skip"] else ("pipeline=",)
-    own = [key for key in keys(asked, "official") if not key.startswith(replaced)]
+    own = keys(asked, "official", ("pipeline", "request.width", "request.height") if asked["skip"] else "pipeline")
     own.append("pipeline=text_to_video" if asked["skip"] else "pipeline=in_context")
     own += [f"request.{side}={asked[side] // 2}" for side in ("width", "height") if asked["skip"]]
     own.append(f"model.loras=[{{path: {path.relative_to(REPOSITORY)}}}]")
@@ -134,13 +136,13 @@ class DubIt(InContext):
         return {**arguments, "ic_lora": lora}
 
     def __call__(self):
-        r, clip = self.request, lambda *_, frame_cap=None, **__: iter(frames("tall")[:frame_cap].split(1))
         sound = ltx("core.types").Audio(samples(), 16000)
         shape = ltx("core.types").VideoPixelShape(1, *SIZES["tall"], 24.0)
-        arguments = {key: own for key, own in call_arguments(r).items() if key not in ("num_frames", "frame_rate")}
+        arguments = {key: own for key, own in call_arguments(self.request).items() if key not in ("num_frames", "frame_rate")}
         media = dict(get_videostream_metadata=lambda *_: shape, decode_audio_from_file=lambda *_: sound)
-        with patch.multiple(self.module, **media), patch.object(ltx("pipelines.iclora_utils"), "decode_video_by_frame", clip):
-            self.pipeline(**arguments, reference_video_path="tall", reference_strength=r["strength"], tiling_config=None)
+        with patch.multiple(self.module, **media), patch.object(ltx("pipelines.iclora_utils"), "decode_video_by_frame", by_frame):
+            strength = self.request["strength"]
+            self.pipeline(**arguments, reference_video_path="tall", reference_strength=strength, tiling_config=None)
         return self.passes, self.kept
 
 
@@ -152,8 +154,7 @@ def dub_it():
         passes, kept = DubIt(model, asked, path, sizes)()
         outputs = model.steps(passes, sizes) | model.unpacked(passes[-1][-1], sizes[-1])
         assert torch.equal(kept["audio"].transpose(1, 2).flatten(2), passes[0][-1][1][:, : sizes[0][1][2]])
-        replaced = "pipeline=", "request.num_frames", "request.frame_rate"
-        own = [key for key in keys(asked, "official") if not key.startswith(replaced)]
+        own = keys(asked, "official", ("pipeline", "request.num_frames", "request.frame_rate"))
         own += ["pipeline=dub_it", "request.dub.strength=0.75", f"model.loras=[{{path: {path.relative_to(REPOSITORY)}}}]"]
         scalars = {"preset": official_pipelines.PRESETS[model.name] + "_distilled", "common": own, "upsampler": UPSAMPLERS[model.name]}
         release = {"ltx-pipelines": official_pipelines.release()}

@@ -5,14 +5,13 @@ For published topologies, checks that Lightricks' encoder with the same weights 
 import math
 
 import torch
-from ltx_core.model.audio_vae import AudioEncoder, encode_audio
-from ltx_core.model.audio_vae.causality_axis import CausalityAxis
+from ltx_core.model.audio_vae import AudioEncoderConfigurator, encode_audio
 from ltx_core.model.audio_vae.ops import AudioProcessor
-from ltx_core.model.common.normalization import NormType
 from ltx_core.types import Audio
 
 import models
 from common import randn, relative_l2, write_case as write
+from official_file import STATISTICS, audio_header
 
 OFFICIAL = ("tiny_a", "tiny_2_3")
 
@@ -34,15 +33,9 @@ def mel():
 
 def _official(name):
     config, weights = models.config(name, "audio_vae"), models.load(name, "audio_vae").state_dict()
-    encoder = AudioEncoder(
-        ch=config["base_channels"], ch_mult=(1, 2, 4), num_res_blocks=config["num_res_blocks"], attn_resolutions=set(),
-        in_channels=2, resolution=config["resolution"], z_channels=config["latent_channels"], double_z=True,
-        mid_block_add_attention=False, norm_type=NormType.PIXEL, causality_axis=CausalityAxis.HEIGHT, sample_rate=16000,
-        mel_hop_length=160, n_fft=1024, is_causal=True, mel_bins=config["mel_bins"],
-    )
-    own = {key.removeprefix("encoder."): value for key, value in weights.items() if key.startswith("encoder.")}
-    own |= {f"per_channel_statistics.{name}-of-means": weights[f"latents_{name}"] for name in ("mean", "std")}
-    encoder.load_state_dict(own)
+    encoder = AudioEncoderConfigurator.from_config({"audio_vae": audio_header(config)})
+    named = {STATISTICS.get(key, key.removeprefix("encoder.")): value for key, value in weights.items()}
+    encoder.load_state_dict({key: value for key, value in named.items() if not key.startswith("decoder.")})
     return encoder.eval()
 
 

@@ -1,6 +1,5 @@
 """Writes the transformer: RoPE tables, timestep embedding, one block, the complete network."""
 
-
 import torch
 from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed
 

@@ -10,6 +10,7 @@ import cases_official
 import models
 from cases_official import GUIDED, image, keys, request, write_requests
 from common import FULL_LIMIT, randomise
+from official_file import upsampler_header
 
 _ROWS = {"spatial_x2": (2, 1), "spatial_x1_5": (3, 2), "temporal_x2": (1, 1)}
 _MOST_FRAMES = 60.0
@@ -67,10 +68,7 @@ class Run(official_pipelines.Run):
         package = ltx("core.model.upsampler")
         for kind in self.request["upsample"]:
             config, seed = upsampler(self.request["model"], kind)
-            theirs = {k: v for k, v in config.items() if "rational" not in k}
-            theirs["rational_resampler"] = config["use_rational_resampler"]
-            theirs["spatial_scale"] = config.get("rational_spatial_scale", 2.0)
-            network = package.LatentUpsamplerConfigurator.from_config(theirs).eval()
+            network = package.LatentUpsamplerConfigurator.from_config(upsampler_header(config)).eval()
             network.load_state_dict(randomise(LTX2LatentUpsamplerModel(**config), seed).state_dict())
             latent = package.upsample_video(latent, video_encoder, network)
         return latent

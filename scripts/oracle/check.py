@@ -6,8 +6,7 @@
 
 References: diffusers for its own pipelines and single networks, else ltx-pipelines' loops on diffusers' networks. In f32 the
 limit is a relative L2. In bf16 it is 1.5 times the largest distance of twelve differently rounded bf16 runs of the reference from
-its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1 if a limit is exceeded or a command fails.
-"""
+its f32 run, and the median of at least 40 outputs may not exceed their mean. Exit code 1: a limit is exceeded or a command fails."""
 
 import argparse
 import gzip
@@ -31,12 +30,12 @@ from safetensors.torch import load_file  # noqa: E402
 
 import cases_dfr  # noqa: E402
 import diffusers_run  # noqa: E402
+import official_run  # noqa: E402
 import random_models  # noqa: E402
 from cases_pipeline import rounded_otherwise  # noqa: E402
 from common import FIXTURES, REPOSITORY, fix_numerics, relative_l2, thin, write_safetensors  # noqa: E402
 from drawn_model import Model  # noqa: E402
 from drawn_request import NEUTRAL, TWO_PASSES, adapt, row, whole  # noqa: E402
-from official_run import Reference  # noqa: E402
 
 LIMIT, SPREADS = 1e-4, 1.5
 # Number of bf16 runs of the reference per seed.
@@ -97,8 +96,7 @@ def reference_runs(model):
     def run(dtype):
         if model.request["pipeline"] == "dfr":
             return cases_dfr.run(model.request, model.pipeline, model.upsampler, model.temporal)
-        with diffusers_run.limited(model.parts["vocoder"], model.request["clamp"]):
-            return diffusers_run.run(model) if model.request["reference"] == "diffusers" else Reference(model, dtype).run()
+        return official_run.run(model, dtype)
 
     expected = run(torch.float32)
     if model.request["dtype"] == "f32":

@@ -21,8 +21,7 @@ LAYOUTS = {
     "before-385": ["context=4"], "ffn-matched": ["context=2"], "qkv-unsharded": ["context=4"],
     "out-unsharded": ["context=2"], "tensor-gathered-ffn": ["tensor=2"], "rope-gathered": ["context=4"],
 }
-# Split sums in bf16 are up to three times as far from f32 as the reference's runs, so bf16 is not limited:
-# docs/guides/layouts.md.
+# Split sums in bf16 are up to three times as far from f32 as the reference's runs: docs/guides/layouts.md sets no limit.
 SUM_PARTS = ("ring", "hybrid", "before-385", "ffn-matched", "qkv-unsharded", "out-unsharded")
 # Networks that are also run alone.
 NETWORKS = [

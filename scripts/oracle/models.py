@@ -105,3 +105,11 @@ def load_pipeline(name, dtype=torch.float32, kind=LTX2Pipeline, **replaced):
         pipeline = kind(**{k: v for k, v in pipeline.components.items() if k != "duration_head"} | replaced)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def decoded(pipeline, video, audio):
+    """Returns final latents with their frames and samples, decoded like at the end of the pipeline."""
+    frames = pipeline.vae.decode(video.to(pipeline.dtype), None, return_dict=False)[0]
+    frames = pipeline.video_processor.postprocess_video(frames, output_type="pt")
+    samples = pipeline.vocoder(pipeline.audio_vae.decode(audio.to(pipeline.dtype), return_dict=False)[0])
+    return {"latents.video": video, "latents.audio": audio, "video": frames, "audio": samples}

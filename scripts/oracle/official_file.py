@@ -119,7 +119,7 @@ def _video(vae):
     }
 
 
-def _audio(audio):
+def audio_header(audio):
     same = ("mel_bins", "resolution", "in_channels", "ch_mult", "num_res_blocks", "mid_block_add_attention", "norm_type")
     network = {key: audio[key] for key in (*same, "causality_axis")} | {
         "z_channels": audio["latent_channels"], "out_ch": audio["output_channels"], "ch": audio["base_channels"],
@@ -153,7 +153,7 @@ def _vocoder(v):
 def header(configs):
     return {
         "transformer": _transformer(configs["transformer"], configs["connectors"]), "vae": _video(configs["vae"]),
-        "audio_vae": _audio(configs["audio_vae"]), "vocoder": _vocoder(configs["vocoder"]),
+        "audio_vae": audio_header(configs["audio_vae"]), "vocoder": _vocoder(configs["vocoder"]),
         "scheduler": {"_class_name": "RectifiedFlowScheduler", "num_train_timesteps": 1000, "shifting": None},
     }
 
@@ -166,8 +166,8 @@ def upsampler_header(config):
     """Returns the description of a latent upsampler; its tensors have the same names in both layouts."""
     return {
         **{key: config[key] for key in ("in_channels", "mid_channels", "num_blocks_per_stage")}, "dims": 3,
-        "spatial_upsample": config["spatial_upsample"], "temporal_upsample": config["temporal_upsample"], "spatial_scale": 2.0,
-        "rational_resampler": config["use_rational_resampler"],
+        "spatial_upsample": config.get("spatial_upsample", True), "temporal_upsample": config.get("temporal_upsample", False),
+        "spatial_scale": config.get("rational_spatial_scale", 2.0), "rational_resampler": config["use_rational_resampler"],
     }
 
 

@@ -13,7 +13,9 @@ import torch
 from diffusers import LTX2Pipeline, LTXEulerAncestralRFScheduler
 from diffusers.models.transformers.transformer_ltx2 import LTX2PerturbedAttnProcessor
 
+import diffusers_run
 from drawn_request import DISTILLED, NEUTRAL, SECOND, TWO_PASSES
+from models import decoded
 from official_pipelines import guider_parameters
 
 # Imported by the packages for media files, which are not read here.
@@ -335,9 +337,10 @@ class Reference:
         video, vae, packed = self.encoder.un_normalize(video), pipeline.audio_vae, LTX2Pipeline._pack_audio_latents(audio)
         packed = LTX2Pipeline._denormalize_audio_latents(packed, vae.latents_mean, vae.latents_std)
         audio = LTX2Pipeline._unpack_audio_latents(packed, audio.shape[2], audio.shape[3])
-        frames = pipeline.vae.decode(video.to(self.dtype), None, return_dict=False)[0]
-        return outputs | {
-            "latents.video": video, "latents.audio": audio,
-            "video": pipeline.video_processor.postprocess_video(frames, output_type="pt"),
-            "audio": pipeline.vocoder(vae.decode(audio.to(self.dtype), return_dict=False)[0]),
-        }
+        return outputs | decoded(pipeline, video, audio)
+
+
+def run(model, dtype):
+    """Runs a request by the reference that it names."""
+    with diffusers_run.limited(model.pipeline.vocoder, model.request["clamp"]):
+        return diffusers_run.run(model) if model.request["reference"] == "diffusers" else Reference(model, dtype).run()

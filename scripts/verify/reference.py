@@ -1,8 +1,7 @@
 """Runs the reference for verify_real.sh, in its venv: reference.py PLAN.json.
 
 Writes `reference.safetensors` for each case; in bf16 also `reference_again.safetensors` by another attention kernel, whose
-distance is the limit.
-"""
+distance is the limit."""
 
 import gc
 import json
@@ -19,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 from diffusers import LTX2Pipeline  # noqa: E402
 from PIL import Image  # noqa: E402
 
-import diffusers_run  # noqa: E402
+import official_run  # noqa: E402
 from common import fix_numerics, relative_l2, write_safetensors  # noqa: E402
-from official_run import Reference  # noqa: E402
 from official_package import Package, upsampler  # noqa: E402
 
 # The fastest attention kernel and the plainest, which sum in another order.
@@ -46,10 +44,7 @@ class Given:
     def run(self, request):
         self.request, self.images = request, [self.image] * len(request["images"])
         self.loras = [Path(self.plan["lora"]) for _ in request["loras"]]
-        with diffusers_run.limited(self.pipeline.vocoder, request["clamp"]):
-            if request["reference"] != "diffusers":
-                return Reference(self, self.dtype).run()
-            return {name: tensor.cpu() for name, tensor in diffusers_run.run(self).items()}
+        return {name: tensor.cpu() for name, tensor in official_run.run(self, self.dtype).items()}
 
 
 def write_whole(path, write):
