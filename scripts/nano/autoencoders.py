@@ -120,7 +120,7 @@ def video(job, decoder_only=False):
         psnr, latents = whole.measure()
         _normalise(vae, latents)
         _done(job, vae, steps, psnr=psnr)
-    model.save(job.folder, "vae", vae)
+    model.save(job.folder, vae=vae)
 
 
 def audio(job):
@@ -170,8 +170,7 @@ def audio(job):
             latents.append(mean.permute(0, 2, 1, 3).flatten(2))
     _normalise(vae, latents)
     _done(job, vae, steps, mel=error, wave_error=waves)
-    model.save(job.folder, "audio_vae", vae)
-    model.save(job.folder, "vocoder", vocoder)
+    model.save(job.folder, audio_vae=vae, vocoder=vocoder)
 
 
 def upsampler(job):
@@ -199,4 +198,4 @@ def upsampler(job):
         wanted.copy_(large[rows])
 
     job.log(done=job.train([network], lambda: {"loss": F.mse_loss(network(given) / spread, wanted / spread)}, feed))
-    model.save(job.folder, "latent_upsampler", network)
+    model.save(job.folder, latent_upsampler=network)

@@ -113,6 +113,4 @@ def flow(job):
                 bank.add(size)
 
     job.log(done=job.train([generator], loss_of, feed, every=every, decay=0.999, warm=300))
-    model.save(job.folder, "text_encoder", generator.text)
-    model.save(job.folder, "connectors", generator.connectors)
-    model.save(job.folder, "transformer", generator.transformer)
+    model.save(job.folder, text_encoder=generator.text, connectors=generator.connectors, transformer=generator.transformer)

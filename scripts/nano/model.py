@@ -77,8 +77,9 @@ def load(folder, part, device="cpu"):
     return model.to(device)
 
 
-def save(folder, part, model):
-    path, published = _files(folder, part)
-    state = {published(k): v for k, v in model.state_dict().items() if "lm_head" not in k}
-    state = {k: v.detach().to("cpu", torch.bfloat16).contiguous().clone() for k, v in sorted(state.items())}
-    save_file(state, path, metadata={"format": "pt"})
+def save(folder, **parts):
+    for part, model in parts.items():
+        path, published = _files(folder, part)
+        state = {published(k): v for k, v in model.state_dict().items() if "lm_head" not in k}
+        state = {k: v.detach().to("cpu", torch.bfloat16).contiguous().clone() for k, v in sorted(state.items())}
+        save_file(state, path, metadata={"format": "pt"})
