@@ -22,18 +22,14 @@ STRUCTS = """
 Api_Version NamedValue ShapeSpec Program Buffer_MemoryLayout_Tiled Buffer_MemoryLayout ExecuteOptions
 KeyValueGetCallback_Args KeyValueTryGetCallback_Args KeyValuePutCallback_Args
 """.split()
-
 ENUMS = {
-    "ErrorCode": ("PJRT_Error_Code_", "PJRT_Error_Code"),
-    "BufferType": ("PJRT_Buffer_Type_", "PJRT_Buffer_Type"),
+    "ErrorCode": ("PJRT_Error_Code_", "PJRT_Error_Code"), "BufferType": ("PJRT_Buffer_Type_", "PJRT_Buffer_Type"),
     "NamedValueType": ("PJRT_NamedValue_k", "PJRT_NamedValue_Type"),
     "HostBufferSemantics": ("PJRT_HostBufferSemantics_k", "PJRT_HostBufferSemantics"),
     "MemoryLayoutType": ("PJRT_Buffer_MemoryLayout_Type_", "PJRT_Buffer_MemoryLayout_Type"),
 }
-
 # Unused constants: sub-byte element types and unsupported options.
 LEFT_OUT = "INVALID S1 S2 S4 U1 U2 U4 F4E2M1FN F6E2M3FN F6E3M2FN TOKEN MUTABLE_ZERO_COPY STRIDES".split()
-
 # Unions and function pointers, whose types the table lacks, by field.
 DELETER = 'Option<unsafe extern "C" fn(*mut c_void)>'
 CALLBACK = 'Option<unsafe extern "C" fn(*mut c_void, *mut c_void)>'

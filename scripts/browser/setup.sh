@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Installs the pinned Chromium, playwright and axe, if missing or outdated: scripts/browser/setup.sh FOLDER.
-#
 # Everything comes from package registries with checksums and is installed only in FOLDER, with its own font, so that pages look the
 # same everywhere. Needs python3 with venv, and npm.
 set -euo pipefail

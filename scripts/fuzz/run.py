@@ -19,7 +19,6 @@ LOGS = ROOT / "target/fuzz"
 TARGET = "x86_64-unknown-linux-gnu"
 # The uncovered lines of a reader are printed if its corpus covers less than this share.
 ENOUGH = 0.8
-
 MODELS = "audio_vae connectors diffusion_decoder duration_head gemma3 gemma4 transformer upsampler video_vae vocoder".split()
 # Source files of each reader, fastest reader first.
 READERS = {

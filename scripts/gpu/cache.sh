@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Times the step cache on one GPU, with published weights: scripts/gpu/cache.sh LTX2 OUT [ROW…].
-# Rows: condition, bf16, fp8. The thresholds are THRESHOLDS, the model is MODEL (default: the one of the preset
-# ltx2), the prompts are those of PROMPTS (a text file, one per line; default: four).
+# THRESHOLDS, MODEL (default: of the preset ltx2) and PROMPTS (a file, one per line) replace the defaults. Rows:
 # condition: the denoising loop without a cache, and with threshold 0, which skips no step: the cost of the condition.
 # bf16, fp8: distance to, and time relative to, the run without a cache.
 set -euo pipefail
@@ -14,12 +13,10 @@ measure() {
     shift
     "$ltx2" "$@" --json "$out/$name.json" --force
 }
-adaptive=(--set sampler.cache.kind=adaptive --set)
-for run in 1 2 3; do
-    row condition 1 bench "${size[@]}" --weights random --programs denoise --runs 3
-    [ ! -f "$out/condition.json" ] || mv "$out/condition.json" "$out/condition_off_$run.json"
-    row condition 1 bench "${size[@]}" --weights random --programs denoise --runs 3 "${adaptive[@]}" sampler.cache.threshold=0
-    [ ! -f "$out/condition.json" ] || mv "$out/condition.json" "$out/condition_0_$run.json"
+adaptive=(--set sampler.cache.kind=adaptive --set sampler.cache.threshold=0)
+for run in off_1 0_1 off_2 0_2 off_3 0_3; do
+    row condition 1 bench "${size[@]}" --weights random --programs denoise --runs 3 $([[ $run == off* ]] || echo "${adaptive[@]}")
+    [ ! -f "$out/condition.json" ] || mv "$out/condition.json" "$out/condition_$run.json"
 done
 prompts=${PROMPTS:-$out/prompts.txt}
 [ -n "${PROMPTS:-}" ] || cat > "$prompts" <<'END'

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Times prompt enhancement by Gemma 3 12B with random weights on one GPU: scripts/gpu/enhance.sh LTX2 OUT.
-# A prompt of 512 tokens, 256 new tokens, bf16, greedy decoding without a limit of repeated n-grams. Prints the median
-# milliseconds per token of ltx2, of transformers' compiled generation with a static cache, and of reading the weights
-# once at the measured bandwidth.
+# A prompt of 512 tokens, 256 new tokens, bf16, greedy decoding without a limit of repeated n-grams. Prints median milliseconds per
+# token of ltx2, of transformers' compiled generation, and of reading the weights once at the measured bandwidth.
 # Needs the CUDA plugin and a python3 with torch and transformers. Flags for ltx2 can follow: --set KEY=VALUE.
 set -euo pipefail
 ltx2=$1 out=$2

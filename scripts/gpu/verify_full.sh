@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Runs scripts/verify_real.sh on a random model of the published size on one GPU:
+# Runs scripts/verify_real.sh in bf16 on a random model of the published size on one GPU:
 # scripts/gpu/verify_full.sh LTX2 [2.0|2.3|2.5] [OPTION…]
-# Compares in bf16; the limit is 1.5 times the distance of two runs of the reference with different attention kernels.
 # PYTHON (default: python3) must have torch and transformers. The other packages of the reference are installed from the wheels
 # in WHEELS, if it is set. WHERE is the folder for the model (63 to 67 GiB); default: the first of /dev/shm, the working folder
 # and /tmp with enough space, else exit code 4. A path with `distilled` makes a distilled model.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ltx2=$(realpath "$1")
 generation=${2:-2.0}
 shift $(($# < 2 ? $# : 2))

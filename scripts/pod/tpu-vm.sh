@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # Runs ltx2 on all workers of a Cloud TPU slice: scripts/pod/tpu-vm.sh NAME ZONE FOLDER ARGUMENTS…
-#
 # NAME is the TPU (gcloud compute tpus tpu-vm list), FOLDER a folder that every worker has under that path, from its home:
 # a mounted bucket, or copied there with `gcloud … scp --worker=all`. In it are the binary `ltx2`, `plugins/tpu`, and the
 # compile cache `cache`. ARGUMENTS are ltx2's. Each worker asks its metadata server which one it is; the first one's address
 # is the coordinator's. The number of the process on each worker is in `ltx2.pid`, in its home.
-#
 #   scripts/pod/tpu-vm.sh my-v6e us-east5-b ltx2 generate -c tpu/v6e-16 --model models/LTX-2 -p "a red fox" -o out/fox.mp4
 set -euo pipefail
-[ $# -ge 4 ] || { sed -n '2,9p' "$0" >&2; exit 2; }
+[ $# -ge 4 ] || { sed -n '2,7p' "$0" >&2; exit 2; }
 name=$1 zone=$2 folder=$3
 shift 3
 arguments=$(printf ' %q' "$@")

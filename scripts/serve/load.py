@@ -50,7 +50,6 @@ if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
     sys.exit(__doc__)
 file = Path(sys.argv[1])
 page, said = file.read_text(), {}
-# Runs the tests in full, one at a time.
 with tempfile.TemporaryDirectory() as folder:
     written = {"LTX2_SERVE_FIGURES": f"{folder}/figures", "LTX2_TEST_LOG": f"{folder}/log"}
     env = os.environ | written | {"LTX2_TEST_FULL": "1", "LTX2_SERVE_VIDEOS": "1000"}

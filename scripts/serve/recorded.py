@@ -19,7 +19,6 @@ from pathlib import Path
 from server import png
 
 HEADERS = ["accept", "authorization", "content-type", "idempotency-key", "range", "x-stainless-poll-helper"]
-# Recorded answer headers that clients act on.
 SAYS = ["openai-poll-after-ms", "www-authenticate", "x-should-retry"]
 # Values that clients act on.
 KEPT = {"object", "code", "param", "type", "deleted"}

@@ -3,8 +3,7 @@
     python scripts/tune/agree.py LTX2 FILE.xplane.pb[.gz]…     # needs scripts/tune/requirements.txt
 
 Kinds are derived independently from xprof's categories, texts and name scopes, which cannot tell elementwise work, copies and
-loop overhead apart. A difference of more than TOLERANCE percentage points is an error.
-"""
+loop overhead apart. A difference of more than TOLERANCE percentage points is an error."""
 
 import collections
 import gzip
@@ -63,8 +62,7 @@ def compare(ltx2, path):
         times[kind(row)] += row["total_self_time"]
     rows = [row for row in table("framework_op_stats", path) if row["type"] == "IDLE"]
     idle, share = sum(row["total_self_time"] for row in rows), rows[0]["device_total_self_time_percent"]
-    # Idle time and its share give the total. If operations overlap completely there is no idle time, and the
-    # operations are the total.
+    # Idle time and its share give the total. Without idle time, the operations are the total.
     theirs = parts(times, idle / share if idle else None)
     trace = json.loads(subprocess.check_output([ltx2, "profile", "--read", path, "--json", "-"]))["trace"]
     times = collections.Counter()

@@ -1,15 +1,12 @@
 """Writes tests/fixtures/trace/two_devices.xplane.pb (GPUs) and one_tpu.xplane.pb (asynchronous work) by hand.
 
 tests/cli/profile.rs and tests/it/fuzz_seeds.rs know their sums. Encodes protobuf independently of the reader under test: a
-message is a list of fields, a field a pair of number and value.
-"""
+message is a list of fields, a field a pair of number and value."""
 
 import pathlib
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests/fixtures/trace"
-
 EPOCH_NS = 1_790_000_000_000_000_000
-
 # Instruction: opcode, name scope with the operation's name, custom call target.
 GPU_PROGRAM = {
     "custom-call.1": ("custom-call", "blocks/attn1/to_q/dot_general", "__cublas$lt$matmul"),
@@ -27,7 +24,6 @@ GPU_KERNELS = [
 # bf16 elements that an instruction writes, for predicted times; others have no shape.
 ELEMENTS = {"custom-call.1": 25_000_000, "custom-call.4": 6_000_000, "loop_add_fusion": 6_000_000, "copy.3": 1_000_000}
 BF16 = 16
-
 # A gather in a wrapping computation, a gather spread over fusions, and an operation that only its event describes.
 TPU_PROGRAM = {
     "fusion.1": ("fusion", "blocks/ff/proj/dot_general", ""), "async-start.2": ("async-start", "", ""),
@@ -45,7 +41,6 @@ TPU_CALLED = {
 }
 # Category and scope from the event.
 TPU_FACTS = {"reduce.9": ("reduce", "blocks/norm1/reduce")}
-
 # Of each device, by stream: instruction, start and end in microseconds.
 TPU_TIMES = [{
     "XLA Ops": [
@@ -63,7 +58,6 @@ GPU_TIMES = [{
     "Stream #13(Compute)": [("custom-call.1", 0, 60), ("custom-call.2", 60, 90)],
     "Stream #20(Compute)": [("all-gather-start", 90, 100)],
 }]
-
 FACTS = ["hlo_op", "hlo_module", "program_id", "Hlo Proto", "denoise", "hlo_category", "tf_op"]
 FACT = {name: at for at, name in enumerate(FACTS, 1)}
 

@@ -3,8 +3,7 @@
     scripts/verify_real.sh MODEL [--text-encoder DIR] [--diffusers DIR] [--upsampler F] [--lora F] [-o DIR]
 
 Runs every supported pipeline at three sizes; prints a line per case and writes one HTML report. Finished cases are not repeated.
-Exit code 0: all agree; 1: some do not; 2: arguments, files or the reference's venv; 3: not enough disk or memory.
-"""
+Exit code 0: all agree; 1: some do not; 2: arguments, files or the reference's venv; 3: not enough disk or memory."""
 
 import argparse
 import hashlib

@@ -1,7 +1,6 @@
 """Runs requests by Lightricks' pipelines 1.0.0 on their own networks, read from their single file.
 
-Replaced: Gemma-3, which transformers loads; the noise; float32 for bfloat16; constant sizes; frames are kept as floats.
-"""
+Replaced: Gemma-3, which transformers loads; the noise; float32 for bfloat16; constant sizes; frames are kept as floats."""
 
 import gc
 import importlib
@@ -72,7 +71,6 @@ class Package:
         folder = Path(self.plan["text_encoder"])
         places = [folder, folder / "tokenizer", folder.parent / "tokenizer", Path(self.plan["folder"]) / "tokenizer"]
         tokenizer = next(place for place in places if (place / "tokenizer.json").exists())
-        # Loads to the GPU without a copy on the host.
         gemma = Gemma3ForConditionalGeneration.from_pretrained(folder, dtype=self.dtype, device_map=self.plan["device"]).eval()
         sizes, own = GEMMA3_CONFIG_FOR_LTX.text_config, gemma.config.text_config
         sizes.hidden_size, sizes.num_hidden_layers = own.hidden_size, own.num_hidden_layers

@@ -1,8 +1,7 @@
 """Runs verify_real.sh on tiny random models, by a Python that has the reference: rehearse.py LTX2 OUT [OPTION…].
 
 Writes a model per generation, as a diffusers folder and (except LTX-2.5) as Lightricks' file, each with upsampler and LoRA;
-distilled ones of LTX-2.3 and LTX-2.5.
-"""
+distilled ones of LTX-2.3 and LTX-2.5."""
 
 import json
 import shutil

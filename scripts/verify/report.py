@@ -19,7 +19,6 @@ JUDGED = ("latents.video", "latents.audio", "video", "audio")
 def verdict(case, scores, spread):
     """Compares every output with its limit, and the noise bit for bit."""
     video, audio = scores.get("video") or {}, scores.get("audio") or {}
-    # The relative L2 of each tensor and of the sound, and the root mean square error of the frames (in 0..1).
     distances = {name: value["relative_l2"] for name, value in scores["tensors"].items()}
     if audio:
         distances["audio"] = audio["relative_l2"]
