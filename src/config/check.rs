@@ -175,7 +175,7 @@ fn check_hdr(config: &Config) -> Result<(), ConfigError> {
     }
     if config.reference != Reference::Official {
         let own = if config.reference == Reference::Diffusers { "diffusers" } else { "official_1_0" };
-        return fail(Unsupported, "reference", own, "only Lightricks 1.2.0 has the pipeline hdr; use official");
+        return fail(Unsupported, "reference", own, "the pipeline hdr computes as Lightricks 1.2.0 does; use official");
     }
     if config.two_stage.cache.kind != CachePolicy::Off {
         return fail(

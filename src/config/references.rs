@@ -86,6 +86,7 @@ pub(super) fn take_scales(merged: &mut Tree, config: &Config) -> Result<bool, Co
     }
     clear_derived_scales(merged);
     set_scales_from_loras(merged, &typed(merged)?)?;
+    set_transform_from_loras(merged, &typed(merged)?)?;
     Ok(true)
 }
 
@@ -102,12 +103,12 @@ fn clear_derived_values(merged: &mut Tree, config: &Config, sidecar_frames: Opti
     merged.set(VIDEOS, json!(videos), &origin);
 }
 
-/// Removes scales of a sidecar that were read from other LoRAs.
+/// Removes scales and the curve of a sidecar that were read from other LoRAs.
 fn clear_derived_scales(merged: &mut Tree) {
     if sidecar::holds(merged, "model.loras") {
         return;
     }
-    for key in SCALES {
+    for key in SCALES.into_iter().chain([TRANSFORM]) {
         if sidecar::holds(merged, key) {
             merged.cut(key);
         }

@@ -83,7 +83,11 @@ fn invalid_hdr_requests_are_rejected() {
             "this LoRA generates HDR video, but the pipeline is in_context; use hdr",
         ),
         (2, &["--lora", LORA, "--image", "tests/fixtures/images/shapes.png"], "does not support images"),
-        (2, &["--lora", LORA, "--reference", "diffusers"], "only Lightricks 1.2.0 has the pipeline hdr"),
+        (
+            2,
+            &["--lora", LORA, "--reference", "diffusers"],
+            "the pipeline hdr computes as Lightricks 1.2.0 does; use official",
+        ),
         (2, &["--lora", LORA, "--save-audio", "a.wav", "-p", "a"], "the pipeline hdr makes no sound"),
         (2, &["--lora", LORA], "no prompt"),
         (2, &["--lora", LORA, "--text-embeddings", &short, "-p", "a"], "cannot be used with"),
@@ -94,6 +98,8 @@ fn invalid_hdr_requests_are_rejected() {
     let error = fails(2, &[&["--reference-video", &reference, "--text-embeddings", &short][..], &hdr].concat());
     assert!(error.contains("video_context has shape [1, 32, 32], but this request needs [1, 64, 32]"), "{error}");
     assert!(error.contains("set request.max_sequence_length to 32"), "{error}");
+    let error = fails(2, &["--pipeline", "dub_it", "--video", &reference, "--lora", LORA, "-p", "a"]);
+    assert!(error.contains("this LoRA generates HDR video, but the pipeline is dub_it; use hdr"), "{error}");
     let error = fails(2, &["--pipeline", "two_stage", "--save-exr", "x", "-p", "a"]);
     assert!(error.contains("only the pipeline hdr uses this key, but the pipeline is two_stage"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! Files of HDR videos in addition to the SDR preview: EXR frames and a 10-bit video.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::writer::place_of;
@@ -27,6 +28,19 @@ pub(in crate::pipeline) fn exr_folder(config: &Config, path: &Path, several: boo
 /// Returns the path of the 10-bit video of the video `path`; `None` if none is requested.
 pub(in crate::pipeline) fn hdr_video_path(config: &Config, path: &Path) -> Option<PathBuf> {
     (config.output.hdr_video != Some(HdrVideo::None)).then(|| next_to(path, "_hdr.mp4"))
+}
+
+/// Returns whether the EXR frames of the finished video `path`, and a 10-bit video that was requested explicitly, exist.
+pub(in crate::pipeline) fn exist(config: &Config, path: &Path, several: bool) -> bool {
+    if !config.pipeline.spec().hdr {
+        return true;
+    }
+    let is_frame = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|extension| extension == "exr");
+    let frames =
+        fs::read_dir(exr_folder(config, path, several)).into_iter().flatten().flatten().filter(is_frame).count();
+    let has_video =
+        hdr_video_path(config, path).is_none_or(|video| video.exists() || config.output.hdr_video.is_none());
+    config.request.num_frames.count().is_none_or(|most| frames >= most) && has_video
 }
 
 fn codec(config: &Config) -> HdrCodec {

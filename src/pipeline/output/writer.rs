@@ -214,9 +214,11 @@ impl UnwrittenVideo {
         };
         self.write_other_files(config, videos, &mut failures);
         let (table, figures) = self.report.end(Span::until_now(SpanKind::Write, "mp4", since));
-        // If the video was not written, an existing sidecar may belong to another run, so it is not replaced.
+        // If the video was not written, an existing sidecar may belong to another run, so it is not replaced. A video whose
+        // EXR frames are missing is not finished.
+        let is_finished = video_written && (self.generated.hdr.is_none() || failures.0.is_none());
         let mut has_sidecar = false;
-        if let Some(says) = self.sidecar.as_ref().filter(|_| video_written) {
+        if let Some(says) = self.sidecar.as_ref().filter(|_| is_finished) {
             let path = sidecar_path(&self.path);
             let replace = self.replaceable.has(&path);
             has_sidecar = !failures.add(write_sidecar(says.clone(), &path, &video, &figures, replace));

@@ -13,7 +13,7 @@ use crate::destination::{Destination, check_ending, folder, is_device};
 use crate::media::{exr_frame_path, exr_frames_in, png_frame_path, png_frames_in};
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::output::denoise_checkpoint::{is_kept, path_of, recorded_outputs};
-use crate::pipeline::output::hdr_files::{exr_folder, hdr_video_path};
+use crate::pipeline::output::hdr_files::{self, exr_folder, hdr_video_path};
 use crate::pipeline::output::preview_files;
 use crate::pipeline::output::recorded::{self, ExistingVideo};
 use crate::pipeline::output::writer::{dump_path, place_of};
@@ -265,6 +265,7 @@ pub(crate) fn unfinished(
 ) -> Result<(Vec<Job>, Vec<PathBuf>)> {
     let mut model = None;
     let mut left = (Vec::new(), Vec::new());
+    let several = jobs.len() > 1;
     for (job, path) in jobs.into_iter().zip(outputs) {
         let is_finished = path.exists() && {
             let refuse = |why: String| {
@@ -272,6 +273,9 @@ pub(crate) fn unfinished(
                 Err(PipelineError::Usage(format!("{}: {why}; {cure}", path.display())))
             };
             match recorded::compare(&path, config, &job, &mut model)? {
+                ExistingVideo::Same if !hdr_files::exist(config, &path, several) => {
+                    return refuse("its EXR frames or its 10-bit video are incomplete".into());
+                }
                 ExistingVideo::Same => !is_kept(&path),
                 _ if force => false,
                 ExistingVideo::Differs(why) => return refuse(format!("is the video of another request: {why}")),
