@@ -79,7 +79,7 @@ fn agrees(name: &str, folder: &Path) -> (Runner, Request, Generated) {
 }
 
 /// Tiles attend to the audio of the first pass. Token positions are computed as if the 48 frames per second were 60.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn dfr_with_one_round_matches_diffusers() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut runner, request, made) = agrees("diffusers", folder.path());

@@ -351,7 +351,7 @@ fn added_loras_on_gguf_weights_equal_merges_into_their_values() {
 }
 
 /// Weights and LoRA matrices of all blocks but one are in host memory.
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn streamed_blocks_with_added_loras_have_the_same_bits() {
     let bench = |streaming| {
         let lowering = Lowering { unroll_layers: true, ..lowering_of("cpu") };
