@@ -157,7 +157,10 @@ pub(super) fn unsupported_reason(q: &Value, axes: [GridAxis; 3]) -> Option<Strin
             grid.channels()
         ));
     }
-    let [_, heads, videos] = grid.programs();
+    let [blocks, heads, videos] = grid.programs();
+    if i32::try_from(blocks).is_err() {
+        return Some(format!("{blocks} blocks of queries (at most {})", i32::MAX));
+    }
     (heads.max(videos) > usize::from(u16::MAX))
         .then(|| format!("{heads} heads and {videos} videos (at most 65535 of each)"))
 }

@@ -51,6 +51,11 @@ fn unsupported_operands_have_a_reason() {
         reason(DType::BF16, 2720, 64),
         "frames of 2720 x 480 cells with 256 channels, which exceed 32-bit offsets"
     );
+    // The first dimension of the launch grid, which counts blocks of queries.
+    let long = [1 << 36, 16, 16].map(|n| GridAxis { length: n, own: n, reach: 0, window: 11 });
+    let q = b.argument("q", Type::new(DType::BF16, [1, 1 << 36, 16, 16, 1, 16]));
+    let reason = unsupported_reason(&q, long).expect("too many blocks");
+    assert!(reason.ends_with(" blocks of queries (at most 2147483647)"), "{reason}");
 }
 
 #[test]
