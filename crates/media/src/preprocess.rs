@@ -56,9 +56,9 @@ pub struct PreprocessOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2040))]
     pub high: Option<u16>,
-    /// Standard deviation of `blur`, in pixels of the file; null uses 2.
+    /// Standard deviation of `blur`, in pixels of the file, 0.1 to 16; null uses 2. The time per pixel grows with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.1, max = 64))]
+    #[schemars(range(min = 0.1, max = 16))]
     pub sigma: Option<f64>,
     /// Length of the sides of the blocks of `downscale`, in pixels of the file; null uses 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,17 +154,31 @@ impl Preprocess {
 }
 
 impl FrameFilter {
-    /// Converts frames. Returns frames `[frames, height, width, 3]` of the same size, except for downscaled ones.
-    pub fn apply(self, frames: &Frames) -> Frames {
-        if self == FrameFilter::None {
-            return frames.clone();
-        }
-        let all = frames.data();
-        let each: Vec<Array3<u8>> =
-            (0..frames.count()).into_par_iter().map(|at| self.convert(all.index_axis(Axis(0), at))).collect();
-        let views: Vec<_> = each.iter().map(|frame| frame.view()).collect();
-        let joined: Array4<u8> = ndarray::stack(Axis(0), &views).expect("frames of one size");
-        Frames::new(joined).expect("RGB frames that are not empty")
+    /// Converts frames. Returns frames `[frames, height, width, 3]` of the same size, except for downscaled ones. Frames
+    /// of the same size are replaced one by one, so that memory holds one copy of all frames.
+    pub fn apply(self, frames: Frames) -> Frames {
+        let mut data = match self {
+            FrameFilter::None => return frames,
+            _ => frames.into_data(),
+        };
+        let converted = match self {
+            FrameFilter::Downscale { factor } => {
+                let (count, height, width, channels) = data.dim();
+                let mut blocks = Array4::zeros((count, height.div_ceil(factor), width.div_ceil(factor), channels));
+                let pairs: Vec<_> = blocks.outer_iter_mut().zip(data.outer_iter()).collect();
+                pairs.into_par_iter().for_each(|(mut to, from)| to.assign(&self.convert(from)));
+                blocks
+            }
+            _ => {
+                let each: Vec<_> = data.outer_iter_mut().collect();
+                each.into_par_iter().for_each(|mut frame| {
+                    let converted = self.convert(frame.view());
+                    frame.assign(&converted);
+                });
+                data
+            }
+        };
+        Frames::new(converted).expect("RGB frames that are not empty")
     }
 
     /// Converts a frame `[height, width, 3]`.
@@ -402,7 +416,7 @@ mod tests {
     fn gray_has_weights_of_bt_601() {
         let pixels = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [10, 200, 30]];
         let frames = Frames::new(Array4::from_shape_fn((1, 1, 5, 3), |(_, _, x, c)| pixels[x][c])).unwrap();
-        let made = filter(PreprocessKind::Gray).apply(&frames);
+        let made = filter(PreprocessKind::Gray).apply(frames.clone());
         // 0.299 · 255, 0.587 · 255 and 0.114 · 255; the last pixel is 2.99 + 117.4 + 3.42.
         for (x, level) in [76, 150, 29, 255, 124].into_iter().enumerate() {
             assert_eq!([0, 1, 2].map(|c| made.data()[[0, 0, x, c]]), [level; 3], "pixel {x}");
@@ -413,23 +427,23 @@ mod tests {
     #[test]
     fn canny_draws_outline_of_square() {
         let square = gray(10, 12, |y, x| if (3..7).contains(&y) && (3..9).contains(&x) { 200 } else { 20 });
-        assert_eq!(drawn(&filter(PreprocessKind::Canny).apply(&square)), SQUARE);
+        assert_eq!(drawn(&filter(PreprocessKind::Canny).apply(square.clone())), SQUARE);
         let blank = gray(10, 12, |_, _| 200);
-        assert!(drawn(&filter(PreprocessKind::Canny).apply(&blank)).concat().chars().all(|c| c == '.'));
+        assert!(drawn(&filter(PreprocessKind::Canny).apply(blank.clone())).concat().chars().all(|c| c == '.'));
     }
 
     /// All directions and both thresholds: OpenCV's edges of a smooth pattern.
     #[test]
     fn canny_edges_equal_those_of_opencv() {
         let pattern = gray(20, 28, |y, x| ((x * x + 3 * x * y + 2 * y * y) / 5 % 256) as u8);
-        assert_eq!(drawn(&FrameFilter::Canny { low: 100, high: 200 }.apply(&pattern)), PATTERN);
-        assert_eq!(drawn(&FrameFilter::Canny { low: 30, high: 300 }.apply(&pattern)), PATTERN_WIDE);
+        assert_eq!(drawn(&FrameFilter::Canny { low: 100, high: 200 }.apply(pattern.clone())), PATTERN);
+        assert_eq!(drawn(&FrameFilter::Canny { low: 30, high: 300 }.apply(pattern.clone())), PATTERN_WIDE);
     }
 
     #[test]
     fn blur_is_symmetric_and_keeps_brightness() {
         let point = gray(21, 21, |y, x| if (y, x) == (10, 10) { 255 } else { 0 });
-        let blurred = FrameFilter::Blur { sigma: 1.5 }.apply(&point);
+        let blurred = FrameFilter::Blur { sigma: 1.5 }.apply(point.clone());
         let plane = blurred.data().index_axis(Axis(0), 0).index_axis(Axis(2), 0).to_owned();
         for ((y, x), value) in plane.indexed_iter() {
             assert_eq!([plane[[x, y]], plane[[20 - y, x]], plane[[y, 20 - x]]], [*value; 3], "{y}, {x}");
@@ -437,17 +451,17 @@ mod tests {
         // 255 / (2 π 1.5²) at the centre, and exp(-1 / (2 · 1.5²)) of it beside the centre.
         assert_eq!([plane[[10, 10]], plane[[10, 11]], plane[[10, 15]], plane[[0, 0]]], [18, 14, 0, 0]);
         let flat = gray(5, 9, |_, _| 137);
-        assert_eq!(FrameFilter::Blur { sigma: 64.0 }.apply(&flat), flat);
+        assert_eq!(FrameFilter::Blur { sigma: 16.0 }.apply(flat.clone()), flat);
     }
 
     #[test]
     fn downscaled_pixels_are_means_of_blocks() {
         let ramp = gray(3, 5, |y, x| (10 * x + 100 * (y / 2)) as u8);
-        let made = FrameFilter::Downscale { factor: 2 }.apply(&ramp);
+        let made = FrameFilter::Downscale { factor: 2 }.apply(ramp.clone());
         assert_eq!((made.height(), made.width()), (2, 3));
         let levels = [0, 1].map(|y| [0, 1, 2].map(|x| made.data()[[0, y, x, 0]]));
         assert_eq!(levels, [[5, 25, 40], [105, 125, 140]]);
-        assert_eq!(FrameFilter::Downscale { factor: 1 }.apply(&ramp), ramp);
+        assert_eq!(FrameFilter::Downscale { factor: 1 }.apply(ramp.clone()), ramp);
     }
 
     #[test]

@@ -385,7 +385,7 @@ impl Runner {
         request: &Request,
     ) -> Result<Array3<f32>> {
         let grid = condition.reference_grid().ok_or_else(|| no_grid(path))?;
-        let frames = filter.apply(&reference_frames(path, grid)?);
+        let frames = filter.apply(reference_frames(path, grid)?);
         let [height, width] = [request.height, request.width].map(|side| side / grid.downscale);
         // The HDR pipeline keeps all of the reference.
         let video = match request.hdr {
