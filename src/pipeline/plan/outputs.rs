@@ -273,11 +273,9 @@ pub(crate) fn unfinished(
                 Err(PipelineError::Usage(format!("{}: {why}; {cure}", path.display())))
             };
             match recorded::compare(&path, config, &job, &mut model)? {
-                ExistingVideo::Same if !hdr_files::exist(config, &path, several) => {
-                    return refuse("its EXR frames or its 10-bit video are incomplete".into());
-                }
-                ExistingVideo::Same => !is_kept(&path),
+                ExistingVideo::Same if hdr_files::exist(config, &path, several) => !is_kept(&path),
                 _ if force => false,
+                ExistingVideo::Same => return refuse("its EXR frames or its 10-bit video are incomplete".into()),
                 ExistingVideo::Differs(why) => return refuse(format!("is the video of another request: {why}")),
                 ExistingVideo::NoSidecar => {
                     let sidecar = sidecar_path(&path);
