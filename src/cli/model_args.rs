@@ -84,8 +84,8 @@ pub(crate) struct ModelArgs {
     /// LoRA file and its strength [default: 1]; repeatable
     #[arg(long, value_name = "FILE[=S]")]
     pub(crate) lora: Vec<String>,
-    /// IC-LoRA of the first stage, which follows --reference-video: a published one, such as union-control, or a file; and
-    /// its strength [default: the published one, or 1]
+    /// IC-LoRA that follows --reference-video, or the --video of dub_it or inpaint: a published one, such as deblur, or a
+    /// file; and its strength [default: the published one, or 1]
     #[arg(long, value_name = "NAME|FILE[=S]")]
     pub(crate) ic_lora: Option<String>,
     /// Source of the weights: files, or random numbers generated on the device
@@ -111,9 +111,12 @@ impl ModelArgs {
 /// sidecar.
 pub(super) fn ic_lora(text: &str) -> Value {
     let mut one = files(&[text.to_string()])[0].clone();
-    if one["strength"].is_null() {
-        one["strength"] = Value::Null;
-    }
+    one["strength"] = match one.get("strength") {
+        None => Value::Null,
+        // A strength that is not finite is no JSON number; its text is rejected when the flag is validated.
+        Some(Value::Null) => text.rsplit('=').next().unwrap_or_default().into(),
+        Some(strength) => strength.clone(),
+    };
     one
 }
 

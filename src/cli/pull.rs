@@ -32,13 +32,13 @@ const LISTINGS: usize = 3;
   ltx2 pull ltx2_5_distilled --dry-run
   ltx2 pull ltx2_5_distilled --files int8
   ltx2 pull Lightricks/LTX-2.5 --files temporal-upscaler,duration-head
-  ltx2 pull union-control
+  ltx2 pull motion-track-control
 
 Presets and -m org/name find the downloaded files. Run an interrupted command again to resume. Reads the variables of \
 Hugging Face tools (HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE), HTTPS_PROXY, NO_PROXY \
 and SSL_CERT_FILE.")]
 pub(crate) struct PullArgs {
-    /// Preset, such as ltx2_5_distilled; IC-LoRA, such as union-control; or repository (org/name), or a path in it
+    /// Preset, such as ltx2_5_distilled; IC-LoRA, such as motion-track-control; or repository (org/name), or a path in it
     /// (org/name/path)
     #[arg(value_name = "NAME")]
     name: String,
@@ -397,11 +397,14 @@ fn ic_lora_words(wanted: Wanted, is_default: bool, folder: &Path) -> Vec<String>
     let Some(row) = ic_lora(name, path) else { return Vec::new() };
     let own = row.file.filter(|_| !is_default).map(|file| folder.join(file).display().to_string());
     let lora = own.unwrap_or_else(|| row.name.to_string());
-    let model = PublishedModel::of_preset(Pipeline::IcLora.preset(row.base)).map(|model| model.model.to_string());
+    let pipeline = row.needed_pipeline().unwrap_or(Pipeline::IcLora);
+    let model = PublishedModel::of_preset(pipeline.preset(row.base)).map(|model| model.model.to_string());
     let model = model.into_iter().flat_map(|model| ["-m".to_string(), model]);
-    let rest =
-        ["--ic-lora", &lora, "--reference-video", "reference.mp4", "-p", "a lighthouse over a quiet sea at dawn"];
-    ["generate".to_string()].into_iter().chain(model).chain(rest.map(String::from)).collect()
+    let video = if pipeline.takes_video() { ["--video", "speech.mp4"] } else { ["--reference-video", "reference.mp4"] };
+    let selects = row.needed_pipeline().into_iter().flat_map(|pipeline| ["--pipeline", pipeline.name()]);
+    let rest = ["--ic-lora", &lora].into_iter().chain(selects).chain(video);
+    let rest = rest.chain(["-p", "a lighthouse over a quiet sea at dawn"]).map(String::from);
+    ["generate".to_string()].into_iter().chain(model).chain(rest).collect()
 }
 
 /// Returns a text as YAML; in double quotes if it contains characters that may have a meaning in YAML.
@@ -449,7 +452,15 @@ mod tests {
         assert_eq!(words("Org/Name"), ["check", folder]);
         let file = format!("{folder}/ltx-2.3-22b-ic-lora-union-control-ref0.5.safetensors");
         let model = "Lightricks/LTX-2.3/ltx-2.3-22b-distilled-1.1.safetensors";
-        assert_eq!(words("union-control")[..5], ["generate", "-m", model, "--ic-lora", &file]);
+        let name = "Lightricks/LTX-2.3-22b-IC-LoRA-Union-Control/ltx-2.3-22b-ic-lora-union-control-ref0.5.safetensors";
+        assert_eq!(words(name)[..5], ["generate", "-m", model, "--ic-lora", &file]);
+        for (name, rest) in [
+            ("hdr", ["--pipeline", "hdr", "--reference-video", "reference.mp4"]),
+            ("dubit", ["--pipeline", "dub_it", "--video", "speech.mp4"]),
+            ("lipdub", ["--pipeline", "dub_it", "--video", "speech.mp4"]),
+        ] {
+            assert_eq!(words(name)[5..9], rest, "{name}");
+        }
         let generate = words(&args.name);
         let start = ["generate", "-c", "ltx2_5_two_stage", "-m", folder, "--variant", "int8,a b", "--set"];
         assert_eq!(generate[..8], start);

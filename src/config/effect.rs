@@ -80,7 +80,7 @@ pub(super) const RULES: &[EffectRule] = &[
         f.unless(random, or_remove("the weights come from files; set model.weights to random"))
     }),
     request(&["model.loras"], |f, _| f.unused_lora()),
-    request(&["model.ic_lora"], |f, _| f.spec().references_fault(1)),
+    request(&["model.ic_lora"], |f, _| f.spec().references_fault(1).filter(|_| !f.config.follows_input())),
     request(&["model.lora_merge"], |f, _| {
         f.unless(
             !f.config.model.loras.is_empty(),

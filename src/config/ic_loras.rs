@@ -1,9 +1,11 @@
 //! Table of the published IC-LoRAs: where each is, which model it was trained for, and which reference videos it follows.
 //!
-//! Facts that the sources do not state are `None`, or say that they are unknown. No source states trigger words.
+//! Facts that the sources do not state are `None`, or say that they are unknown. Model
+//! cards were not read for trigger words.
 
 use std::path::Path;
 
+use super::pipeline::Pipeline;
 use crate::media::PreprocessKind;
 use crate::weights::Version;
 
@@ -14,8 +16,8 @@ pub enum IcLoraInput {
     Videos,
     /// Reference videos in which the region to generate is painted green (`#66FF00`), as the mask prescribes.
     Masked,
-    /// Inputs or outputs that reference videos do not cover; the text says which.
-    Other(&'static str),
+    /// Inputs of this pipeline, the only one that supports the IC-LoRA.
+    Pipeline(Pipeline),
 }
 
 /// A published IC-LoRA.
@@ -25,6 +27,8 @@ pub struct PublishedIcLora {
     pub name: &'static str,
     /// Model generation that it was trained for.
     pub base: Version,
+    /// Another model generation for which it is published. `None`: there is none.
+    pub also: Option<Version>,
     /// `org/name` on the Hugging Face hub.
     pub repository: &'static str,
     /// File in the repository. `None`: the sources do not name it; it is the only safetensors file.
@@ -61,6 +65,7 @@ const fn row(
     PublishedIcLora {
         name,
         base,
+        also: None,
         repository,
         file: Some(file),
         downscale: None,
@@ -82,18 +87,23 @@ const fn scaled(downscale: usize, row: PublishedIcLora) -> PublishedIcLora {
     PublishedIcLora { downscale: Some(downscale), ..row }
 }
 
+/// A row that Lightricks also lists for LTX-2.3.
+const fn also_2_3(row: PublishedIcLora) -> PublishedIcLora {
+    PublishedIcLora { also: Some(Version::V2_3), ..row }
+}
+
 const fn without_strength(row: PublishedIcLora) -> PublishedIcLora {
     PublishedIcLora { strength: None, ..row }
 }
 
-const DETAILER: PublishedIcLora = row(
+const DETAILER: PublishedIcLora = also_2_3(row(
     "detailer",
     Version::V2_0,
     "Lightricks/LTX-2-19b-IC-LoRA-Detailer",
     "ltx-2-19b-ic-lora-detailer.safetensors",
     "the video to refine",
-    "ComfyUI-LTXVideo 2.0/LTX-2_V2V_Detailer.json",
-);
+    "ComfyUI-LTXVideo 2.0/LTX-2_V2V_Detailer.json; Lightricks/LTX-2 MODELS-LTX-2.3.md",
+));
 const CANNY: PublishedIcLora = PublishedIcLora {
     preprocess: PreprocessKind::Canny,
     ..row(
@@ -102,7 +112,9 @@ const CANNY: PublishedIcLora = PublishedIcLora {
         "Lightricks/LTX-2-19b-IC-LoRA-Canny-Control",
         "ltx-2-19b-ic-lora-canny-control.safetensors",
         "Canny edges, computed from any video",
-        CONTROLS,
+        "ComfyUI-LTXVideo 2.0/LTX-2_ICLoRA_All_Distilled.json, which detects edges with ComfyUI's Canny (0.4, 0.8) after \
+         scaling; thresholds 100 and 200 at the file's size: Lightricks/LTX-2 \
+         packages/ltx-trainer/scripts/compute_reference.py",
     )
 };
 const DEPTH: PublishedIcLora = row(
@@ -113,13 +125,24 @@ const DEPTH: PublishedIcLora = row(
     "depth maps, from your own file",
     CONTROLS,
 );
-const POSE: PublishedIcLora = row(
+const POSE: PublishedIcLora = also_2_3(row(
     "pose-control",
     Version::V2_0,
     "Lightricks/LTX-2-19b-IC-LoRA-Pose-Control",
     "ltx-2-19b-ic-lora-pose-control.safetensors",
     "drawn poses, from your own file",
-    CONTROLS,
+    "ComfyUI-LTXVideo 2.0/LTX-2_ICLoRA_All_Distilled.json; Lightricks/LTX-2 MODELS-LTX-2.3.md",
+));
+const UNION_2_0: PublishedIcLora = scaled(
+    2,
+    row(
+        "union-control",
+        Version::V2_0,
+        "Lightricks/LTX-2-19b-IC-LoRA-Union-Control",
+        "ltx-2-19b-ic-lora-union-control-ref0.5.safetensors",
+        "depth maps or drawn poses, from your own file; or Canny edges, from your own file or with `preprocess: canny`",
+        "DiffSynth-Studio's model table; ComfyUI-LTXVideo 2.0/LTX-2_ICLoRA_All_Distilled_ref0.5.json",
+    ),
 );
 const UNION: PublishedIcLora = scaled(
     2,
@@ -259,16 +282,19 @@ const UPSCALER_X4: PublishedIcLora = scaled(
         UPSCALER,
     ),
 );
-const HDR: PublishedIcLora = row(
-    "hdr",
-    Version::V2_3,
-    "Lightricks/LTX-2.3-22b-IC-LoRA-HDR",
-    "ltx-2.3-22b-ic-lora-hdr-0.9.safetensors",
-    "an SDR video",
-    "ComfyUI-LTXVideo 2.3/LTX-2.3_ICLoRA_HDR_Distilled.json",
-);
+const HDR: PublishedIcLora = PublishedIcLora {
+    input: IcLoraInput::Pipeline(Pipeline::Hdr),
+    ..row(
+        "hdr",
+        Version::V2_3,
+        "Lightricks/LTX-2.3-22b-IC-LoRA-HDR",
+        "ltx-2.3-22b-ic-lora-hdr-0.9.safetensors",
+        "an SDR video",
+        "ComfyUI-LTXVideo 2.3/LTX-2.3_ICLoRA_HDR_Distilled.json",
+    )
+};
 const DUBIT: PublishedIcLora = PublishedIcLora {
-    input: IcLoraInput::Other("also follows the sound of the reference video, in both stages"),
+    input: IcLoraInput::Pipeline(Pipeline::DubIt),
     ..scaled(
         1,
         row(
@@ -294,11 +320,12 @@ const UPSCALER_2_5: PublishedIcLora = scaled(
 );
 
 /// All rows, by model generation.
-pub const IC_LORAS: [PublishedIcLora; 29] = [
+pub const IC_LORAS: [PublishedIcLora; 30] = [
     DETAILER,
     CANNY,
     DEPTH,
     POSE,
+    UNION_2_0,
     UNION,
     MOTION_TRACK,
     COLORIZATION,
@@ -326,10 +353,27 @@ pub const IC_LORAS: [PublishedIcLora; 29] = [
     listed("water-simulation", Version::V2_5, "Lightricks/LTX-2.5-22b-IC-LoRA-Water-Simulation"),
 ];
 
+/// Other names of IC-LoRAs, and the names in the table.
+pub const ALIASES: [(&str, &str); 1] = [("lipdub", "dubit")];
+
 impl PublishedIcLora {
-    /// Returns the rows of a name, one per model generation.
+    /// Returns the rows of a name or of its [alias](ALIASES), one per model generation.
     pub fn named(name: &str) -> impl Iterator<Item = &'static PublishedIcLora> {
+        let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, name)| name);
         IC_LORAS.iter().filter(move |row| row.name == name)
+    }
+
+    /// Returns whether it is published for a model generation.
+    pub fn supports(&self, version: Version) -> bool {
+        self.base == version || self.also == Some(version)
+    }
+
+    /// Returns the only pipeline that supports it. `None`: every pipeline that follows reference videos does.
+    pub fn needed_pipeline(&self) -> Option<Pipeline> {
+        match self.input {
+            IcLoraInput::Pipeline(pipeline) => Some(pipeline),
+            IcLoraInput::Videos | IcLoraInput::Masked => None,
+        }
     }
 
     /// Returns the row whose file has the same name as `path`, wherever that file is.
@@ -365,7 +409,7 @@ mod tests {
     #[test]
     fn rows_are_unique_and_name_their_generation() {
         for row in &IC_LORAS {
-            assert_eq!(PublishedIcLora::named(row.name).filter(|own| own.base == row.base).count(), 1, "{row:?}");
+            assert_eq!(PublishedIcLora::named(row.name).filter(|own| own.supports(row.base)).count(), 1, "{row:?}");
             let version = match row.base {
                 Version::V2_0 => "LTX-2-19b-IC-LoRA-",
                 Version::V2_3 => "LTX-2.3-22b-IC-LoRA-",
@@ -383,7 +427,7 @@ mod tests {
             assert!(!row.reference.is_empty() && !row.source.is_empty(), "{row:?}");
         }
         assert_eq!(PublishedIcLora::of_file("other.safetensors"), None);
-        assert!(is_name("deblur") && !is_name("sharpen"));
+        assert!(is_name("deblur") && is_name("lipdub") && !is_name("sharpen"));
         assert_eq!(names().len(), 21);
     }
 }

@@ -198,16 +198,16 @@ pub(super) fn combine(
     if sidecar::prune(&mut merged, &below, &without_top, &config, version)? {
         config = check::typed(&merged)?;
     }
+    for key in &ic_lora::KEYS {
+        if ic_lora::take(key, &mut merged, &config, version, &layers)? {
+            config = check::typed(&merged)?;
+        }
+    }
     if references::take_scales(&mut merged, &config)? {
         config = check::typed(&merged)?;
     }
     if source::take(&mut merged, &config, duration.is_some())? {
         config = check::typed(&merged)?;
-    }
-    for key in &ic_lora::KEYS {
-        if ic_lora::take(key, &mut merged, &config, version, &layers)? {
-            config = check::typed(&merged)?;
-        }
     }
     if references::take(&mut merged, &config, sidecar::frames(&layers))? {
         config = check::typed(&merged)?;

@@ -43,7 +43,7 @@ pub(crate) use effect_facts::default_temperature;
 pub use error::{ConfigError, ConfigErrorKind, Limit, ValueOrigin};
 pub(crate) use experiment::{Case, Experiment};
 pub use experiment_file::read_experiment;
-pub(crate) use ic_lora::{ic_lora_files, served_ic_lora};
+pub(crate) use ic_lora::{ic_lora_files, missing_lora, served_ic_lora};
 pub(crate) use layout::{LayoutFile, LayoutSource, resolve_mesh};
 pub use layout::{parse_mesh, read_layout_source};
 pub(crate) use legal::{FRAME_STEP, nearest_frames, whole_frames};

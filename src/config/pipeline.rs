@@ -315,6 +315,11 @@ impl PipelineSpec {
         self.generates_video || self.video.is_some()
     }
 
+    /// Returns the stages of LoRAs that do not specify them.
+    pub(crate) fn default_lora_stages(&self) -> Vec<u8> {
+        if self.has_loras_in_first_pass { vec![1] } else { vec![1, 2] }
+    }
+
     /// Returns the flags that the pipeline requires in addition to a prompt.
     pub(crate) fn needed_flags(&self) -> Vec<&'static str> {
         let needed: [(bool, &[&str]); 8] = [

@@ -18,12 +18,13 @@ use crate::media::{ClipInfo, HdrTransform, probe_clip};
 use crate::weights::ReferenceScales;
 
 const VIDEOS: &str = "request.reference_videos";
+const LORAS: &str = "model.loras";
 const TRANSFORM: &str = "conditioning.hdr_transform";
 const SCALES: [&str; 2] = ["conditioning.reference_downscale_factor", "conditioning.reference_temporal_scale_factor"];
 
 /// Selects a pipeline that the inputs imply, in the top layer `line`, and returns whether the pipeline changed.
-/// Reference videos, or an IC-LoRA, select `in_context` if no pipeline is set, or `hdr` with a LoRA that generates HDR
-/// video. Images select `image_to_video` instead of `text_to_video`, unless the user chose `text_to_video` in the same
+/// Reference videos, or an IC-LoRA, select `in_context` if no pipeline is set, `hdr` with a LoRA that generates HDR
+/// video, or the only pipeline that supports a published IC-LoRA. Images select `image_to_video` instead of `text_to_video`, unless the user chose `text_to_video` in the same
 /// layer as the images or above it.
 pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -> bool {
     let origin = merged.origin("pipeline");
@@ -33,9 +34,11 @@ pub(super) fn select_pipeline(merged: &Tree, config: &Config, line: &mut Tree) -
         (true, None) => None,
     };
     if let Some(key) = implied_by.filter(|_| origin == ValueOrigin::Default) {
-        let own = config.model.ic_lora.as_ref().map_or_else(Vec::new, |own| ic_lora::ic_lora_files(&own.path));
-        let hdr = config.model.loras.iter().map(|lora| &lora.path).chain(&own).any(|path| generates_hdr(path));
-        let pipeline = if hdr { Pipeline::Hdr } else { Pipeline::IcLora };
+        let pipeline = match &config.model.ic_lora {
+            _ if config.model.loras.iter().any(|lora| generates_hdr(&lora.path)) => Pipeline::Hdr,
+            Some(own) => ic_lora::implied_pipeline(own),
+            None => Pipeline::IcLora,
+        };
         line.set("pipeline", pipeline.name().into(), &merged.origin(key));
         return true;
     }
@@ -139,6 +142,10 @@ fn set_scales_from_loras(merged: &mut Tree, config: &Config) -> Result<(), Confi
     }
     let mut found: [Option<(usize, &str)>; 2] = [None, None];
     for lora in loras() {
+        if let Some(why) = ic_lora::missing_lora(&lora.path) {
+            let error = ConfigError::value(ConfigErrorKind::Missing, LORAS, &lora.path, why);
+            return Err(error.at(merged.origin(LORAS)));
+        }
         let mut scales = ReferenceScales::read(&lora.path).map_err(ConfigError::lora)?;
         if config.model.ic_lora.as_ref().is_some_and(|own| own.path == lora.path) {
             let published = PublishedIcLora::of_file(&lora.path).and_then(|row| row.downscale);

@@ -121,7 +121,13 @@ fn invalid_references_are_rejected() {
             &["--lora", &hdr, "--pipeline", "in_context"],
             "this LoRA generates HDR video, but the pipeline is in_context; use hdr",
         ),
-        (&["--lora", "gone.safetensors"], "gone.safetensors"),
+        (&["--lora", "gone.safetensors"], "model.loras = gone.safetensors (flag --lora): the file is missing"),
+        (&["--lora", "a/b/gone.safetensors"], "model.loras = a/b/gone.safetensors (flag --lora): the file is missing"),
+        (&["--ic-lora", "gone.safetensors"], "model.ic_lora = gone.safetensors (flag --ic-lora): the file is missing"),
+        (
+            &["--ic-lora", "a/gone.safetensors"],
+            "model.ic_lora = a/gone.safetensors (flag --ic-lora): the file is missing",
+        ),
         (&["--lora", &two], "must be a multiple of 64 with reference videos at 1/2 size; the nearest are 64 and 128"),
         (&["--pipeline", "text_to_audio"], "does not support reference videos; use --pipeline in_context"),
         (&["--num-frames", "auto"], "reference videos need a number of frames; set one"),
@@ -129,6 +135,8 @@ fn invalid_references_are_rejected() {
         let error = reference(more);
         assert!(error.contains(why), "{more:?}: {error}");
     }
+    let plain = fails(2, &["--lora", "gone.safetensors"]);
+    assert!(plain.contains("model.loras = gone.safetensors: the file is missing"), "{plain}");
     assert!(fails(2, &["--reference-video", "gone.mp4"]).contains("cannot read gone.mp4"));
     assert!(fails(2, &["--reference-video", &format!("{nine}=2")]).contains("a number from 0 to 1"));
     assert!(
@@ -298,9 +306,11 @@ fn ic_lora_errors_name_what_is_needed() {
             "deblur",
             "run `ltx2 pull Lightricks/LTX-2.3-22b-IC-LoRA-Deblur/ltx-2.3-22b-ic-lora-deblur-0.9.safetensors`",
         ),
-        ("ltx2_5", "union-control", "was published for LTX-2.3, but the model is LTX-2.5"),
+        ("ltx2_5", "union-control", "was published for LTX-2.0 and LTX-2.3, but the model is LTX-2.5"),
         ("ltx2", "deblur", "was published for LTX-2.3 and LTX-2.5, but the model is LTX-2.0"),
-        ("ltx2_3", "hdr", "generates HDR video, which needs its own decoding"),
+        ("ltx2_3", "hdr", "run `ltx2 pull Lightricks/LTX-2.3-22b-IC-LoRA-HDR/ltx-2.3-22b-ic-lora-hdr-0.9.safetensors`"),
+        ("ltx2_3", "detailer", "run `ltx2 pull Lightricks/LTX-2-19b-IC-LoRA-Detailer/"),
+        ("ltx2", "union-control", "run `ltx2 pull Lightricks/LTX-2-19b-IC-LoRA-Union-Control/"),
         ("ltx2_3", "sharpen", "is neither a file (.safetensors) nor a published IC-LoRA; names: canny-control, "),
     ] {
         let error = error(model, &[&given[..], &["--ic-lora", lora]].concat());
@@ -308,6 +318,18 @@ fn ic_lora_errors_name_what_is_needed() {
             error.contains(&format!("model.ic_lora = {lora} (flag --ic-lora): ")) && error.contains(why),
             "{error}"
         );
+    }
+    for (name, needed) in [("hdr", "hdr"), ("dubit", "dub_it"), ("lipdub", "dub_it")] {
+        let error = error("ltx2_3", &[&given[..], &["--pipeline", "in_context", "--ic-lora", name]].concat());
+        let why =
+            format!("works only in the pipeline {needed}, but the pipeline is in_context; use --pipeline {needed}");
+        assert!(error.contains(&why), "{error}");
+    }
+    for strength in ["nan", "inf", "-inf"] {
+        for flag in ["--lora", "--ic-lora"] {
+            let error = error("ltx2", &[&given[..], &[flag, &format!("a.safetensors={strength}")]].concat());
+            assert!(error.contains(flag) && error.contains("strength"), "{error}");
+        }
     }
     let file = lora(&folder.path().join("ltx-2-19b-ic-lora-depth-control.safetensors"), &[]);
     let missing = error("ltx2", &["--ic-lora", &file]);
@@ -319,6 +341,7 @@ fn ic_lora_errors_name_what_is_needed() {
     assert!(wrong("preprocess: sharpen").contains("none, gray, canny, blur, downscale"));
     let sigma = wrong("preprocess: {kind: canny, sigma: 2}");
     assert!(sigma.contains("preprocess canny of") && sigma.contains("sigma applies only to blur"), "{sigma}");
+    assert!(wrong("preprocess: {kind: blur, sigma: 16.5}").contains("16"));
     let alpha = wrong("attention_mask_channel: alpha");
     assert!(alpha.contains("attention_mask_channel alpha of") && alpha.contains("there is no mask"), "{alpha}");
     let alone = with_cache(folder.path(), &["generate", "--preprocess", "canny"]);

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::needs;
 use ltx2::cli::Cli;
-use ltx2::config::ic_loras::{IC_LORAS, IcLoraInput, PublishedIcLora};
+use ltx2::config::ic_loras::{ALIASES, IC_LORAS, IcLoraInput, PublishedIcLora};
 use ltx2::config::{Pipeline, Support, VideoUse, experiment_schema, json_schema};
 use ltx2::tune::{diagnosis_schema, report_schema};
 use ltx2::weights::Version;
@@ -173,7 +173,8 @@ fn ic_lora_table() -> String {
     let mut page = format!(
         "# IC-LoRAs\n\n{GENERATED}\n\n`--ic-lora NAME` selects the IC-LoRA of this name that was published for the model's \
          generation; `ltx2 pull NAME` downloads it. The spatial scale in the file's header has precedence over that of the table. \
-         `preprocess` is the conversion of reference videos that do not set one. The sources state no trigger words.\n\n\
+         `preprocess` is the conversion of reference videos that do not set one. Trigger words are not listed: the model cards were not read, and may \
+         state some.\n\n\
          | name | model | reference video | `preprocess` | mask | spatial scale | strength | file | source |\n\
          |---|---|---|---|---|---|---|---|---|\n"
     );
@@ -184,14 +185,17 @@ fn ic_lora_table() -> String {
         let mask = match row.input {
             IcLoraInput::Videos => "no".to_string(),
             IcLoraInput::Masked => "required, painted into the reference video".to_string(),
-            IcLoraInput::Other(what) => format!("rejected by `--ic-lora`: {what}"),
+            IcLoraInput::Pipeline(pipeline) => format!("no; only in the pipeline `{}`", pipeline.name()),
         };
-        let PublishedIcLora { name, base, repository, reference, source, .. } = row;
+        let base = row.also.map_or(row.base.to_string(), |also| format!("{}, LTX-{also}", row.base));
+        let alias = ALIASES.iter().find(|(_, name)| *name == row.name);
+        let name = alias.map_or(format!("`{}`", row.name), |(alias, name)| format!("`{name}`, `{alias}`"));
+        let PublishedIcLora { repository, reference, source, .. } = row;
         let (preprocess, link) =
             (row.preprocess.name(), format!("[{repository}](https://huggingface.co/{repository})"));
         writeln!(
             page,
-            "| `{name}` | LTX-{base} | {reference} | `{preprocess}` | {mask} | {scale} | {strength} | {link}: {file} | {source} |"
+            "| {name} | LTX-{base} | {reference} | `{preprocess}` | {mask} | {scale} | {strength} | {link}: {file} | {source} |"
         )
         .unwrap();
     }

@@ -275,11 +275,11 @@ mod tests {
 
     #[test]
     fn ic_lora_selects_its_file() {
-        let repository = "Lightricks/LTX-2.3-22b-IC-LoRA-Union-Control";
-        let file = "ltx-2.3-22b-ic-lora-union-control-ref0.5.safetensors";
-        assert_eq!(Wanted::parse("union-control").unwrap().repositories(), [repository]);
+        let repository = "Lightricks/LTX-2.3-22b-IC-LoRA-Motion-Track-Control";
+        let file = "ltx-2.3-22b-ic-lora-motion-track-control-ref0.5.safetensors";
+        assert_eq!(Wanted::parse("motion-track-control").unwrap().repositories(), [repository]);
         let all = listing(repository, &[file, "README.md"]);
-        assert_eq!(selected("union-control", &all, &[]).unwrap(), [file]);
+        assert_eq!(selected("motion-track-control", &all, &[]).unwrap(), [file]);
         let error = selected("deblur", &all, &[]).unwrap_err();
         let commands = "run ltx2 pull Lightricks/LTX-2.3-22b-IC-LoRA-Deblur/ltx-2.3-22b-ic-lora-deblur-0.9.safetensors \
                         (LTX-2.3) or ltx2 pull Lightricks/LTX-2.5-22b-IC-LoRA-Deblur (LTX-2.5)";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::origin::Weights;
-use crate::config::{self, LoraApply};
+use crate::config::{self, ConfigError, ConfigErrorKind, LoraApply, missing_lora};
 use crate::nn::AddedLoras;
 use crate::pipeline::error::{PipelineError, Result};
 use crate::pipeline::programs::configs::ModelConfigs;
@@ -65,6 +65,9 @@ impl Loras {
     /// Returns an error if a file cannot be opened or is not a LoRA.
     pub fn open(model: &config::Model) -> Result<Self> {
         let read = |entry: &config::Lora| {
+            if let Some(why) = missing_lora(&entry.path) {
+                return Err(ConfigError::value(ConfigErrorKind::Missing, "model.loras", &entry.path, why).into());
+            }
             let file = Arc::new(LoraFile::open(&entry.path)?);
             let lora = ScaledLora { file, strength: entry.strength };
             Ok(PassLora { lora, passes: entry.stages.clone(), apply: entry.apply })

@@ -75,6 +75,15 @@ pub(super) fn local(config: &mut Config, own: &Config) {
     config.runtime = Runtime { positions: config.runtime.positions, ..own.runtime.clone() };
 }
 
+/// Returns the paths of the LoRAs of the configuration and of those that requests may name.
+///
+/// # Errors
+/// Returns the errors of [`with_served_loras`].
+pub(super) fn lora_paths(config: &Config) -> Result<Vec<String>, PipelineError> {
+    let served = with_served_loras(config)?.loras;
+    Ok(config.model.loras.iter().chain(&served).map(|lora| lora.path.clone()).collect())
+}
+
 /// Returns the model with the LoRAs and IC-LoRAs that requests may name, at full strength.
 ///
 /// # Errors
@@ -86,7 +95,7 @@ pub(super) fn with_served_loras(config: &Config) -> Result<Model, PipelineError>
         strength: 1.0,
         apply: served.apply,
     });
-    let ic_loras = config.serve.ic_loras.iter().map(|name| served_ic_lora(name, &config.model));
+    let ic_loras = config.serve.ic_loras.iter().map(|name| served_ic_lora(name, config));
     let ic_loras: Vec<Lora> = ic_loras.collect::<Result<_, _>>()?;
     Ok(Model { loras: loras.chain(ic_loras).collect(), ..config.model.clone() })
 }

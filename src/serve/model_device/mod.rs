@@ -125,8 +125,7 @@ impl ModelDevice {
     fn open(config: &Config, sidecar: Option<&Sidecar>, group: Option<&Arc<Group>>) -> Result<Self, PipelineError> {
         let plain = files::startup_config(config);
         let process_group = ServerProcesses::meet(group, &plain)?;
-        let served = config.serve.loras.values().map(|lora| lora.path.as_str());
-        process_group.compare_loras(plain.model.loras.iter().map(|lora| lora.path.as_str()).chain(served))?;
+        process_group.compare_loras(files::lora_paths(config))?;
         let (plan, model) = RunPlan::new(&plain, &RunVideos::unwritten(Vec::new(), sidecar))?;
         // Check the components for every enabled pipeline, so that errors appear before the server is ready.
         Enhancer::new(config, &model.configs, Some(&*model.tokenizer))?;
@@ -208,7 +207,7 @@ impl ModelDevice {
             watch.check(JobPhase::Loading)?;
             let since = Instant::now();
             // The files may have changed since the server was started.
-            self.process_group.compare_loras(config.model.loras.iter().map(|lora| lora.path.as_str()))?;
+            self.process_group.compare_loras(Ok(config.model.loras.iter().map(|lora| lora.path.clone()).collect()))?;
             let (opened, model) = (Loras::open(&config.model)?, &self.session.runner.model);
             opened.check(&model.weights, &model.configs)?;
             // A change that fails may leave some weights changed.

@@ -88,16 +88,18 @@ impl ServerProcesses {
         Ok(ServerProcesses(group.cloned()))
     }
 
-    /// Checks that the LoRA files of all processes have the same contents. `paths`: those of process 0 count.
+    /// Checks that the LoRA files of all processes have the same contents. `paths`: those of process 0 count, but an error
+    /// of any process, which has not found a file, is that of all.
     ///
     /// # Errors
     /// Returns an error with the file and the first process that differs from process 0, in all processes.
-    pub(super) fn compare_loras<'a>(&self, paths: impl Iterator<Item = &'a str>) -> Result<(), PipelineError> {
-        let Some(group) = &self.0 else { return Ok(()) };
-        let own: Vec<&str> = paths.collect();
-        let all = group.all_gather(&serde_json::json!(own).to_string())?;
-        let first: Vec<String> = serde_json::from_str(&all[0])
-            .map_err(|e| PipelineError::Bug(format!("invalid paths from process 0: {e}")))?;
+    pub(super) fn compare_loras(&self, paths: Result<Vec<String>, PipelineError>) -> Result<(), PipelineError> {
+        let Some(group) = &self.0 else { return paths.map(|_| ()) };
+        let shared = paths.as_ref().map_err(|error| one_line(error));
+        let all = group.all_gather(&serde_json::json!(shared).to_string())?;
+        // The own error keeps its type.
+        paths?;
+        let first = first_paths(&all)?;
         compare_loras(Some(group), first.iter().map(String::as_str))
     }
 
@@ -241,9 +243,44 @@ fn follow_all(config: &Config, group: &Arc<Group>) -> Result<(), PipelineError> 
     }
 }
 
+/// Returns the paths that process 0 sent. `all`: paths or error of each process.
+///
+/// # Errors
+/// Returns the first error of a process.
+fn first_paths(all: &[String]) -> Result<Vec<String>, PipelineError> {
+    let mut first = None;
+    for (id, text) in all.iter().enumerate() {
+        let sent: Result<Vec<String>, String> = serde_json::from_str(text)
+            .map_err(|error| PipelineError::Bug(format!("invalid paths from process {id}: {error}")))?;
+        let paths = sent.map_err(|error| PipelineError::Usage(format!("process {id}: {error}")))?;
+        first.get_or_insert(paths);
+    }
+    Ok(first.unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::files::lora_paths;
     use super::*;
+
+    #[test]
+    fn error_of_any_process_about_its_loras_is_that_of_all() {
+        let sent = |paths: Result<Vec<&str>, &str>| serde_json::json!(paths).to_string();
+        let two = [sent(Ok(vec!["a", "b"])), sent(Ok(vec!["c", "d"]))];
+        assert_eq!(first_paths(&two).expect("paths"), ["a", "b"]);
+        let error = first_paths(&[sent(Ok(vec!["a"])), sent(Err("deblur is missing"))]).expect_err("an error");
+        assert_eq!(error.to_string(), "process 1: deblur is missing");
+    }
+
+    #[test]
+    fn compared_loras_include_served_ones() {
+        let text = "{loras: {style: {path: a.safetensors}}, ic_loras: []}";
+        let mut config = Config { serve: serde_saphyr::from_str(text).expect("YAML"), ..Config::default() };
+        assert_eq!(lora_paths(&config).expect("paths"), ["a.safetensors"]);
+        config.serve.ic_loras = vec!["sharpen".into()];
+        let error = lora_paths(&config).expect_err("an unknown name").to_string();
+        assert!(error.contains("serve.ic_loras = sharpen"), "{error}");
+    }
 
     /// A process other than process 0 has the input files only during a call.
     #[test]
