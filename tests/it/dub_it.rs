@@ -52,7 +52,7 @@ fn ltx2_0_steps_match_lightricks() {
     agrees("tiny_a");
 }
 
-#[needs(cpu)]
+#[needs(cpu, full)]
 fn ltx2_3_steps_match_lightricks() {
     agrees("tiny_2_3");
 }

@@ -397,7 +397,7 @@ fn reference_videos_select_ic_lora_and_conversion() {
         (config.pipeline, &*lora.path, lora.strength, &lora.stages[..]),
         (Pipeline::IcLora, file, 0.5, &[1][..])
     );
-    let error = with(r#"{"kind": "blur", "sigma": 16.5}"#).err().expect("a sigma above 16");
+    let error = with(r#"{"kind": "blur", "sigma": 16.5}"#).expect_err("a sigma above 16");
     assert!(error.message.contains("16"), "{error}");
     let preprocess = config.request.reference_videos[0].preprocess.as_ref().expect("a conversion");
     assert_eq!(preprocess.filter(), Ok(FrameFilter::Canny { low: 100, high: 200 }));
